@@ -79,27 +79,32 @@ class Memory:
     cache: int
     scratch: int
     weights_per_token: int
-    cache_per_token: int  # in layers without a window
+    cache_per_token: int  # in layers of which a row reads all
     window_per_token: int = 0  # in layers that see at most the last `window` tokens
     window: int = 0
     states: int = 0  # of the cache, what recurrent layers have
     state_per_token: int = 0  # in recurrent layers, on average
+    selected_per_token: int = 0  # in layers that read at most `selected` tokens, which an indexer chooses
+    selected: int = 0
 
     def read_after(self, tokens: float) -> float:
         """Return the bytes that a decode step reads with `tokens` tokens in the cache."""
-        seen = min(tokens, self.window)
-        fixed = self.weights_per_token + self.state_per_token
-        return fixed + self.cache_per_token * tokens + self.window_per_token * seen
+        bounded = self.window_per_token * min(tokens, self.window) + self.selected_per_token * min(
+            tokens, self.selected
+        )
+        return self.weights_per_token + self.state_per_token + self.cache_per_token * tokens + bounded
 
 
 def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Limits) -> dict[str, int]:
     """Return the cache fields of `Memory`, given the bytes of a block in every layer."""
     pairs = list(zip(layers, block_bytes, strict=True))
-    of_token = [(layer.window, size // BLOCK) for layer, size in pairs if isinstance(layer, CacheLayer)]
+    of_token = [(layer, size // BLOCK) for layer, size in pairs if isinstance(layer, CacheLayer)]
     return {
-        "cache_per_token": sum(size for window, size in of_token if not window),
-        "window_per_token": sum(size for window, size in of_token if window),
-        "window": max((window for window, _ in of_token), default=0),
+        "cache_per_token": sum(size for layer, size in of_token if not layer.window and not layer.selected),
+        "window_per_token": sum(size for layer, size in of_token if layer.window),
+        "window": max((layer.window for layer, _ in of_token), default=0),
+        "selected_per_token": sum(size for layer, size in of_token if layer.selected),
+        "selected": max((layer.selected for layer, _ in of_token), default=0),
         "states": sum(limits.blocks_of(layer) * size for layer, size in pairs if not isinstance(layer, CacheLayer)),
         "state_per_token": sum(state_read(layer) for layer in layers if not isinstance(layer, CacheLayer)),
     }

@@ -163,7 +163,7 @@ class _Cache:
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         parts = zip(self._parts(layer, content), (own.head_dim, own.value_dim), self.types, strict=True)
         with np.errstate(invalid="ignore"):  # a NaN
-            return all(np.isfinite(load(part, width, type_)).all() for part, width, type_ in parts)
+            return all(np.isfinite(load(part, width, type_)).all() for part, width, type_ in parts if width)
 
     def free(self) -> None:
         self.keys, self.values, self.stores = [], [], []
@@ -172,14 +172,15 @@ class _Cache:
         """Return the parts of a layer by blocks: keys and values (blocks, BLOCK, kv_heads, bytes), or all numbers."""
         if not isinstance(self._layers[layer], CacheLayer):
             return [self.stores[layer].view(np.uint8)]
-        return [part[layer].reshape(-1, BLOCK, *part[layer].shape[1:]) for part in (self.keys, self.values)]
+        slots = [part[layer] for part in (self.keys, self.values)]
+        return [part.reshape(len(part) // BLOCK, BLOCK, *part.shape[1:]) for part in slots]
 
     def _parts(self, layer: int, content: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Split the content (n, bytes) of blocks as `_blocks` does."""
         blocks = self._blocks(layer)
         ends = np.cumsum([part[0].nbytes for part in blocks])[:-1]
         split = np.split(content, ends, axis=1)
-        return [part.reshape(-1, *own.shape[1:]) for part, own in zip(split, blocks, strict=True)]
+        return [part.reshape(len(part), *own.shape[1:]) for part, own in zip(split, blocks, strict=True)]
 
 
 def _slots(own: Store, blocks: int, type_: CacheType, width: str) -> NDArray[np.uint8]:

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends import cache
 from localllm.backends.base import Routing
+from localllm.backends.reference_attention import append, attention, select_positions
 from localllm.backends.reference_recurrence import convolve, linear_attention, matrix_scan, pool, selective_scan
 from localllm.backends.reference_state import State
 from localllm.backends.reference_streams import blend, connect, excess, match, mix, weigh
 from localllm.plan import (
-    BLOCK,
     Activate,
     Add,
     Append,
@@ -46,6 +45,7 @@ from localllm.plan import (
     Rotate,
     Scale,
     SelectiveScan,
+    SelectPositions,
     SelectRows,
     Send,
     Softcap,
@@ -106,48 +106,6 @@ def _rotate(state: State, op: Rotate) -> None:
     out[:, :, first] = heads[:, :, first] * cos - heads[:, :, second] * sin
     out[:, :, second] = heads[:, :, first] * sin + heads[:, :, second] * cos
     state.write(op.out, out.reshape(x.shape))
-
-
-def _append(state: State, op: Append) -> None:
-    for caches, value, type_ in (
-        (state.cache_keys, op.k, state.key_type), (state.cache_values, op.v, state.value_type),
-    ):  # fmt: skip
-        rows, stored = state.values[value.index], caches[op.layer]
-        stored[state.slots(op.layer)] = cache.store(rows.reshape(len(rows), stored.shape[1], -1), type_)
-
-
-def _attention(state: State, op: Attention) -> None:
-    batch, head_dim, value_dim = state.rows(op.q), op.q.width // op.heads, op.out.width // op.heads
-    kv_heads, tables = state.cache_keys[op.layer].shape[1], state.tables(op.layer)
-    heads = state.values[op.q.index].reshape(-1, kv_heads, op.heads // kv_heads, head_dim)
-    q = cache.query(heads, state.key_type)  # (T, kv_heads, heads that share, D)
-    out = np.empty((len(q), op.out.width))
-    sinks = -np.inf if op.sinks is None else state.weight(op.sinks).reshape(kv_heads, -1, 1)
-    slopes = None if op.slopes is None else state.weight(op.slopes).reshape(kv_heads, -1, 1)
-    ends = batch.positions if op.causal else batch.ends()
-    for row in range(len(q)):
-        own = batch.positions[row]
-        first, last = 0, ends[row]
-        if op.window and not op.causal:
-            first, last = max(0, own - op.window // 2), min(last, own + op.window // 2)
-        elif op.window:
-            first = own // op.window * op.window if op.chunked else max(0, own + 1 - op.window)
-        seen = np.arange(first, last + 1)  # (P,)
-        slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
-        keys = cache.load(state.cache_keys[op.layer][slots], head_dim, state.key_type)  # (P, kv_heads, D)
-        values = cache.load(state.cache_values[op.layer][slots], value_dim, state.value_type)
-        scores = q[row] @ keys.transpose(1, 2, 0) * op.scale
-        if op.softcap:
-            scores = op.softcap * np.tanh(scores / op.softcap)
-        if slopes is not None:
-            scores = scores - slopes * abs(own - seen)
-        highest = np.maximum(scores.max(axis=2, keepdims=True), sinks)
-        weights = np.exp(scores - highest)
-        mixed = weights @ values.transpose(1, 0, 2) / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - highest))
-        if state.value_type.rotated:
-            mixed = cache.rotate(mixed, value_dim)
-        out[row] = mixed.reshape(-1)
-    state.write(op.out, out)
 
 
 def _silu(x: F64) -> F64:
@@ -348,8 +306,9 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Linear: _linear,
     HeadLinear: _head_linear,
     Rotate: _rotate,
-    Append: _append,
-    Attention: _attention,
+    Append: append,
+    SelectPositions: select_positions,
+    Attention: attention,
     Convolve: convolve,
     LinearAttention: linear_attention,
     SelectiveScan: selective_scan,

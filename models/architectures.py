@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from functools import partial
 from typing import Any
 
-from localllm.models.architecture import Architecture, ExpertGating, Multipliers, Recurrent, Sliding
+from localllm.models.architecture import Architecture, ExpertGating, Indexer, Multipliers, Recurrent, Sliding
 from localllm.models.errors import ModelError
 
 COHERE = Multipliers("multiplied")
@@ -88,6 +88,10 @@ _ROWS = (
         "deepseek2", "norm", ffn_scales=False, latent=True,
         routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may not tell it
     ),
+    Architecture(  # DeepSeek 3.2
+        "deepseek32", "norm", latent=True, indexer=Indexer("neox", "all"),
+        routing=ExpertGating("softmax", False, from_file=True, scales=True),
+    ),
     Architecture(  # dots.llm1
         "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),
     ),
@@ -142,6 +146,10 @@ _ROWS = (
     Architecture(
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
         routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
+    Architecture(  # GLM 5 to 5.2
+        "glm-dsa", "norm", latent=True, indexer=Indexer("norm", "types"),
+        routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
     ),
     Architecture(
         "gpt-oss", "neox", ffn_norm="post_attention_norm", sliding=Sliding(2, window=128),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from localllm.models.builder import Builder
+from localllm.models.indexer import Selector
 from localllm.plan import Rope, Value
 
 
@@ -28,6 +29,7 @@ class Attention:
     sliding: Ropes  # of the layers with a window
     stored: dict[int, int] = field(default_factory=dict)  # the cache layer of each layer so far that has one
     still: Ropes = NOT_ROTATED  # of the layers that are not rotated, whose queries may grow with the position
+    selector: Selector | None = None  # of the positions that layers read
 
     def mixed(self, x: Value, layer: int) -> Value:
         """What the heads see, (T, heads * value_dim)."""

@@ -16,9 +16,11 @@ from localllm.models.attention import NOT_ROTATED, Attention, Ropes
 from localllm.models.builder import Builder
 from localllm.models.checkpoints import CheckpointRecorder
 from localllm.models.config import Config, RopeConfig
+from localllm.models.connections import ConnectionRecorder
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
 from localllm.models.head import Head
+from localllm.models.indexer import Selector
 from localllm.models.latent import LatentAttention
 from localllm.models.layers import LayerRecorder
 from localllm.models.per_layer import PerLayer
@@ -85,6 +87,8 @@ def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
     """What records a layer."""
     if architecture.recurrent is not None and architecture.recurrent.channel_mix:
         return RwkvLayers
+    if config.connections is not None:
+        return ConnectionRecorder
     if config.checkpoint_interval:
         return CheckpointRecorder
     if architecture.stacks:
@@ -123,7 +127,10 @@ def attention_of(builder: Builder, context: int) -> Attention | LatentAttention:
     of_sliding = factors if architecture.sliding is None or architecture.sliding.factors else None
     sliding = _ropes(config, architecture, config.window_rope, of_sliding)
     still = _still(config, architecture)
-    return (LatentAttention if config.latent else Attention)(builder, full, sliding, still=still)
+    selector = None
+    if config.indexer is not None and architecture.indexer is not None:
+        selector = Selector(builder, config.indexer, architecture.indexer, context)
+    return (LatentAttention if config.latent else Attention)(builder, full, sliding, still=still, selector=selector)
 
 
 def _with_type(builder: Builder, x: Value) -> Value:

@@ -25,18 +25,23 @@ class LatentAttention(Attention):
         config, recorder, latent = builder.config, builder.recorder, self.latent
         name, heads = f"blk.{layer}.attn_", config.heads[layer]
         ropes = self.full if config.rotated[layer] else NOT_ROTATED
-        q_plain, q = self.queries(name, x, heads)
+        narrow = self.narrow(name, x)
+        q_plain, q = self.queries(name, narrow, heads)
         of, scale = latent.rank + latent.rotated, builder.scale(name + "kv_a_mqa")
         row = builder.norm(name + "kv_a_norm", builder.rows(name + "kv_a_mqa", x, 0, latent.rank, of, scale))
-        k = builder.rows(name + "kv_a_mqa", x, latent.rank, of, of, scale)
-        q, k = self.turned(q, ropes.query), self.turned(k, ropes.key)
+        k = row
+        if latent.rotated:
+            k = self.turned(builder.rows(name + "kv_a_mqa", x, latent.rank, of, of, scale), ropes.key)
+            q = self.turned(q, ropes.query)
         if latent.plain:
             q_plain = self.turned(q_plain, _at_rest(ropes.query, latent.plain))
-            q = recorder.join(recorder.head_linear(q_plain, self.key_matrices(name, heads)), q, heads)
-            k = recorder.join(row, k)
+            absorbed = recorder.head_linear(q_plain, self.key_matrices(name, heads))
+            q, k = (recorder.join(absorbed, q, heads), recorder.join(row, k)) if latent.rotated else (absorbed, row)
         self.stored[layer] = recorder.append(k, row, 1)
         score_scale = config.attention_scale[layer] * (score_factor(config.rope) if config.rotated[layer] else 1.0)
-        seen = recorder.attention(q, self.stored[layer], heads, score_scale)
+        selection = None if self.selector is None else self.selector.selection(layer, x, narrow, ropes.key)
+        sinks = builder.tensors.optional(name + "sinks.weight", heads)
+        seen = recorder.attention(q, self.stored[layer], heads, score_scale, sinks=sinks, selection=selection)
         if not self.gated(layer):
             return seen
         values, gates = self.values(seen, layer), builder.tensors.height(name + "gate.weight")
@@ -60,17 +65,24 @@ class LatentAttention(Attention):
         assert latent is not None, "not a model with latent attention"
         return latent
 
-    def queries(self, name: str, x: Value, heads: int) -> tuple[Value, Value]:
-        """Return the plain part of every head's queries, and the part to be rotated; without plain ones the same twice.
+    def narrow(self, name: str, x: Value) -> Value:
+        """What the matrix of the queries reads: the rows, or the normed rows of a smaller matrix."""
+        builder, rank = self.builder, self.builder.tensors.height(name + "q_a.weight")
+        return builder.norm(name + "q_a_norm", builder.linear(name + "q_a", x, rank, x.width)) if rank else x
 
-        They come from the rows, or from the normed rows of a smaller matrix.
+    def queries(self, name: str, x: Value, heads: int) -> tuple[Value, Value]:
+        """Return the plain part of every head's queries and the part to be rotated; if there is one, that twice.
+
+        `x` is what `narrow` returns.
         """
         builder, latent, matrix = self.builder, self.latent, name + "q"
-        rank = builder.tensors.height(name + "q_a.weight")
-        if rank:
-            matrix, x = name + "q_b", builder.norm(name + "q_a_norm", builder.linear(name + "q_a", x, rank, x.width))
+        if builder.tensors.height(name + "q_a.weight"):
+            matrix = name + "q_b"
         of = latent.plain + latent.rotated
         weight, scale = builder.tensors.matrix(f"{matrix}.weight", heads * of, x.width), builder.scale(matrix)
+        if not latent.rotated:
+            plain = builder.recorder.linear(x, weight, None, scale)
+            return plain, plain
         rotated = builder.recorder.linear(x, weight.rows_of_each(of, latent.plain, of), None, scale)
         if not latent.plain:
             return rotated, rotated

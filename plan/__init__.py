@@ -9,7 +9,7 @@ L rows). Values are single-assignment: an operation never changes a value that a
 
 from __future__ import annotations
 
-from localllm.plan.attention import Append, Attention, Rotate
+from localllm.plan.attention import Append, Attention, Rotate, SelectPositions
 from localllm.plan.batch import BLOCK, Batch
 from localllm.plan.connections import Connect
 from localllm.plan.experts import Experts, Gating, Stack
@@ -100,6 +100,7 @@ __all__ = [
     "Rows",
     "Scale",
     "ScanLayer",
+    "SelectPositions",
     "SelectRows",
     "SelectiveScan",
     "Send",

@@ -1,4 +1,4 @@
-"""Operations of attention: rotated heads, the cache of keys and values, the scores over it."""
+"""Operations of attention: rotated heads, the cache of keys and values, an indexer's choice of it, the scores."""
 
 from __future__ import annotations
 
@@ -19,19 +19,68 @@ class Rotate(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Append(Operation):
-    """Write k and v of every row to the cache of `layer`, at the row's slot."""
+    """Write k and v of every row to the cache of `layer`, at the row's slot; an indexer stores keys alone."""
 
     layer: int
     k: Value
-    v: Value
+    v: Value | None
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        return self.k, self.v
+        return (self.k,) if self.v is None else (self.k, self.v)
 
     @property
     def state(self) -> tuple[int, ...]:
         return (self.layer,)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectPositions(Producer):
+    """out = the positions that each row's attention reads: those an indexer scores highest (arXiv:2512.02556).
+
+    The indexer's keys k are in the cache of `layer`, one per position. With `weights` (heads,) per row, the score of
+    position p is the sum over heads h, in order, of weights[h] * max(0, q[h] . k[p]), and there is one selection
+    (`groups` is 1). Without weights each head is a group with a selection of its own, by the score q[h] . k[p].
+
+    Blocks of `block` positions are chosen together, by the highest score of a position that the row sees. A row chooses
+    the `count` best blocks; the block of its own position and the `local` - 1 before it come first; of equal ones the
+    earlier comes first. A row with at most `count` blocks chooses all, without scores.
+
+    If `pooled`, a block has one key, at its last position: it alone is scored, and a block counts once the row sees all
+    of it. The positions behind the last whole block are selected besides.
+
+    A row of `out` holds one slice per group: how many positions there are, then the positions in order, then zeros.
+    """
+
+    q: Value  # (T, heads * head_dim)
+    weights: Value | None  # (T, heads)
+    layer: int
+    heads: int
+    count: int
+    block: int = 1
+    local: int = 0
+    pooled: bool = False
+
+    @property
+    def groups(self) -> int:
+        return self.heads if self.weights is None else 1
+
+    @property
+    def most(self) -> int:
+        """Maximum number of positions that a row selects."""
+        return self.count * self.block + (self.block - 1 if self.pooled else 0)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.q,) if self.weights is None else (self.q, self.weights)
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.layer,)
+
+    @property
+    def flops_per_position(self) -> int:
+        return 2 * self.q.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +96,9 @@ class Attention(Producer):
     `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
     sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
     (ALiBi, arXiv:2108.12409).
+
+    With a `selection`, a row reads only the positions that it lists (`SelectPositions`), in order. All key-value heads
+    share the one slice of a row, or each has its own. Such a layer has no window and is causal.
     """
 
     q: Value
@@ -59,10 +111,12 @@ class Attention(Producer):
     slopes: Weight | None = None  # (heads,)
     chunked: bool = False
     causal: bool = True
+    selection: Value | None = None  # (T, slices * (1 + maximum number of positions))
+    slices: int = 1  # 1: all key-value heads read the same positions; else there is a slice for each
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        return (self.q,)
+        return (self.q,) if self.selection is None else (self.q, self.selection)
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
@@ -74,5 +128,5 @@ class Attention(Producer):
 
     @property
     def flops_per_position(self) -> int:
-        """A multiplication and an addition for score and weighted sum each; with a window the count stops growing."""
-        return 0 if self.window else 2 * (self.q.width + self.out.width)
+        """A multiplication and an addition for score and weighted sum each; 0 if a row reads a bounded number."""
+        return 0 if self.window or self.selection else 2 * (self.q.width + self.out.width)

@@ -21,12 +21,13 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """The cache of an attention layer, per token."""
+    """The cache of an attention layer, or of its indexer, per token."""
 
     kv_heads: int
     head_dim: int  # width of a key
-    value_dim: int
+    value_dim: int  # 0: an indexer's keys
     window: int = 0  # positions that a row sees; 0: all
+    selected: int = 0  # maximum number of positions that a row reads; 0: all that it sees
 
 
 Store = CacheLayer | RowLayer | StateLayer | ScanLayer | MatrixLayer

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
-from localllm.plan.attention import Append, Attention, Rotate
+from localllm.plan.attention import Append, Attention, Rotate, SelectPositions
 from localllm.plan.connections import Connect, connect_width
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.matrix_scan import MatrixScan
@@ -116,19 +116,49 @@ class Recorder:
         self._operations.append(Append(layer, k, v))
         return layer
 
+    def append_index(self, k: Value) -> int:
+        """Return the number of the new cache layer, which holds the keys of an indexer."""
+        layer = len(self._layers)
+        self._layers.append(CacheLayer(1, k.width, 0))
+        self._operations.append(Append(layer, k, None))
+        return layer
+
+    def select_positions(
+        self, q: Value, weights: Value | None, layer: int, heads: int, count: int, block: int = 1, local: int = 0,
+        pooled: bool = False,
+    ) -> Value:  # fmt: skip
+        assert weights is None or weights.width == heads, f"{q.name}: {heads} heads with {weights.width} weights"
+        groups = heads if weights is None else 1
+        most = count * block + (block - 1 if pooled else 0)
+        out = self._value(groups * (1 + most), q.rows, f"selection.{layer}")
+        self._operations.append(SelectPositions(out, q, weights, layer, heads, count, block, local, pooled))
+        return out
+
     def attention(
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
-        chunked: bool = False, causal: bool = True,
+        chunked: bool = False, causal: bool = True, selection: Value | None = None, slices: int = 1,
     ) -> Value:  # fmt: skip
+        """`selection` has that many slices: one, or one for each key-value head."""
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
-        if causal:  # else a row sees what is behind it, so nothing leaves the window before the end
+        if selection is not None:
+            assert causal, "rows that read a selection see no later ones"
+            assert not window, "rows that read a selection have no window"
+            assert slopes is None, "rows that read a selection have no slopes"
+            assert slices in (1, stored.kv_heads), f"{slices} slices for {stored.kv_heads} key-value heads"
+            assert selection.rows == q.rows
+            self._layers[layer] = stored = replace(stored, selected=selection.width // slices - 1)
+        assert (selection is None) == (not stored.selected), "a layer is read by selections alone, or never"
+        if (
+            causal and selection is None
+        ):  # else a row sees what is behind it, so nothing leaves the window before the end
             self._layers[layer] = replace(stored, window=window)
         assert causal or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
         out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")
         own = _given(sinks), _given(slopes)
-        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, *own, chunked, causal))
+        operation = Attention(out, q, layer, heads, scale, window, softcap, *own, chunked, causal, selection, slices)
+        self._operations.append(operation)
         return out
 
     def _store(self, store: Store) -> int:

@@ -7,13 +7,14 @@ import math
 from localllm.backends.base import CacheTypes, Limits, Memory, cache_reads
 from localllm.backends.cpu import bind, weights
 from localllm.backends.cpu.cache import CACHE
+from localllm.backends.cpu.cache_rows import row_bytes
 from localllm.backends.cpu.isa import host
 from localllm.backends.cpu.memory import aligned
-from localllm.backends.cpu.places import ColumnsOf, ExpertVectorsOf, ListOf, RopeOf, VectorOf, WorkOf
+from localllm.backends.cpu.places import ColumnsOf, ExpertVectorsOf, ListOf, RopeOf, ScoresOf, VectorOf, WorkOf
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.sharing import Sharing
 from localllm.backends.cpu.stores import store_bytes
-from localllm.plan import CacheLayer, Embed, Plan
+from localllm.plan import BLOCK, CacheLayer, Embed, Plan
 
 
 def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
@@ -23,7 +24,7 @@ def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> 
 
 def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
     panels, blocks = program.panels, block_bytes(plan, cache)
-    vectors = lists = ropes = partials = 0
+    vectors = lists = ropes = partials = scores = 0
     for place in program.places:
         match place:
             case VectorOf(weight, lanes):
@@ -38,11 +39,13 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
                 ropes += limits.positions * 8 * (rope.n_rot // 2)
             case WorkOf(shape, window, rows):
                 partials = max(partials, Sharing(shape, window, limits, threads, rows).partial_bytes)
+            case ScoresOf(size):
+                scores = max(scores, size)
     counted = [limits.blocks_of(layer) for layer in plan.layers]
     return Memory(
         weights=sum(p.bytes for p in panels.values()) + vectors,
         cache=sum(aligned(count * size) for count, pair in zip(counted, blocks, strict=True) for size in pair),
-        scratch=program.buffers.size + threads * sum(program.scratch.values()) + partials + ropes + lists,
+        scratch=program.buffers.size + threads * sum(program.scratch.values()) + partials + scores + ropes + lists,
         weights_per_token=_weights_per_token(plan, panels),
         **cache_reads(plan.layers, [k + v for k, v in blocks], limits),
     )
@@ -50,13 +53,18 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:
     """Bytes of keys and values per cache block, or of the two parts of a recurrent layer's, by layer."""
-    keys, values = CACHE[cache.keys], CACHE[cache.values]
     return [
-        (layer.kv_heads * keys.key_bytes(layer.head_dim), layer.kv_heads * values.value_bytes(layer.value_dim))
-        if isinstance(layer, CacheLayer)
-        else store_bytes(layer)
-        for layer in plan.layers
+        _cache_bytes(layer, cache) if isinstance(layer, CacheLayer) else store_bytes(layer) for layer in plan.layers
     ]
+
+
+def _cache_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
+    keys, values = CACHE[cache.keys], CACHE[cache.values]
+    if layer.selected:
+        key, value = BLOCK * row_bytes(keys, layer.head_dim), BLOCK * row_bytes(values, layer.value_dim)
+    else:
+        key, value = keys.key_bytes(layer.head_dim), values.value_bytes(layer.value_dim)
+    return layer.kv_heads * key, layer.kv_heads * value
 
 
 def _weights_per_token(plan: Plan, panels: dict[str, weights.Panels]) -> int:

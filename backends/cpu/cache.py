@@ -153,35 +153,27 @@ class Blocks:
     def write_key(self, f: Function, x: Value, keys: Value, head_dim: int, position: Value) -> None:
         size = LANES * self.group_bytes
         panel, lane = keys + position // LANES * (groups(head_dim) * size), position % LANES
-        for number, (integers, scale, minimum) in enumerate(self._groups(f, x, head_dim)):
-            at = panel + number * size
-            if self.integer_bits == 8:
-                halves = [f.truncate(half + 128, I8) for half in integers]
-            else:
-                halves = [self._nibbles(f, integers)]
-            words = [f.bits(half, vector(I32, 4)) for half in halves]
+        for number, (integers, scale, minimum) in enumerate(self.quantized(f, x, head_dim)):
+            at, words = panel + number * size, self.key_words(f, integers)
             for word in range(self.words):
                 f.store(at + lane * 4 + 64 * word, f.lane(words[word // 4], word % 4))
             scales = at + 64 * (self.words + self.fifth)
             if self.fifth:
-                f.store(at + lane * 4 + 64 * self.words, self._fifth_of_key(f, integers))
-            f.store(scales + lane * 2, _half(f, scale))
+                f.store(at + lane * 4 + 64 * self.words, self.fifth_of_key(f, integers))
+            f.store(scales + lane * 2, f.half_of(scale))
             if minimum is not None:
-                f.store(scales + (lane * 2 + 2 * LANES), _half(f, minimum))
+                f.store(scales + (lane * 2 + 2 * LANES), f.half_of(minimum))
 
     def write_value(self, f: Function, x: Value, values: Value, head_dim: int, position: Value) -> None:
-        for number, (integers, scale, minimum) in enumerate(self._groups(f, x, head_dim)):
+        for number, (integers, scale, minimum) in enumerate(self.quantized(f, x, head_dim)):
             at = values + number * (BLOCK * self.group_bytes)
-            f.store(at + position * 2, _half(f, scale))
+            f.store(at + position * 2, f.half_of(scale))
             if minimum is not None:
-                f.store(at + (position * 2 + 2 * BLOCK), _half(f, minimum))
+                f.store(at + (position * 2 + 2 * BLOCK), f.half_of(minimum))
             if self.fifth:
-                f.store(at + (position * 4 + 2 * BLOCK * (1 + self.minimum)), self._fifth_of_value(f, integers))
+                f.store(at + (position * 4 + 2 * BLOCK * (1 + self.minimum)), self.fifth_of_value(f, integers))
             to = at + (position // FOUR * (FOUR * 4 * self.words) + position % FOUR + self.value_integers)
-            if self.integer_bits == 8:
-                bytes_ = f.join([f.truncate(half, I8) for half in integers])
-            else:
-                bytes_ = self._nibbles(f, integers)
+            bytes_ = self.value_bytes_of(f, integers)
             for number_of_byte in range(4 * self.words):  # the bytes in between belong to other threads
                 f.store(to + FOUR * number_of_byte, f.lane(bytes_, number_of_byte))
 
@@ -194,11 +186,23 @@ class Blocks:
         scales = content.reshape(-1, BLOCK * self.group_bytes)[:, : 2 * BLOCK * (1 + self.minimum)]
         return _finite_halves(scales)
 
+    def key_words(self, f: Function, integers: Sequence[Value]) -> list[Value]:
+        """Return the words of a group of a key, four to a vector."""
+        if self.integer_bits == 8:
+            return [f.bits(f.truncate(half + 128, I8), vector(I32, 4)) for half in integers]
+        return [f.bits(self._nibbles(f, integers), vector(I32, 4))]
+
+    def value_bytes_of(self, f: Function, integers: Sequence[Value]) -> Value:
+        """Return the bytes of a group of a value."""
+        if self.integer_bits == 8:
+            return f.join([f.truncate(half, I8) for half in integers])
+        return self._nibbles(f, integers)
+
     def _nibbles(self, f: Function, integers: Sequence[Value]) -> Value:
         low, high = integers
         return f.truncate((low & 15) | ((high & 15) << 4), I8)
 
-    def _fifth_of_key(self, f: Function, integers: Sequence[Value]) -> Value:
+    def fifth_of_key(self, f: Function, integers: Sequence[Value]) -> Value:
         low, high = (half >> 4 for half in integers)
         parts = low * _powers(f, [lane // 4 for lane in range(LANES)])
         parts = parts | high * _powers(f, [lane // 4 + 4 for lane in range(LANES)])
@@ -206,12 +210,12 @@ class Blocks:
             parts = f.shuffle(parts, parts, range(n)) | f.shuffle(parts, parts, range(n, 2 * n))
         return f.bits(f.truncate(parts, I8), I32)
 
-    def _fifth_of_value(self, f: Function, integers: Sequence[Value]) -> Value:
+    def fifth_of_value(self, f: Function, integers: Sequence[Value]) -> Value:
         low, high = (half >> 4 for half in integers)
         bits = low * _powers(f, range(LANES)) | high * _powers(f, range(LANES, 2 * LANES))
         return f.reduce(bits, lambda a, b: a | b)
 
-    def _groups(self, f: Function, x: Value, head_dim: int) -> list[tuple[list[Value], Value, Value | None]]:
+    def quantized(self, f: Function, x: Value, head_dim: int) -> list[tuple[list[Value], Value, Value | None]]:
         """Yield (32 integers in two vectors, scale, minimum) for every group of a head."""
         largest = self.type.largest
         parts = [within(f, part, largest) for part in head(f, x, head_dim)]
@@ -289,10 +293,6 @@ def fifth_bits(f: Function, bits: Value, first: int) -> Value:
     here = f.shuffle(bits, bits, [4 * (n % FOUR) + lane // 8 for n, lane in enumerate(lanes)])
     one = _vector(f, I8, [(1 << lane % 8) - 256 * (lane % 8 == 7) for lane in lanes])
     return f.select((here & one).equals(0), f.zeros(here.type), f.constant(here.type, 16))
-
-
-def _half(f: Function, x: Value) -> Value:
-    return f.lane(f.to_half(f.splat(x)), 0)
 
 
 def _reciprocal(f: Function, x: Value) -> Value:

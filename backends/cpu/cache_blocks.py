@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cpu import budget
 from localllm.backends.cpu.cache import CACHE, FOUR
+from localllm.backends.cpu.cache_rows import finite_rows
 from localllm.backends.cpu.memory import Arena, aligned
 from localllm.backends.cpu.places import CacheOf
 from localllm.backends.cpu.simd import LANES
@@ -22,7 +23,9 @@ class CacheBlocks:
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
         self._layers = plan.layers
         self._types = CACHE[cache.keys], CACHE[cache.values]
-        self.layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}"  # as defined by backends.cpu.cache
+        rows = any(isinstance(layer, CacheLayer) and layer.selected for layer in plan.layers)
+        # as defined by backends.cpu.cache, and by backends.cpu.cache_rows
+        self.layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}{' rows' * rows}"
         parts = [
             (place, limits.blocks_of(layer), size)
             for number, (layer, sizes) in enumerate(zip(plan.layers, budget.block_bytes(plan, cache), strict=True))
@@ -50,10 +53,12 @@ class CacheBlocks:
         keys[numbers], values[numbers] = content[:, : keys.shape[1]], content[:, keys.shape[1] :]
 
     def finite(self, layer: int, content: U8) -> bool:
-        if not isinstance(self._layers[layer], CacheLayer):
+        own, size = self._layers[layer], self._of(layer)[0].shape[1]
+        if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
-        size = self._of(layer)[0].shape[1]
         keys, values = self._types
+        if own.selected:
+            return finite_rows(keys, content[:, :size]) and finite_rows(values, content[:, size:])
         return keys.finite_keys(content[:, :size]) and values.finite_values(content[:, size:])
 
     def free(self) -> None:

@@ -12,7 +12,7 @@ from localllm.backends.cpu.arguments import Rows, Struct
 from localllm.backends.cpu.buffers import activation_stride, float_stride
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Kernel
-from localllm.backends.cpu.kernels import attention_shape, rowwise
+from localllm.backends.cpu.kernels import attention_shape, indexer, rowwise
 from localllm.backends.cpu.kernels.common import PlanKernel
 from localllm.backends.cpu.memory import aligned
 from localllm.backends.cpu.panels import Activations
@@ -20,7 +20,7 @@ from localllm.backends.cpu.places import BufferOf, CountOf, ListOf, Scratch, Scr
 from localllm.backends.cpu.program import Call, Domain
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import activations_of
-from localllm.plan import Attention, Operation, Plan, Value, Weight, flattened
+from localllm.plan import Attention, Operation, Plan, SelectPositions, Value, Weight, flattened
 
 Arguments = TypeVar("Arguments", bound=Struct)
 
@@ -33,7 +33,7 @@ class Lowering:
     ) -> None:
         self.plan, self.limits, self.threads, self.cache, self.keep = plan, limits, threads, cache, keep
         self.panels = weights.shapes(plan.matrices.values(), isa)
-        self.scratch = _scratch(plan, cache, self.panels.values(), threads)
+        self.scratch = _scratch(plan, limits, cache, self.panels.values(), threads)
         self.scratch_rows: dict[Scratch, Rows] = {  # a row per thread
             what: Rows(address=ScratchOf(what), stride=stride) for what, stride in self.scratch.items()
         }
@@ -127,14 +127,27 @@ def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Sh
     return attention_shape.Shape(
         layer.head_dim, layer.value_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
         op.window > 0, op.softcap > 0.0, op.sinks is not None, op.slopes is not None,
-        op.chunked, op.causal,
+        op.chunked, op.causal, layer.selected, op.slices,
     )  # fmt: skip
 
 
-def _scratch(plan: Plan, cache: CacheTypes, panels: Collection[weights.Panels], threads: int) -> dict[Scratch, int]:
+def index_shape_of(plan: Plan, op: SelectPositions, cache: CacheTypes) -> indexer.Shape:
+    """Return the shape that the kernels of this indexer are compiled for."""
+    head_dim = plan.attention_layer(op.layer).head_dim
+    return indexer.Shape(
+        op.heads, head_dim, op.count, op.block, op.local, op.weights is not None, op.pooled, cache.keys
+    )
+
+
+def _scratch(
+    plan: Plan, limits: Limits, cache: CacheTypes, panels: Collection[weights.Panels], threads: int
+) -> dict[Scratch, int]:
     """Bytes of scratch per thread: the same for all calls, so that no thread touches another's scratch."""
-    shapes = [shape_of(plan, op, cache) for op in flattened(plan.operations) if isinstance(op, Attention)]
+    operations = flattened(plan.operations)
+    shapes = [shape_of(plan, op, cache) for op in operations if isinstance(op, Attention)]
+    indexers = [index_shape_of(plan, op, cache) for op in operations if isinstance(op, SelectPositions)]
     return {
         "attention": aligned(max((attention_shape.scratch_bytes(shape) for shape in shapes), default=64)),
+        "indexer": aligned(max((indexer.scratch_bytes(shape, limits) for shape in indexers), default=0)),
         "unpacked weights": aligned(max((p.scratch_bytes(threads) for p in panels), default=0)),
     }

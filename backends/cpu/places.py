@@ -14,7 +14,7 @@ from localllm.backends.cpu.kernels.attention_shape import Shape
 from localllm.plan import Rope, Weight
 from localllm.plan import Rows as RowsOf
 
-Scratch = Literal["attention", "unpacked weights"]
+Scratch = Literal["attention", "indexer", "unpacked weights"]
 
 
 class Shared(Place):
@@ -65,6 +65,17 @@ class Partials(Shared):
 PARTIALS = Partials()
 
 
+@dataclass(frozen=True, slots=True)
+class ScoresOf(Shared):
+    """The scores that tasks of an indexer pass to the choice of positions; all indexers share this memory."""
+
+    bytes: int
+
+    @property
+    def memory(self) -> ScoresOf:
+        return ScoresOf(0)
+
+
 class Counter(Place):
     """The counter from which threads take the tasks of a call. Each call has one."""
 
@@ -76,7 +87,7 @@ COUNTER = Counter()
 
 @dataclass(frozen=True, slots=True)
 class ScratchOf(Place):
-    """Scratch memory of each thread, for attention or for unpacked weights."""
+    """Scratch memory of each thread."""
 
     what: Scratch
 

@@ -30,20 +30,24 @@ class Sharing:
         self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
         self._of_partition = shape.kv_heads * shape.state_bytes(shape.group)
-        row = -(-limits.positions // (BLOCK * PARTITION)) * self._of_partition
+        longest = min(limits.positions, shape.selected or limits.positions)
+        row = -(-longest // (BLOCK * PARTITION)) * self._of_partition
         self.partial_bytes = max(row, min(SPLIT_BYTES, row * min(most, SPLIT_ROWS)))
 
     def fill(self, batch: Batch, last: int) -> None:
         """Fill the struct for a batch whose largest position is `last`."""
         shape, rows = self._shape, len(batch.tokens)
         tiles = fill_tiles(self._tiles, batch, shape.tokens)
+        if shape.selected:
+            last = min(last, shape.selected - 1)
         partitions = last // (BLOCK * PARTITION) + 1
         seen = min(partitions, self._window // (BLOCK * PARTITION) + 2) if self._window else partitions
         split = seen > 1 and rows <= SPLIT_ROWS and rows * partitions * self._of_partition <= self.partial_bytes
         heads = 1
         if split:
             wanted = TASKS_PER_THREAD * self._threads
-            divisors = [n for n in range(1, shape.kv_heads + 1) if shape.kv_heads % n == 0]
+            most = shape.kv_heads if shape.slices == 1 else 1  # heads with selections of their own: one to a task
+            divisors = [n for n in range(1, most + 1) if shape.kv_heads % n == 0]
             heads = max((n for n in divisors if tiles * seen * (shape.kv_heads // n) >= wanted), default=1)
         self.work[_SLOTS] = tiles, self._at, split, heads, partitions
 

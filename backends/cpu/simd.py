@@ -251,6 +251,10 @@ class Function(Builder):
         rounded = bits + 0x7FFF + ((bits >> 16) & 1)
         return self.select(x.equals(x), rounded, bits | 0x400000) & -0x10000
 
+    def half_of(self, x: Value) -> Value:
+        """Round a scalar as `to_half` does."""
+        return self.lane(self.to_half(self.splat(x)), 0)
+
     def to_half(self, x: Value) -> Value:
         """Round float32 to half precision (int16 bits), ties to even; numbers beyond the range become 65504."""
         lanes = x.type.count

@@ -27,6 +27,7 @@ from localllm.backends.cpu.places import (
     PanelsOf,
     Partials,
     RopeOf,
+    ScoresOf,
     ScratchOf,
     StepOf,
     VectorOf,
@@ -61,6 +62,7 @@ class Storage:
         self._lists = {p.memory: np.zeros(p.bytes, np.uint8) for p in named if isinstance(p, ListOf)}
         self.sharing = {p: Sharing(p.shape, p.window, limits, threads, p.rows) for p in named if isinstance(p, WorkOf)}
         self._partials = Arena(max((s.partial_bytes for s in self.sharing.values()), default=0), "attention")
+        self._scores = Arena(max((p.bytes for p in named if isinstance(p, ScoresOf)), default=0), "an indexer")
         self._scratch = {what: Arena(threads * size, what) for what, size in program.scratch.items()}
         ropes = [place.rope for place in named if isinstance(place, RopeOf)]
         self.ropes = {rope: Arena(_rope_row(rope) * limits.positions, "the rope table") for rope in ropes}
@@ -77,6 +79,8 @@ class Storage:
                 return address(self._lists[place.memory]) + place.offset
             case Partials():
                 return self._partials.address
+            case ScoresOf():
+                return self._scores.address
             case ScratchOf(what):
                 return self._scratch[what].address
             case PanelsOf(weight):
@@ -111,7 +115,7 @@ class Storage:
     def free(self) -> None:
         """Release the memory. Views that others hold stay readable."""
         nothing = Arena(0, "nothing")
-        self.weights = self.activations = self._partials = nothing
+        self.weights = self.activations = self._partials = self._scores = nothing
         self._scratch = {}
         self.cache.free()
         self.ropes.clear()

@@ -59,5 +59,6 @@ class PagedCache:
         own = self._layers[layer]
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
-        parts = zip(self._parts(layer), self._rows, (own.head_dim, own.value_dim), (True, False), strict=True)
+        lanes = not own.selected, False  # whether the position is the lane; an indexer has no values
+        parts = zip(self._parts(layer), self._rows, (own.head_dim, own.value_dim), lanes, strict=False)
         return all(row.finite(content[:, place], width, keys) for (_, place, _), row, width, keys in parts)

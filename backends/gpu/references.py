@@ -59,6 +59,7 @@ class Fixed(Enum):
     TABLES = "tables"  # block tables
     WINDOW_TABLES = "window tables"  # block tables of layers that have blocks of their own
     PARTIAL = "partial"  # partial results of attention
+    SCORES = "scores"  # of an indexer, and integers in their order
     PICKED = "picked"  # parameters of the search for the largest logits
     EVEN_KEYS = "keys: even passes"  # its results
     ODD_KEYS = "keys: odd passes"

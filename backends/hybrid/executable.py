@@ -136,6 +136,8 @@ def sum_of(memories: Sequence[Memory]) -> Memory:
         window=max(m.window for m in memories),
         states=sum(m.states for m in memories),
         state_per_token=sum(m.state_per_token for m in memories),
+        selected_per_token=sum(m.selected_per_token for m in memories),
+        selected=max(m.selected for m in memories),
     )
 
 

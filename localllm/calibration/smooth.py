@@ -94,6 +94,7 @@ def groups(plan: Plan) -> list[FoldGroup]:
         elif isinstance(maker, Attention):
             append = next(op for op in plan.operations if isinstance(op, Append) and op.layer == maker.layer)
             layer, v = plan.attention_layer(maker.layer), append.v
+            assert v is not None, "attention reads values"
             more = {"heads_per_kv": maker.heads // layer.kv_heads, "head_dim": layer.value_dim}
             found += _after(read, made.get(v.index), readers[v.index], **more)
     for op in plan.operations:

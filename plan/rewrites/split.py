@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Generic, TypeVar
 
-from localllm.plan.attention import Append, Attention
+from localllm.plan.attention import Append, Attention, SelectPositions
 from localllm.plan.fused import Fused
 from localllm.plan.matrix_scan import MatrixScan
 from localllm.plan.operation import Operation
@@ -23,6 +23,8 @@ from localllm.plan.recurrence import Convolve, LinearAttention, SelectiveScan
 from localllm.plan.values import Value
 
 Place = TypeVar("Place", bound=Hashable)
+# Operations that name a layer of the cache.
+Layered = Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,6 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
 
 def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
     assert not isinstance(op, Fused), "a split plan is fused later"
-    if isinstance(op, Append | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool):
+    if isinstance(op, Layered):
         return replace(op, layer=numbers[op.layer])
     return op

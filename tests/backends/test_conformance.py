@@ -19,6 +19,7 @@ from localllm.backends.reference import ReferenceBackend
 from localllm.plan import Experts, Recorder, Value
 from tests.backends.attending import Heads, attend
 from tests.backends.cases import CASES, HEAD_FORMATS, RECURRENT, VOCABULARY, random, table, vector
+from tests.backends.selecting import SELECTING, select
 from tests.backends.support import Build, bind, feed, record, stored
 from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight
 
@@ -175,4 +176,5 @@ def test_every_operation_is_in_the_table() -> None:
     plans.append(record(table(24), attend(Heads(1, 1, 8))))
     plans.append(record(table(24), lambda r, x: r.select_rows(x)))
     plans += [record(table(48), build) for build in RECURRENT.values()]
+    plans.append(record(table(sum(SELECTING[0].widths)), select(SELECTING[0])))
     assert {type(op) for plan in plans for op in plan.operations} == EVERY_OPERATION - {Experts}

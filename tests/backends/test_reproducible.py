@@ -26,7 +26,12 @@ RECURRENT = [
     "lfm2-dense", "qwen35-mtp", "jamba-dense", "granitehybrid-dense", "kimi-linear-moe", "minimax-01-moe", "rwkv6",
     "rwkv7",
 ]  # fmt: skip
-MODELS = [*[(format, "llama") for format in FORMATS], ("Q8_0", "qwen3"), *[("kit", name) for name in RECURRENT]]
+SPARSE = ["deepseek32-8of40"]  # attend to few of many positions
+MODELS = [
+    *[(format, "llama") for format in FORMATS],
+    ("Q8_0", "qwen3"),
+    *[("kit", name) for name in (*RECURRENT, *SPARSE)],
+]
 
 
 def digest(logits: np.ndarray) -> str:

@@ -79,7 +79,7 @@ LIMIT = 1e-6  # of the normalized mean squared error: GELU from a table of halve
 COARSE = {"gemma3n": 0.05, "gemma4": 2e-5}  # where exact GELU leads further away: much follows each one
 CHAOTIC = {"gemma3n": 1e-4}  # with GELU of halves too: 22 layers that pass rounding on, enlarged
 
-SPACE = 64 << 20  # bytes; no model's tensors need more
+SPACE = 128 << 20  # bytes; no model's tensors need more, and a hole takes no room
 
 
 @dataclass(frozen=True)

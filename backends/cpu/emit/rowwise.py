@@ -32,12 +32,15 @@ def rotate(low: Lowering, op: Rotate) -> None:
 
 
 def append_(low: Lowering, op: Append) -> None:
-    k, v, layer = low.floats(op.k), low.floats(op.v), low.plan.attention_layer(op.layer)
+    k, layer = low.floats(op.k), low.plan.attention_layer(op.layer)
+    v = k if op.v is None else low.floats(op.v)  # values of width 0 are not read
     arguments = append.AppendArguments(
         step=StepOf(low.limits.own_blocks(layer)), k=rows_in(k), v=rows_in(v), k_cache=CacheOf(op.layer, "keys"),
         v_cache=CacheOf(op.layer, "values"), heads=layer.kv_heads,
     )  # fmt: skip
-    kernel = append.append(layer.head_dim, layer.value_dim, low.cache.keys, low.cache.values)
+    kernel = (append.append_rows if layer.selected else append.append)(
+        layer.head_dim, layer.value_dim, low.cache.keys, low.cache.values
+    )
     low.call(kernel, arguments, "batch", "append")
 
 

@@ -8,6 +8,9 @@ exactly 0; blocks that no row of a tile sees are skipped. So a row's result does
 A task is a tile of neighbouring rows of one sequence, some key-value heads with all their query heads, and one
 partition ("split") or all of them. Split tasks take as many heads as possible, because the heads of a block are
 neighbours in memory: a sequential read is two to three times as fast as reading pieces of 8 KiB.
+
+With a selection, 64 selected positions at a time are gathered to a block of the usual layout. So a row that selects
+all it sees gets the same bits as without a selection.
 """
 
 from __future__ import annotations
@@ -21,15 +24,17 @@ from localllm.backends.cpu.arguments import (
     Int64,
     Output,
     Rows,
+    RowsOrNone,
     Struct,
     Target,
 )  # fmt: skip
 from localllm.backends.cpu.cache import Blocks, rotate
+from localllm.backends.cpu.cache_rows import gather_keys, gather_values, panels_of
 from localllm.backends.cpu.kernels.attend import FLOOR, LOWEST, Reach, prepare, query_bytes, scores, weigh
 from localllm.backends.cpu.kernels.attention_shape import Shape, scratch
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, kernel, tanh, tasks
 from localllm.backends.cpu.kernels.softmax import State, exp_negative, softmax
-from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
+from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
 from localllm.plan import BLOCK
 
 
@@ -41,6 +46,7 @@ class MergeArguments(Struct):
     work: Address  # of a `Work`
     window: Int64  # number of positions that a row sees up to its own; as many behind it, if not causal
     sinks: AddressOrZero  # float32 (heads,)
+    selection: RowsOrNone
     partials: Address  # results of split tasks
 
 
@@ -71,13 +77,18 @@ class _Rows:
     """Emits the attention of `tokens` rows of the batch, from row `first` on."""
 
     def __init__(
-        self, f: Function, a: MergeArguments, shape: Shape, first: Value, tokens: int, thread: Value, work: Work
-    ) -> None:
+        self, f: Function, a: MergeArguments, shape: Shape, first: Value, tokens: int, thread: Value, work: Work,
+        head: Value,
+    ) -> None:  # fmt: skip
         self.f, self.a, self.shape, self.first, self.tokens = f, a, shape, first, tokens
         self.rows = tokens * shape.group
         self.step = Step.at(a.step)
         positions = self.step.positions
         self.positions = [f.load_i32(positions, first + token) for token in range(tokens)]
+        if shape.selected:  # the selected positions, numbered from 0, are what the row sees
+            of_head = head * (4 * (1 + shape.selected)) if shape.slices > 1 else f.i64(0)
+            self.selection = a.selection.row(first) + of_head
+            self.positions = [_integer(f, self.selection) - 1]
         self.limits = self.positions  # the last visible position of each token
         if not shape.causal:
             ends = [f.load_i32(self.step.ends, first + token) for token in range(tokens)]
@@ -98,6 +109,7 @@ class _Rows:
         self.queries, self.head, self.scores, self.scaled, self.shrink = (
             at + offset for offset in (offsets.queries, offsets.head, offsets.scores, offsets.scaled, offsets.shrink)
         )
+        self.entries, self.keys, self.values = at + offsets.entries, at + offsets.keys, at + offsets.values
         self.own, self.final = self.state(at + offsets.state), self.state(at + offsets.final)
         of_row = work.partitions * (shape.kv_heads * shape.state_bytes(shape.group))
         self.partials = a.partials + first * of_row
@@ -128,9 +140,12 @@ class _Rows:
         f, shape = self.f, self.shape
         softcap = f.splat(a.softcap) if shape.softcap else None
         key_bytes, value_bytes = shape.keys.key_bytes(shape.head_dim), shape.values.value_bytes(shape.value_dim)
-        at = self.physical(number) * shape.kv_heads + head
-        keys = a.k_cache + at * key_bytes
-        values = a.v_cache + at * value_bytes
+        if shape.selected:
+            self.gather(a, number, head)
+            keys, values = self.keys, self.values
+        else:
+            at = self.physical(number) * shape.kv_heads + head
+            keys, values = a.k_cache + at * key_bytes, a.v_cache + at * value_bytes
 
         def seen(score: Value, panel: Value, row: int | Value) -> Value:
             if softcap is not None:
@@ -145,7 +160,7 @@ class _Rows:
 
         # A single row is limited by memory. Scores of quantized keys are done before its values arrive: prefetch the
         # next head's.
-        one, ahead = self.tokens == 1, isinstance(shape.keys, Blocks)
+        one, ahead = self.tokens == 1 and not shape.selected, isinstance(shape.keys, Blocks)
         due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
         count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to any row
         scores(f, shape.keys, queries, keys, self.scores, self.rows, shape.head_dim, count, seen, due)
@@ -158,10 +173,23 @@ class _Rows:
 
     def physical(self, number: Value) -> Value:
         """Return the physical block of a block of the sequence."""
-        f = self.f
-        sequence = f.load_i32(self.step.sequence, self.first)
-        table = self.step.tables + sequence * self.step.table_stride
-        return f.load_i32(table, number)
+        return self.f.load_i32(self.table(), number)
+
+    def table(self) -> Value:
+        return self.step.tables + self.f.load_i32(self.step.sequence, self.first) * self.step.table_stride
+
+    def gather(self, a: AttentionArguments, number: Value, head: Value) -> None:
+        """Make a cache block of 64 selected positions; the last one fills it up."""
+        f, shape, table = self.f, self.shape, self.table()
+        last = self.positions[0]
+        with f.loop(0, BLOCK) as j:
+            position = _integer(f, self.selection + (f.minimum(number * BLOCK + j, last) * 4 + 4))
+            row = (f.load_i32(table, position // BLOCK) * shape.kv_heads + head) * BLOCK + position % BLOCK
+            f.store(self.entries + j * 8, row)
+        n = f.minimum(last + 1 - number * BLOCK, BLOCK)
+        with f.loop(0, panels_of(n)) as panel:
+            gather_keys(f, shape.keys, a.k_cache, self.entries, self.keys, shape.head_dim, panel)
+        gather_values(f, shape.values, a.v_cache, self.entries, self.values, shape.value_dim, n)
 
     def partition(self, a: AttentionArguments, number: Value, head: Value, heads: Value, states: Value) -> None:
         """Compute fresh states of some heads, one after the other in memory, from all blocks of a partition."""
@@ -211,7 +239,7 @@ def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
             # Tiles of one head follow each other: its keys and values stay in the cache. The longest rows go first.
             part, rest = task % parts, task // parts
             tile, head = tiles - 1 - rest % tiles, rest // tiles * heads
-            for rows in _tile(f, a, shape, tile, thread, work):
+            for rows in _tile(f, a, shape, tile, thread, work, head):
                 first, last = (
                     f.select(split, own, all_) for own, all_ in zip((part, part + 1), rows.partitions, strict=True)
                 )
@@ -240,7 +268,7 @@ def merge(shape: Shape) -> PlanKernel[MergeArguments]:
         count = work.tiles * work.split * shape.kv_heads
         with tasks(f, a.counter, count, thread, threads) as task:
             head = task % shape.kv_heads
-            for rows in _tile(f, a, shape, task // shape.kv_heads, thread, work):
+            for rows in _tile(f, a, shape, task // shape.kv_heads, thread, work, head):
                 rows.final.clear(f)
                 with f.loop(*rows.partitions) as number:
                     rows.final.merge(f, rows.partial(number, head), rows.shrink)
@@ -249,16 +277,18 @@ def merge(shape: Shape) -> PlanKernel[MergeArguments]:
     return kernel(f"attention_merge_{shape.name}", MergeArguments, body)
 
 
-def _tile(f: Function, a: MergeArguments, shape: Shape, tile: Value, thread: Value, work: Work) -> Iterator[_Rows]:
+def _tile(
+    f: Function, a: MergeArguments, shape: Shape, tile: Value, thread: Value, work: Work, head: Value
+) -> Iterator[_Rows]:
     """Yield the rows of a tile: all at once if the tile is full, otherwise one by one."""
     list_ = work.tile_rows
     first, count = f.load_i32(list_, tile * 2), f.load_i32(list_, tile * 2 + 1)
     if shape.tokens > 1:
         with f.when(count.equals(shape.tokens)):
-            yield _Rows(f, a, shape, first, shape.tokens, thread, work)
+            yield _Rows(f, a, shape, first, shape.tokens, thread, work, head)
         count = f.select(count.equals(shape.tokens), f.i64(0), count)
     with f.loop(first, first + count) as row:
-        yield _Rows(f, a, shape, row, 1, thread, work)
+        yield _Rows(f, a, shape, row, 1, thread, work, head)
 
 
 def _visible(f: Function, score: Value, first: Value, last: Value, oldest: Value | None) -> Value:
@@ -269,6 +299,11 @@ def _visible(f: Function, score: Value, first: Value, last: Value, oldest: Value
     score = f.fmax(f.constant(f32x16, FLOOR), score)  # in this order a NaN stays one
     seen = f.select(lanes <= _splat(f, last), score, lowest)
     return seen if oldest is None else f.select(lanes < _splat(f, oldest), lowest, seen)
+
+
+def _integer(f: Function, at: Value) -> Value:
+    """Load a float32 that holds an integer, as int64."""
+    return f.widen(f.to_int32(f.load(at, F32)), I64, signed=True)
 
 
 def _positions(f: Function, first: Value) -> Value:

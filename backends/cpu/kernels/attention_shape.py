@@ -27,11 +27,14 @@ class Shape:
     slopes: bool = False
     chunked: bool = False
     causal: bool = True
+    selected: int = 0  # maximum number of positions that a row reads of those it sees; 0: all
+    slices: int = 1  # of a row's selection: one, or one per key-value head
 
     @property
     def name(self) -> str:
         extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks", "slopes", "chunked") if getattr(self, n))
         extras += "" if self.causal else "_both_ways"
+        extras += f"_selected_{self.selected}_{self.slices}" if self.selected else ""
         return (
             f"{self.head_dim}_{self.value_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
         )
@@ -50,9 +53,11 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens per tile: a power of two, so that a tile has at most 16 query rows per key-value head."""
+        """Number of tokens per tile: a power of two, so that a tile has at most 16 query rows per key-value head.
+
+        It is 1 with a selection, which every row has of its own."""
         tokens = 1
-        while tokens * 2 * self.group <= MAX_QUERY_ROWS:
+        while not self.selected and tokens * 2 * self.group <= MAX_QUERY_ROWS:
             tokens *= 2
         return tokens
 
@@ -75,6 +80,9 @@ class Scratch:
     shrink: int
     state: int
     final: int
+    entries: int  # of a selection: the rows of a block's positions, int64
+    keys: int  # a block of keys and one of values, gathered by it
+    values: int
     size: int
 
 
@@ -88,6 +96,9 @@ def scratch(shape: Shape) -> Scratch:
         2 * row_bytes(rows),
         shape.state_bytes(rows),
         shape.state_bytes(rows),
+        8 * BLOCK if shape.selected else 0,
+        shape.keys.key_bytes(shape.head_dim) if shape.selected else 0,
+        shape.values.value_bytes(shape.value_dim) if shape.selected else 0,
     )
     offsets = [0]
     for size in sizes:

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from localllm.backends.allocation import Buffer
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.emit.rowwise import elements
 from localllm.backends.gpu.kernels import attention as kernels
+from localllm.backends.gpu.kernels import indexer
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid
 from localllm.backends.gpu.lowering import Delivery, Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed, RopeTableOf
 from localllm.backends.gpu.steps import TILES
-from localllm.plan import Append, Attention, CacheLayer, HeadsAppend
+from localllm.plan import BLOCK, Append, Attention, CacheLayer, HeadsAppend, Rows, SelectPositions
 
 
 def append(low: Lowering, op: Append) -> None:
-    layer, k, v = low.plan.attention_layer(op.layer), low.floats(op.k), low.floats(op.v)
+    layer, k = low.plan.attention_layer(op.layer), low.floats(op.k)
+    v, values = (k, Fixed.NOTHING) if op.v is None else (low.floats(op.v), CacheOf(op.layer, "values"))
     kernel = kernels.AppendHeads(
         MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=_slots_at(low, layer),
     )  # fmt: skip
-    buffers = kernels.AppendHeadsBuffers(k=k, v=v, keys=CacheOf(op.layer, "keys"), values=CacheOf(op.layer, "values"))
-    low.dispatch("append", "batch", [kernel.launch((2 * layer.kv_heads, ("batch", 1, 1), 1), buffers)])
+    buffers = kernels.AppendHeadsBuffers(k=k, v=v, keys=CacheOf(op.layer, "keys"), values=values)
+    groups = layer.kv_heads if op.v is None else 2 * layer.kv_heads
+    low.dispatch("append", "batch", [kernel.launch((groups, ("batch", 1, 1), 1), buffers)])
 
 
 def heads_append(low: Lowering, op: HeadsAppend) -> None:
     """Append keys and values; norm and rotate queries and keys in the same kernel."""
     query, key, number = op.query, op.key, op.append.layer
+    assert op.append.v is not None, "attention reads values"
     layer, v = low.plan.attention_layer(number), low.floats(op.append.v)
     q, k, rope = low.floats(query.x), low.floats(key.x), key.rotation.rope
     low.program.ropes |= {query.rotation.rope, rope}
@@ -48,6 +53,45 @@ def _slots_at(low: Lowering, layer: CacheLayer) -> int:
     return 6 if low.limits.own_blocks(layer) else 2
 
 
+def select_positions(low: Lowering, op: SelectPositions) -> None:
+    q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
+    weights = Fixed.NOTHING if op.weights is None else low.floats(op.weights)
+    positions = -(-low.limits.positions // BLOCK) * BLOCK
+    shape = indexer.IndexerShape(
+        MAX_ROWS=low.rows[rows], GROUPED=kernels.grouped(op.heads), cache=kernels.cache_shape(low.cache, layer),
+        HEADS=op.heads, Q_STRIDE=q.stride, WEIGHTED=op.weights is not None, COUNT=op.count, BLOCK=op.block,
+        LOCAL_BLOCKS=op.local, POOLED=op.pooled, POSITIONS=positions,
+    )  # fmt: skip
+    room = low.rows[rows] * op.groups * 2 * positions * 4
+    low.program.scratch[Fixed.SCORES] = max(low.program.scratch.get(Fixed.SCORES, 0), room)
+    step, y = low.step(rows), low.make(op.out)
+    queries = _prepared(low, q, rows, op.heads, shape.cache)
+    scored = kernels.PARTITION // 128  # work-groups of a partition
+    buffers = indexer.IndexScoresBuffers(q=queries, weights=weights, step=step, keys=CacheOf(op.layer, "keys"))
+    launches = [
+        indexer.IndexScores(shape=shape).launch((("partitions", 1, scored), (rows, 1, 1), 1), buffers),
+        indexer.SelectPositions(shape=shape).launch(
+            (op.groups, (rows, 1, 1), 1), indexer.SelectPositionsBuffers(step=step, y=y)
+        ),
+    ]
+    low.dispatch("indexer", rows, launches)
+
+
+def _prepared(low: Lowering, q: Buffer, rows: Rows, heads: int, cache: kernels.CacheShape) -> Buffer:
+    """Return queries as keys in blocks meet them, in a buffer that is free again; q itself for other keys."""
+    if not CACHE[low.cache.keys].type.blocks:
+        return q
+    queries = low.take(rows, heads * cache.KEY_SIZE * 5 // 16)  # bytes, two numbers per 32
+    prepare = kernels.PrepareQueries(
+        HEAD=cache.HEAD, HEADS=heads, Q_STRIDE=q.stride, KEY_TYPE=cache.KEY_TYPE, KEY_SIZE=cache.KEY_SIZE,
+        KEY_ROTATION=cache.KEY_ROTATION,
+    )  # fmt: skip
+    launch = prepare.launch((heads, (rows, 1, 1), 1), kernels.PrepareQueriesBuffers(q=q, y=queries))
+    low.dispatch("queries", rows, [launch])
+    low.give(queries)
+    return queries
+
+
 def attention(low: Lowering, op: Attention) -> None:
     q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
     step = low.step(rows)
@@ -66,16 +110,20 @@ def attention(low: Lowering, op: Attention) -> None:
     keys, values = CacheOf(op.layer, "keys"), CacheOf(op.layer, "values")
     sinks, slopes = low.vector(op.sinks), low.vector(op.slopes)
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
-    queries = q
-    if CACHE[low.cache.keys].type.blocks:
-        queries = low.take(rows, op.heads * shape.cache.KEY_SIZE * 5 // 16)  # bytes, two numbers per 32
-        prepare = kernels.PrepareQueries(
-            HEAD=shape.cache.HEAD, HEADS=op.heads, Q_STRIDE=q.stride, KEY_TYPE=shape.cache.KEY_TYPE,
-            KEY_SIZE=shape.cache.KEY_SIZE, KEY_ROTATION=shape.cache.KEY_ROTATION,
+    queries = _prepared(low, q, rows, op.heads, shape.cache)
+    if op.selection is not None:
+        selected = kernels.AttendSelected(shape=shape, SELECTED=layer.selected, SLICES=op.slices)
+        chosen = kernels.AttendSelectedBuffers(
+            q=queries, step=step, tables=tables, keys=keys, values=values, sinks=sinks,
+            selection=low.floats(op.selection), y=tiled,
         )  # fmt: skip
-        launch = prepare.launch((op.heads, (rows, 1, 1), 1), kernels.PrepareQueriesBuffers(q=q, y=queries))
-        low.dispatch("queries", rows, [launch])
-        low.give(queries)
+        launches = [selected.launch((layer.kv_heads * -(-group // shape.GROUPED), (rows, 1, 1), 1), chosen)]
+        if to.blocks is not None:
+            launches.append(elements(rows, "a", tiled, tiled, op.out.width, replace(to, floats=None)))
+        low.dispatch("attention", rows, launches)
+        if to.floats is None:
+            low.give(tiled)
+        return
     of_row: Grid = layer.kv_heads * -(-group // shape.GROUPED), ("partitions", 1, 1), (rows, 1, 1)
     few = [
         kernels.AttendPartition(shape=shape).launch(

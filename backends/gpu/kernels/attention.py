@@ -61,6 +61,7 @@ class CacheShape(Macros):
     KEY_WORDS: Shape
     KEY_BYTES: Shape
     KEY_ROTATION: Factor
+    KEY_ROWS: Flag
     VALUE_HEAD: Shape
     VALUE_TYPE: Shape
     VALUE_SIZE: Shape
@@ -87,15 +88,15 @@ def cache_shape(cache: CacheTypes, layer: CacheLayer) -> CacheShape:
     head, value, keys, values = layer.head_dim, layer.value_dim, CACHE[cache.keys], CACHE[cache.values]
     return CacheShape(
         HEAD=head, KV_HEADS=layer.kv_heads, BLOCK_TOKENS=BLOCK, KEY_TYPE=keys.number, KEY_SIZE=keys.size(head),
-        KEY_WORDS=keys.words(head), KEY_BYTES=keys.bytes(head), KEY_ROTATION=_rotation(head), VALUE_HEAD=value,
-        VALUE_TYPE=values.number, VALUE_SIZE=values.size(value), VALUE_WORDS=values.words(value),
-        VALUE_BYTES=values.bytes(value), VALUE_ROTATION=_rotation(value),
+        KEY_WORDS=keys.words(head), KEY_BYTES=keys.bytes(head), KEY_ROTATION=_rotation(head),
+        KEY_ROWS=layer.selected > 0, VALUE_HEAD=value, VALUE_TYPE=values.number, VALUE_SIZE=values.size(value),
+        VALUE_WORDS=values.words(value), VALUE_BYTES=values.bytes(value), VALUE_ROTATION=_rotation(value),
     )  # fmt: skip
 
 
 def _rotation(head_dim: int) -> float:
-    """Return the factor of the Hadamard rotation."""
-    return float(np.float32(rotation(head_dim) ** -0.5))
+    """Return the factor of the Hadamard rotation; an indexer has no values."""
+    return float(np.float32(rotation(head_dim) ** -0.5)) if head_dim else 1.0
 
 
 # -- keys, values and queries ------------------------------------------------------------------------------------------
@@ -285,3 +286,33 @@ class AttendTile(Kernel[AttendTileBuffers]):
 def attend_tile(shape: AttentionShape) -> AttendTile:
     rows, keys, dimensions = shape.cache.tile
     return AttendTile(shape=shape, OWN_ROWS=rows, TILE_KEYS=keys, DIMENSIONS_EACH=dimensions)
+
+
+# -- attention to selected positions -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttendSelectedBuffers(Buffers):
+    q: FloatIn
+    step: IntIn = Fixed.STEP
+    tables: IntIn
+    keys: ByteIn
+    values: ByteIn
+    sinks: FloatIn
+    selection: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttendSelected(Kernel[AttendSelectedBuffers]):
+    """Compute the attention of a row to the positions that its selection lists."""
+
+    name, parts = "attend_selected", "blocks cache attention selected"
+    shape: AttentionShape
+    SELECTED: Shape
+    SLICES: Shape
+
+    @property
+    def local_floats(self) -> int:
+        cache = self.shape.cache
+        return 128 + self.shape.GROUPED * (cache.KEY_SIZE + 128 + cache.VALUE_SIZE + 3)

@@ -1,7 +1,7 @@
 // What the paged cache holds (backends.cache says what, backends.gpu.cachetypes where): numbers in words, units of some
 // values that are read together, and the Hadamard rotation. Constants: KV_HEADS, BLOCK_TOKENS, HEAD and VALUE_HEAD (widths
 // of keys and of values), and of both the TYPE, the SIZE of a head with what fills it up, the WORDS of a position, the
-// BYTES of a head's block, the factor of the ROTATION.
+// BYTES of a head's block, the factor of the ROTATION. With KEY_ROWS keys stand as values do, a row per position.
 
 #define F32_CACHE 0
 #define F16_CACHE 1
@@ -212,11 +212,11 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
 #endif
   int type = second ? VALUE_TYPE : KEY_TYPE, size = second ? VALUE_SIZE : KEY_SIZE, words = second ? VALUE_WORDS : KEY_WORDS;
   if (query >= 0) type = F16_CACHE, size = words = 0;  // nothing to store; but all come to the barriers
-  int stride = second ? 1 : BLOCK_TOKENS, groups = size / 32;
+  int by_rows = second || KEY_ROWS, stride = by_rows ? 1 : BLOCK_TOKENS, groups = size / 32;
   size_t head = (size_t)(slot / BLOCK_TOKENS) * KV_HEADS + own;
   GLOBAL uchar *to = second ? values + head * VALUE_BYTES : keys + head * KEY_BYTES;
-  GLOBAL uint *out = (GLOBAL uint *)to + (second ? position * words : position);
-  GLOBAL ushort *scales = (GLOBAL ushort *)(to + 4 * BLOCK_TOKENS * words) + (second ? position * groups : position);
+  GLOBAL uint *out = (GLOBAL uint *)to + (by_rows ? position * words : position);
+  GLOBAL ushort *scales = (GLOBAL ushort *)(to + 4 * BLOCK_TOKENS * words) + (by_rows ? position * groups : position);
   float largest = type == F32_CACHE ? 3.40282347e38f : type == BF16_CACHE ? 3.38953139e38f : type == FP8_CACHE ? 448.0f : 65504.0f;
   for (int i = ITEM; i < size; i += 128) {
     float number = i < width ? in[i] : 0.0f;
@@ -257,7 +257,7 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
       ((LOCAL int *)x)[at] = q;
       if ((ITEM & 31) == 0) {
         GLOBAL ushort *first = (GLOBAL ushort *)(out + group * GROUP_WORDS(type) * stride);
-        store_half(scale, HAS_MINIMUM(type) ? first : scales + group * (second ? 1 : BLOCK_TOKENS));
+        store_half(scale, HAS_MINIMUM(type) ? first : scales + group * stride);
         if (HAS_MINIMUM(type)) store_half(minimum, first + 1);
       }
     }

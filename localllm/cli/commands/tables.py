@@ -90,6 +90,8 @@ def _state(row: Architecture, attends: bool) -> str:
     kinds = []
     if attends:
         kinds.append("latent rows" if row.latent else "keys and values" + (", windows" if row.sliding else ""))
+        if row.indexer is not None:
+            kinds.append("index keys")
     if row.recurrent is not None:
         kinds.append(MIXERS[row.recurrent.mixer])
     return ", ".join(kinds)

@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import F16_CACHE, Backend, CacheTypes
+from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Experts, Linear, Plan
 from tests.backends.attending import BOTH_WAYS, CACHES, HEADS, Heads, attend, attend_twice, attention_slack
 from tests.backends.cases import CASES, HEAD_FORMATS, RECURRENT, VOCABULARY, table
+from tests.backends.selecting import SELECTING, Selecting, attend_selected, rows_of, select
 from tests.backends.support import Build, bind, feed, record
 from tests.backends.test_attention import wanted_rows
 from tests.backends.test_conformance import NONE, check_recurrent, head_matrices, side_by_side
 from tests.backends.test_experts import TABLE, TOKENS, mixture
 from tests.backends.test_keep import bound, inputs
+from tests.backends.test_selection import STEPS, batches
 from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight
 
 
@@ -102,6 +105,25 @@ def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
         driver.executable.copy_blocks(driver.tables[0, :2], driver.tables[1, :2])
         driver.lengths = [driver.lengths[0], 2 * BLOCK - 5]
     step([(1, 30), (0, 2)], 300)
+
+
+CHOOSING = [
+    *((s, F16_CACHE) for s in SELECTING),
+    *((SELECTING[n % 3], CacheTypes(name, name)) for n, name in enumerate(CACHE_TYPES) if name != "f16"),
+]
+
+
+@pytest.mark.parametrize(("s", "cache"), CHOOSING, ids=str)
+def test_attention_to_selected_positions(gpu: Backend, s: Selecting, cache: CacheTypes) -> None:
+    """The positions of the reference, and what attention makes of them; decoded rows have one result in any company."""
+    for build, slack in ((select(s), 0.0), (attend_selected(s), 4e-3 if cache == F16_CACHE else 1e-2)):
+        plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), build)
+        ours, theirs = (Driver(bind(b, plan, 160, 12, cache), sequences=2) for b in (gpu, ReferenceBackend()))
+        for batch in batches(STEPS):
+            np.testing.assert_allclose(ours.step(batch), theirs.step(batch), rtol=0, atol=slack)
+    tokens = np.random.RandomState(2).randint(0, VOCABULARY, 150)
+    whole, cut = (feed(bind(gpu, plan, 160, 12, cache), tokens, sizes) for sizes in ([130], [130, 1, 3, 1, 9]))
+    np.testing.assert_array_equal(whole, cut)
 
 
 def test_texts_in_both_directions_have_the_same_bits_in_any_company(gpu: Backend) -> None:

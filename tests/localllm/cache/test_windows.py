@@ -97,7 +97,10 @@ def test_memory_is_the_window_and_the_layers_without(model: api.Model) -> None:
     memory = executable.memory
     assert memory.window in (window, 0, 32)  # of attention: LFM2's file has one of 32
     assert memory.read_after(1000) - memory.weights_per_token == (
-        memory.cache_per_token * 1000 + memory.window_per_token * memory.window + memory.state_per_token
+        memory.cache_per_token * 1000
+        + memory.window_per_token * memory.window
+        + memory.selected_per_token * memory.selected
+        + memory.state_per_token
     )
 
 

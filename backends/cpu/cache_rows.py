@@ -1,0 +1,149 @@
+"""Layout of a cache block that a selection reads, and the kernel code that writes it and gathers positions from it.
+
+Keys in panels of 16 positions, as `backends.cpu.cache` stores them, would be read whole for one position. Layers whose
+rows read selected positions store a row per position and head instead. Of one head of one block (64 positions):
+
+    floats   rows (64 positions, D filled up to whole vectors)
+    blocks   rows (64 positions, E / 32) of {words (4 or 8, 4 bytes), fifth bits (4 bytes), scale, minimum}
+
+with words and bits as in a panel of keys, or as in the values. `gather_keys` and `gather_values` make a block of the
+usual layout from 64 selected rows, bit for bit: attention over it is the attention over any block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.cpu.cache import FOUR, PANELS, Blocks, CacheRow, Floats, groups
+from localllm.backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value, vector
+from localllm.plan import BLOCK
+
+U8 = NDArray[np.uint8]
+_INTEGERS = {1: I8, 2: I16, 4: I32}  # by bytes
+
+
+def row_bytes(row: CacheRow, head_dim: int) -> int:
+    """Bytes of one head of one position."""
+    return row.width(head_dim) * row.bytes if isinstance(row, Floats) else groups(head_dim) * row.group_bytes
+
+
+def write_key_row(f: Function, row: CacheRow, x: Value, rows: Value, head_dim: int, position: Value) -> None:
+    """Write the float32 head at x to the row of a position."""
+    if isinstance(row, Floats):
+        row.write_value(f, x, rows, head_dim, position)
+        return
+    for number, (integers, scale, minimum) in enumerate(row.quantized(f, x, head_dim)):
+        at = rows + (position * row_bytes(row, head_dim) + number * row.group_bytes)
+        for half, words in enumerate(row.key_words(f, integers)):
+            f.store(at + 16 * half, words)
+        if row.fifth:
+            f.store(at + 4 * row.words, row.fifth_of_key(f, integers))
+        _write_scales(f, row, at, scale, minimum)
+
+
+def write_value_row(f: Function, row: CacheRow, x: Value, rows: Value, head_dim: int, position: Value) -> None:
+    if isinstance(row, Floats):
+        row.write_value(f, x, rows, head_dim, position)
+        return
+    for number, (integers, scale, minimum) in enumerate(row.quantized(f, x, head_dim)):
+        at = rows + (position * row_bytes(row, head_dim) + number * row.group_bytes)
+        f.store(at, row.value_bytes_of(f, integers))
+        if row.fifth:
+            f.store(at + 4 * row.words, row.fifth_of_value(f, integers))
+        _write_scales(f, row, at, scale, minimum)
+
+
+def _write_scales(f: Function, row: Blocks, at: Value, scale: Value, minimum: Value | None) -> None:
+    scales = at + 4 * (row.words + row.fifth)
+    f.store(scales, f.half_of(scale))
+    if minimum is not None:
+        f.store(scales + 2, f.half_of(minimum))
+
+
+def finite_rows(row: CacheRow, content: U8) -> bool:
+    """Return whether the contents uint8 (n, bytes) of blocks are finite."""
+    if isinstance(row, Floats):
+        return row.finite_values(content)
+    scales = content.reshape(-1, row.group_bytes)[:, 4 * (row.words + row.fifth) :]
+    return bool(np.isfinite(np.ascontiguousarray(scales).view(np.float16)).all())
+
+
+def gather_keys(
+    f: Function, row: CacheRow, rows: Value, entries: Value, out: Value, head_dim: int, panel: Value
+) -> None:
+    """Write a panel of keys to the block at `out`, from the rows whose numbers (int64) are at `entries`."""
+    size, first = row_bytes(row, head_dim), entries + panel * (8 * LANES)
+    at = [rows + f.load(first + 8 * lane, I64, 8) * size for lane in range(LANES)]
+    if isinstance(row, Blocks):
+        of_panel = out + panel * (groups(head_dim) * LANES * row.group_bytes)
+        with f.loop(0, groups(head_dim)) as group:
+            to = of_panel + group * (LANES * row.group_bytes)
+            for lane, source in enumerate(at):
+                of_group = source + group * row.group_bytes
+                for word in range(row.words + row.fifth):
+                    f.store(to + (4 * lane + 64 * word), f.load(of_group + 4 * word, I32))
+                scales = 4 * (row.words + row.fifth)
+                for half in range(1 + row.minimum):
+                    place = 64 * (row.words + row.fifth) + 2 * lane + 2 * LANES * half
+                    f.store(to + place, f.load(of_group + (scales + 2 * half), I16))
+        return
+    kind, full = vector(_INTEGERS[row.bytes]), head_dim // LANES * LANES
+    of_panel = out + panel * (head_dim * LANES * row.bytes)
+
+    def copy(d: Value, count: int) -> None:
+        columns = _transposed(f, [f.load(source + d * row.bytes, kind) for source in at])
+        for n in range(count):
+            f.store(of_panel + (d + n) * (LANES * row.bytes), columns[n])
+
+    with f.loop(0, full, LANES) as d:
+        copy(d, LANES)
+    if full < head_dim:
+        copy(f.i64(full), head_dim - full)
+
+
+def gather_values(f: Function, row: CacheRow, rows: Value, entries: Value, out: Value, head_dim: int, n: Value) -> None:
+    """Write the values of the first `n` entries to the block at `out`; of types that store integers all 64."""
+    size = row_bytes(row, head_dim)
+    if isinstance(row, Floats):
+        kind = vector(_INTEGERS[row.bytes])
+        with f.loop(0, n) as j:
+            source, to = rows + f.load(entries + j * 8, I64, 8) * size, out + j * size
+            with f.loop(0, size, LANES * row.bytes) as d:
+                f.store(to + d, f.load(source + d, kind))
+        return
+    with f.loop(0, BLOCK) as j, f.loop(0, groups(head_dim)) as group:
+        source = rows + f.load(entries + j * 8, I64, 8) * size + group * row.group_bytes
+        at = out + group * (BLOCK * row.group_bytes)
+        scales = source + 4 * (row.words + row.fifth)
+        for half in range(1 + row.minimum):
+            f.store(at + (j * 2 + 2 * BLOCK * half), f.load(scales + 2 * half, I16))
+        if row.fifth:
+            f.store(at + (j * 4 + 2 * BLOCK * (1 + row.minimum)), f.load(source + 4 * row.words, I32))
+        integers = f.load(source, vector(I8, 4 * row.words))
+        to = at + (j // FOUR * (FOUR * 4 * row.words) + j % FOUR + row.value_integers)
+        for number in range(4 * row.words):
+            f.store(to + FOUR * number, f.lane(integers, number))
+
+
+def _transposed(f: Function, rows: list[Value]) -> list[Value]:
+    """Transpose 16 vectors of 16 lanes: exchange off-diagonal squares of 1, 2, 4 and 8 lanes."""
+    span = 1
+    while span < LANES:
+        first = [lane if not lane & span else lane - span + LANES for lane in range(LANES)]
+        second = [lane + span if not lane & span else lane + LANES for lane in range(LANES)]
+        moved = list(rows)
+        for number in range(LANES):
+            if not number & span:
+                a, b = rows[number], rows[number + span]
+                moved[number], moved[number + span] = f.shuffle(a, b, first), f.shuffle(a, b, second)
+        rows, span = moved, 2 * span
+    return rows
+
+
+def panels_of(n: Value) -> Value:
+    """Number of panels that hold n positions."""
+    return (n + (LANES - 1)) // LANES
+
+
+assert PANELS * LANES == BLOCK

@@ -1,0 +1,249 @@
+"""The indexer: scores of all positions that a row sees, and the choice of the best (`plan.SelectPositions`).
+
+The score of a position is one chain of operations: over the width of a key for each head, then over the heads. A few
+rows share the work: a task scores SHARE cache blocks of a row, and a second kernel chooses. With more rows a task
+scores and chooses for a row, with its scores in the thread's scratch. The scores are the same, and so is the choice.
+
+The choice goes by integers in the order of the scores. A binary search finds the lowest one chosen; those above it are
+chosen, and of those equal to it the first. So nothing depends on the order of a sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from localllm.backends.base import Limits
+from localllm.backends.cpu.arguments import Address, Int64, Output, Rows, RowsOrNone, Struct, Target
+from localllm.backends.cpu.cache import CACHE, CacheRow
+from localllm.backends.cpu.kernels.attend import prepare, query_bytes, scores
+from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, i32x16, kernel, tasks
+from localllm.backends.cpu.memory import aligned
+from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
+from localllm.plan import BLOCK
+from localllm.plan import Rows as RowsOf
+
+SPLIT_ROWS = 32  # maximum rows of a batch whose work is shared
+SHARE = 16  # cache blocks of a task
+LOWEST = -(1 << 31)
+SURE = (1 << 31) - 1  # of blocks that are always chosen
+
+
+class IndexerArguments(Struct):
+    step: Address
+    q: Rows
+    weights: RowsOrNone
+    k_cache: Address
+    y: Output
+    counter: Address
+    scratch: Rows  # one per thread
+    scores: Target  # of a few rows: float32 (rows, groups, positions)
+    positions: Int64  # room for the scores of a group, in whole blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The parameters that a kernel is compiled for; `plan.SelectPositions` defines them."""
+
+    heads: int
+    head_dim: int
+    count: int
+    block: int
+    local: int
+    weighted: bool
+    pooled: bool
+    key_type: str
+
+    @property
+    def name(self) -> str:
+        of = f"{self.heads}_{self.head_dim}_{self.count}_{self.block}_{self.local}_{self.key_type}"
+        return f"{of}{'_pooled' * self.pooled}{'' if self.weighted else '_each'}"
+
+    @property
+    def keys(self) -> CacheRow:
+        return CACHE[self.key_type]
+
+    @property
+    def groups(self) -> int:
+        return 1 if self.weighted else self.heads
+
+    @property
+    def most(self) -> int:
+        return self.count * self.block + (self.block - 1 if self.pooled else 0)
+
+    @property
+    def offsets(self) -> tuple[int, int, int]:
+        """Offsets in a thread's scratch: a padded head, the scores of heads in a block, the scores of a row."""
+        head = aligned(self.heads * query_bytes(self.keys, self.head_dim))
+        block = head + aligned(4 * (self.head_dim + 32))
+        return head, block, block + aligned(4 * BLOCK * self.heads)
+
+
+def padded(positions: int) -> int:
+    return -(-positions // BLOCK) * BLOCK
+
+
+def scratch_bytes(shape: Shape, limits: Limits) -> int:
+    return shape.offsets[-1] + 4 * shape.groups * padded(limits.positions)
+
+
+def shared_bytes(shape: Shape, limits: Limits, rows: RowsOf) -> int:
+    most = limits.rows if rows == "batch" else limits.logit_rows
+    return 4 * min(most, SPLIT_ROWS) * shape.groups * padded(limits.positions)
+
+
+def score(shape: Shape) -> PlanKernel[IndexerArguments]:
+    """Score the positions of every row; with many rows, choose too."""
+
+    def body(f: Function, a: IndexerArguments, thread: Value, threads: Value) -> None:
+        step = Step.at(a.step)
+        rows, split = step.rows, step.rows <= SPLIT_ROWS
+        longest = f.var(f.i64(0))
+        with f.when(split), f.loop(0, rows) as row:
+            position = f.load_i32(step.positions, row)
+            longest.set(f.select(position > longest.get(), position, longest.get()))
+        parts = f.select(split, longest.get() // (SHARE * BLOCK) + 1, f.i64(1))
+        own = a.scratch.row(thread) + shape.offsets[-1]
+        with tasks(f, a.counter, rows * parts, thread, threads) as task:
+            row, part = task // parts, task % parts
+            blocks = f.load_i32(step.positions, row) // BLOCK + 1
+            first, last = part * SHARE, f.minimum(part * SHARE + SHARE, blocks)
+            last = f.select(split, last, blocks)
+            out = f.select(split, a.scores + row * (a.positions * (4 * shape.groups)), own)
+            with f.when((f.load_i32(step.positions, row) >= shape.most) & (first < last)):
+                _score(f, a, shape, step, row, first, last, a.scratch.row(thread), out)
+            with f.when(split.equals(0)):
+                _choose(f, a, shape, step, row, out)
+
+    return kernel(f"index_{shape.name}", IndexerArguments, body)
+
+
+def choose(shape: Shape) -> PlanKernel[IndexerArguments]:
+    """Choose positions by the scores of a few rows."""
+
+    def body(f: Function, a: IndexerArguments, thread: Value, threads: Value) -> None:
+        step = Step.at(a.step)
+        count = f.select(step.rows <= SPLIT_ROWS, step.rows, f.i64(0))
+        with tasks(f, a.counter, count, thread, threads) as row:
+            _choose(f, a, shape, step, row, a.scores + row * (a.positions * (4 * shape.groups)))
+
+    return kernel(f"index_choose_{shape.name}", IndexerArguments, body)
+
+
+def _score(
+    f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Value, first: Value, last: Value, scratch: Value,
+    out: Value,
+) -> None:  # fmt: skip
+    """Write the scores of blocks first .. last of a row to out, float32 (groups, positions)."""
+    keys, heads, size = shape.keys, shape.heads, query_bytes(shape.keys, shape.head_dim)
+    head_at, block_at, _ = shape.offsets
+    with f.loop(0, heads) as head:
+        x = a.q.row(row) + head * (4 * shape.head_dim)
+        prepare(f, keys, x, f.constant(F32, 1.0), scratch + head * size, scratch + head_at, shape.head_dim)
+    table = step.tables + f.load_i32(step.sequence, row) * step.table_stride
+    own = scratch + block_at  # float32 (heads, 64)
+    with f.loop(first, last) as block:
+        at = a.k_cache + f.load_i32(table, block) * keys.key_bytes(shape.head_dim)
+        scores(
+            f, keys, scratch, at, own, heads, shape.head_dim, f.i64(BLOCK), lambda score, panel, row: score, None
+        )  # fmt: skip
+        with f.loop(0, BLOCK, LANES) as lane:
+            to = out + (block * BLOCK + lane) * 4
+            if shape.weighted:
+                weights, total = a.weights.row(row), f.var(f.zeros(f32x16))
+                with f.loop(0, heads) as head:
+                    positive = f.fmax(f.load(own + (head * BLOCK + lane) * 4, f32x16), f.zeros(f32x16))
+                    total.set(f.fma(positive, f.broadcast(weights + head * 4, F32), total.get()))
+                f.store(to, total.get())
+            else:
+                with f.loop(0, heads) as head:
+                    f.store(to + head * (a.positions * 4), f.load(own + (head * BLOCK + lane) * 4, f32x16))
+
+
+def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Value, found: Value) -> None:
+    """Write the row of y from its scores float32 (groups, positions), which are overwritten."""
+    seen = f.load_i32(step.positions, row) + 1
+    with f.loop(0, shape.groups) as group:
+        out, of_group = a.y.row(row) + group * (4 * (1 + shape.most)), found + group * (a.positions * 4)
+        listed = out + 4
+        n = f.var(f.i64(0))
+        with f.when(seen <= shape.most):
+            with f.loop(0, seen) as position:
+                f.store(listed + position * 4, _float(f, position))
+            n.set(seen)
+        with f.when(seen > shape.most):
+            units = _ordered(f, shape, of_group, seen)
+            with _chosen(f, shape, of_group, units) as (unit, taken):
+                if shape.block == 1:
+                    f.store(listed + n.get() * 4, _float(f, unit))  # past the end once all are taken: room is there
+                    n.set(n.get() + taken)
+                else:
+                    with f.when(taken.differs(0)):
+                        first = unit * shape.block
+                        with f.loop(first, f.minimum(first + shape.block, seen)) as position:
+                            f.store(listed + (n.get() + position - first) * 4, _float(f, position))
+                        n.set(n.get() + f.minimum(first + shape.block, seen) - first)
+            if shape.pooled:
+                with f.loop(units * shape.block, seen) as position:
+                    f.store(listed + n.get() * 4, _float(f, position))
+                    n.set(n.get() + 1)
+        f.store(out, _float(f, n.get()))
+        with f.loop(n.get(), f.i64(shape.most)) as rest:
+            f.store(listed + rest * 4, f.constant(F32, 0.0))
+
+
+def _ordered(f: Function, shape: Shape, scores: Value, seen: Value) -> Value:
+    """Turn the scores of a group into int32 in their order, one per block of positions; return their number."""
+    units = (seen + (0 if shape.pooled else shape.block - 1)) // shape.block
+    if shape.pooled:
+        with f.loop(0, units) as unit:
+            last = f.load(scores + (unit * (4 * shape.block) + 4 * (shape.block - 1)), F32)
+            f.store(scores + unit * 4, last)
+    elif shape.block > 1:
+        with f.loop(0, units) as unit:
+            best = f.var(f.load(scores + unit * (4 * shape.block), F32))
+            first = unit * shape.block
+            with f.loop(first + 1, f.minimum(first + shape.block, seen)) as position:
+                best.set(f.fmax(f.load(scores + position * 4, F32), best.get()))
+            f.store(scores + unit * 4, best.get())
+    with f.loop(0, units, LANES) as at:
+        bits = f.bits(f.load(scores + at * 4, f32x16) + 0.0, i32x16)  # -0 becomes 0
+        order = bits ^ (bits.sra(31) & 0x7FFFFFFF)
+        inside = f.lane_numbers() < f.splat(f.truncate(units - at, I32))
+        f.store(scores + at * 4, f.select(inside, order, f.constant(i32x16, LOWEST)))
+    if shape.local:
+        with f.loop(f.select(units > shape.local, units - shape.local, f.i64(0)), units) as unit:
+            f.store(scores + unit * 4, f.constant(I32, SURE))
+    return units
+
+
+@contextmanager
+def _chosen(f: Function, shape: Shape, order: Value, units: Value) -> Iterator[tuple[Value, Value]]:
+    """Loop over all units in order, each with 1 if it is one of the best `count`, else 0."""
+
+    def above(test: Callable[[Value], Value]) -> Value:
+        total = f.var(f.zeros(i32x16))
+        with f.loop(0, units, LANES) as at:
+            here = test(f.load(order + at * 4, i32x16))
+            total.set(total.get() + f.select(here, f.constant(i32x16, 1), f.zeros(i32x16)))
+        return f.reduce(total.get(), lambda a, b: a + b)
+
+    least = f.var(f.constant(I32, LOWEST))
+    step = f.var(f.constant(I32, LOWEST))  # 2^31, then its halves
+    with f.loop(0, 32):
+        higher = f.var(least.get() + step.get())
+        enough = above(lambda own: own >= f.splat(higher.get())) >= shape.count
+        least.set(f.select(enough, higher.get(), least.get()))
+        step.set(step.get() >> 1)
+    left = f.var(f.constant(I32, shape.count) - above(lambda own: own > f.splat(least.get())))
+    one, none = f.constant(I32, 1), f.constant(I32, 0)
+    with f.loop(0, units) as unit:
+        own = f.load(order + unit * 4, I32)
+        equal = own.equals(least.get()) & (left.get() > 0)
+        left.set(left.get() - f.select(equal, one, none))
+        yield unit, f.widen(f.select((own > least.get()) | equal, one, none), I64)
+
+
+def _float(f: Function, number: Value) -> Value:
+    return f.to_float(f.truncate(number, I32))

@@ -1,0 +1,103 @@
+"""Operations of attention on the reference backend: the cache, an indexer's choice of positions, the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends import cache
+from localllm.backends.reference_state import State
+from localllm.plan import BLOCK, Append, Attention, SelectPositions
+
+Seen = NDArray[np.intp]
+
+
+def append(state: State, op: Append) -> None:
+    for caches, value, type_ in (
+        (state.cache_keys, op.k, state.key_type), (state.cache_values, op.v, state.value_type),
+    ):  # fmt: skip
+        if value is not None:
+            rows, stored = state.values[value.index], caches[op.layer]
+            stored[state.slots(op.layer)] = cache.store(rows.reshape(len(rows), stored.shape[1], -1), type_)
+
+
+def select_positions(state: State, op: SelectPositions) -> None:
+    batch, head_dim, tables = state.rows(op.q), op.q.width // op.heads, state.tables(op.layer)
+    q = cache.query(state.values[op.q.index].reshape(-1, op.heads, head_dim), state.key_type)  # (T, heads, D)
+    weights = None if op.weights is None else state.read(op.weights)
+    stored, out = state.cache_keys[op.layer], np.zeros((len(q), op.groups, 1 + op.most))
+    for row, own in enumerate(batch.positions):
+        seen = np.arange(own + 1)
+        slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
+        keys = cache.load(stored[slots], head_dim, state.key_type)[:, 0]  # (P, D)
+        scores = (q[row][:, None] * keys).sum(axis=2)  # (heads, P); equal keys get equal scores, unlike by a BLAS
+        if weights is not None:
+            scores = (weights[row][:, None] * np.maximum(scores, 0.0)).sum(axis=0, keepdims=True)
+        for group, of_group in enumerate(scores):
+            chosen = _chosen(of_group, op)
+            out[row, group, 0], out[row, group, 1 : 1 + len(chosen)] = len(chosen), chosen
+    state.write(op.out, out.reshape(len(q), -1))
+
+
+def _chosen(scores: NDArray[np.float64], op: SelectPositions) -> Seen:
+    """Return the selected positions in order, given the scores of all that the row sees."""
+    if op.pooled:
+        whole = len(scores) // op.block
+        chosen = np.sort(np.argsort(-scores[op.block - 1 :: op.block], kind="stable")[: op.count])
+        positions = (chosen[:, None] * op.block + np.arange(op.block)).reshape(-1)
+        return np.concatenate([positions, np.arange(whole * op.block, len(scores))])
+    blocks = -(-len(scores) // op.block)
+    best = np.full(blocks * op.block, -np.inf)
+    best[: len(scores)] = scores
+    best = best.reshape(blocks, op.block).max(axis=1)
+    best[max(0, blocks - op.local) :] = np.inf
+    chosen = np.sort(np.argsort(-best, kind="stable")[: op.count])  # of equal ones the earlier
+    positions = (chosen[:, None] * op.block + np.arange(op.block)).reshape(-1)
+    return positions[positions < len(scores)]
+
+
+def attention(state: State, op: Attention) -> None:
+    batch, head_dim, value_dim = state.rows(op.q), op.q.width // op.heads, op.out.width // op.heads
+    kv_heads, tables = state.cache_keys[op.layer].shape[1], state.tables(op.layer)
+    heads = state.values[op.q.index].reshape(-1, kv_heads, op.heads // kv_heads, head_dim)
+    q = cache.query(heads, state.key_type)  # (T, kv_heads, heads that share, D)
+    out = np.empty((len(q), kv_heads, op.heads // kv_heads, value_dim))
+    sinks = np.full((kv_heads, 1, 1), -np.inf)
+    if op.sinks is not None:
+        sinks = state.weight(op.sinks).reshape(kv_heads, -1, 1)
+    slopes = None if op.slopes is None else state.weight(op.slopes).reshape(kv_heads, -1, 1)
+    ends = batch.positions if op.causal else batch.ends()
+    for row in range(len(q)):
+        own = batch.positions[row]
+        for part, seen in _seen(state, op, row, own, ends[row], kv_heads):  # some key-value heads, what they see (P,)
+            slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
+            keys = cache.load(state.cache_keys[op.layer][slots][:, part], head_dim, state.key_type)  # (P, heads, D)
+            values = cache.load(state.cache_values[op.layer][slots][:, part], value_dim, state.value_type)
+            scores = q[row, part] @ keys.transpose(1, 2, 0) * op.scale
+            if op.softcap:
+                scores = op.softcap * np.tanh(scores / op.softcap)
+            if slopes is not None:
+                scores = scores - slopes * abs(own - seen)
+            highest = np.maximum(scores.max(axis=2, keepdims=True), sinks[part])
+            weights = np.exp(scores - highest)
+            total = weights.sum(axis=2, keepdims=True) + np.exp(sinks[part] - highest)
+            mixed = weights @ values.transpose(1, 0, 2) / total
+            out[row, part] = cache.rotate(mixed, value_dim) if state.value_type.rotated else mixed
+    state.write(op.out, out.reshape(len(q), -1))
+
+
+def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: int) -> Iterator[tuple[slice, Seen]]:
+    """Yield key-value heads and the positions that a row sees of them."""
+    if op.selection is not None:
+        each = kv_heads // op.slices
+        for number, of_slice in enumerate(state.values[op.selection.index][row].reshape(op.slices, -1).astype(np.intp)):
+            yield slice(number * each, (number + 1) * each), of_slice[1 : 1 + of_slice[0]]
+        return
+    first = 0
+    if op.window and not op.causal:
+        first, last = max(0, own - op.window // 2), min(last, own + op.window // 2)
+    elif op.window:
+        first = own // op.window * op.window if op.chunked else max(0, own + 1 - op.window)
+    yield slice(None), np.arange(first, last + 1)

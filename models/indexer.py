@@ -1,0 +1,71 @@
+"""The indexer of a layer (DeepSeek 3.2's "lightning indexer", arXiv:2512.02556): which positions attention reads.
+
+It has small queries and one small key per position, in a cache of their own, and chooses the positions with the highest
+scores (`plan.SelectPositions`). Some layers read the choice of an earlier one. In a context in which every position is
+chosen nothing is recorded: attention then reads all that it sees, and the indexer costs nothing.
+
+DeepSeek's models rotate queries and keys by a Hadamard matrix before they round them to FP8. The scores are the same
+without it, so it is left to cache types that need it (`backends.cache`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from localllm.models.architecture import Indexer
+from localllm.models.builder import Builder
+from localllm.models.config import IndexerConfig
+from localllm.plan import Rope, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Records the choice of positions of each layer."""
+
+    builder: Builder
+    config: IndexerConfig
+    row: Indexer
+    context: int  # number of positions that the plan serves
+    chosen: dict[int, Value] = field(default_factory=dict)  # by layer
+
+    def selection(self, layer: int, x: Value, narrow: Value, rope: Rope | None) -> Value | None:
+        """Return the positions that a layer reads, or None for all; `narrow` is what the matrix of queries reads.
+
+        `rope` is the rotation of the keys of attention.
+        """
+        chooses = self.config.chooses[layer]
+        if chooses < 0 or self.config.count * self.config.block >= self.context:
+            return None
+        if chooses == layer:
+            self.chosen[layer] = self.recorded(f"blk.{layer}.indexer.", x, narrow, rope)
+        return self.chosen[chooses]
+
+    def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
+        builder, own = self.builder, self.config
+        recorder, tensors = builder.recorder, builder.tensors
+        q = builder.linear(name + "attn_q_b", narrow, own.heads * own.head_dim, narrow.width)
+        k = builder.linear(name + "attn_k", x, own.head_dim, x.width)
+        weight, bias = (tensors.vector(f"{name}k_norm.{part}", own.head_dim) for part in ("weight", "bias"))
+        k = recorder.layer_norm(k, weight, bias, own.eps)
+        if rope is not None:
+            style = replace(rope, style=self.row.rope_style)
+            q, k = (self.turned(heads, style) for heads in (q, k))
+        if self.row.pooled:
+            gate = builder.linear(name.removesuffix(".") + "_compressor_gate", x, own.head_dim, x.width)
+            bias = tensors.matrix(name.removesuffix(".") + "_compressor_ape.weight", own.block, own.head_dim)
+            k = recorder.pool(k, gate, bias)
+        proj = tensors.matrix(f"{name}proj.weight", own.heads, x.width)
+        weights = recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))
+        return recorder.select_positions(
+            q, weights, recorder.append_index(k), own.heads, own.count, own.block, own.local, self.row.pooled
+        )
+
+    def turned(self, x: Value, rope: Rope) -> Value:
+        """Rotate the first or the last dimensions of every head."""
+        recorder, size = self.builder.recorder, self.config.head_dim
+        if not self.row.trailing:
+            return recorder.rotate(x, size, rope)
+        heads, plain = x.width // size, size - rope.n_rot
+        turned = recorder.rotate(recorder.columns(x, plain, size, heads), rope.n_rot, rope)
+        return recorder.join(recorder.columns(x, 0, plain, heads), turned, heads)

@@ -1,0 +1,83 @@
+"""Plans of attention to selected positions for tests, and the bound on their rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from localllm.plan import Recorder, Value
+from tests.backends.attending import Heads
+from tests.backends.support import Build
+
+
+@dataclass(frozen=True)
+class Selecting:
+    """Heads of attention, and of the indexer, and how many positions it chooses."""
+
+    heads: Heads
+    index_heads: int
+    index_dim: int
+    count: int
+    block: int = 1
+    local: int = 0
+    weighted: bool = True
+    pooled: bool = False
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the queries, the keys and the values of a row; then of queries, keys and weights of the indexer."""
+        return (*self.heads.widths, self.index_heads * self.index_dim, self.index_dim, self.index_heads)
+
+    @property
+    def most(self) -> int:
+        """Maximum number of positions that a row selects."""
+        return self.count * self.block + (self.block - 1 if self.pooled else 0)
+
+    @property
+    def groups(self) -> int:
+        return 1 if self.weighted else self.index_heads
+
+
+SELECTING = (  # what fills no vector; one head; a count within a block, of one and of several; blocks of positions
+    Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 9),
+    Selecting(Heads(2, 1, 72, value_dim=64), 1, 32, 70),
+    Selecting(Heads(6, 2, 16), 8, 16, 64),
+    Selecting(Heads(5, 1, 576, value_dim=512), 16, 128, 33),
+    Selecting(Heads(4, 2, 16), 2, 16, 3, 4, 1, weighted=False),
+    Selecting(Heads(2, 2, 20), 2, 7, 5, 16, 2, weighted=False),
+    Selecting(Heads(3, 1, 16), 1, 16, 1, 64, 0, weighted=False),
+    Selecting(Heads(4, 1, 24), 3, 20, 5, 4, pooled=True),
+    Selecting(Heads(2, 2, 16), 2, 16, 11, 3, weighted=False, pooled=True),
+)
+
+
+def select(s: Selecting) -> Build:
+    """The selection alone."""
+    cuts = np.cumsum([0, *s.widths])
+
+    def build(r: Recorder, x: Value) -> Value:
+        q, k, weights = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts[3:]))
+        own = weights if s.weighted else None
+        return r.select_positions(q, own, r.append_index(k), s.index_heads, s.count, s.block, s.local, s.pooled)
+
+    return build
+
+
+def attend_selected(s: Selecting) -> Build:
+    """Attention to what is selected."""
+    cuts, h = np.cumsum([0, *s.widths]), s.heads
+
+    def build(r: Recorder, x: Value) -> Value:
+        selection = select(s)(r, x)
+        q, k, v = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts[:4]))
+        layer = r.append(k, v, h.kv_heads)
+        return r.attention(q, layer, h.heads, h.head_dim**-0.5, selection=selection, slices=s.groups)
+
+    return build
+
+
+def rows_of(s: Selecting, vocabulary: int) -> np.ndarray:
+    """A table of embeddings with no two equal scores, unless all positions of a token have them."""
+    return np.random.RandomState(s.index_dim).standard_normal((vocabulary, sum(s.widths))).astype(np.float32)

@@ -1,0 +1,127 @@
+"""Attention to positions that an indexer selects: on the CPU against the reference, and bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Executable
+from localllm.backends.cache import CACHE_TYPES
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.reference import ReferenceBackend
+from localllm.plan import BLOCK
+from tests.backends.attending import attend, attention_slack
+from tests.backends.cases import VOCABULARY
+from tests.backends.selecting import SELECTING, Selecting, attend_selected, rows_of, select
+from tests.backends.support import Build, bind, record
+from tests.models.support import Driver, MemoryWeight
+
+STEPS = [[(0, 1)], [(0, 5), (1, 3)], [(1, 1), (0, 1)], [(0, 70), (1, 40)], [(0, 1), (1, 1)], [(1, 17), (0, 50)]]
+MORE = [(SELECTING[0], CacheTypes(name, name)) for name in CACHE_TYPES if name != "f16"]
+
+
+def drivers(s: Selecting, build: Build, cache: CacheTypes, *backends: object) -> list[Driver]:
+    plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), build)
+    return [Driver(bind(b, plan, rows=128, cache=cache), sequences=2) for b in backends]  # type: ignore[arg-type]
+
+
+def batches(steps: list[list[tuple[int, int]]]) -> Iterator[list[tuple[int, np.ndarray]]]:
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, 400)
+    for start, parts in enumerate(steps):
+        yield [(s, tokens[31 * start + 7 * s : 31 * start + 7 * s + count]) for s, count in parts]
+
+
+@pytest.mark.parametrize(("s", "cache"), [*((s, F16_CACHE) for s in SELECTING), *MORE], ids=str)
+def test_the_selection_is_that_of_the_reference(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
+    """The same positions: a token that occurs twice has equal scores, of which the first is taken."""
+    ours, theirs = drivers(s, select(s), cache, cpu, ReferenceBackend())
+    seen: list[float] = []
+    for batch in batches(STEPS):
+        found = theirs.step(batch)
+        np.testing.assert_array_equal(ours.step(batch), found)
+        seen += [float(count) for count in found.reshape(len(found), s.groups, -1)[:, :, 0].reshape(-1)]
+    assert max(seen) <= s.most < 126
+
+
+@pytest.mark.parametrize(("s", "cache"), [*((s, F16_CACHE) for s in SELECTING), *MORE], ids=str)
+def test_attention_reads_what_is_selected(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
+    ours, theirs = drivers(s, attend_selected(s), cache, cpu, ReferenceBackend())
+    values = rows_of(s, VOCABULARY)[:, : sum(s.heads.widths)]
+    slack = attention_slack(values, s.heads, s.most, CACHE_TYPES[cache.values].blocks)
+    for batch in batches(STEPS):
+        np.testing.assert_allclose(ours.step(batch), theirs.step(batch), rtol=0, atol=slack)
+    for driver in (ours, theirs):
+        driver.executable.copy_blocks(driver.tables[0, :2], driver.tables[1, :2])
+        driver.lengths = [driver.lengths[0], 2 * BLOCK - 5]
+    (batch,) = batches([[(1, 30), (0, 2)]])
+    np.testing.assert_allclose(ours.step(batch), theirs.step(batch), rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize(
+    ("s", "name"), [*((SELECTING[0], name) for name in CACHE_TYPES), (SELECTING[3], "f16"), (SELECTING[4], "q8_0")],
+    ids=str,
+)  # fmt: skip
+def test_who_selects_everything_has_the_bits_of_who_selects_nothing(cpu: CpuBackend, s: Selecting, name: str) -> None:
+    """Over several partitions, in prompts and in decoding; rows in the cache instead of panels change nothing."""
+    everything, cache = replace(s, count=-(-640 // s.block)), CacheTypes(name, name)
+    plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend(s.heads))
+    plain = Driver(bind(cpu, plan, rows=128, blocks=10, cache=cache))
+    chosen = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(everything))
+    every = Driver(bind(cpu, chosen, rows=128, blocks=10, cache=cache))
+    tokens = np.random.RandomState(2).randint(0, VOCABULARY, 400)
+    for start, stop in ((0, 1), (1, 100), (100, 120), (120, 240), (240, 241), (241, 360), (360, 361)):
+        batch = [(0, tokens[start:stop])]
+        np.testing.assert_array_equal(every.step(batch), plain.step(batch))
+
+
+LONG = 1400  # positions: two shares of an indexer's work
+
+
+@pytest.fixture(scope="module")
+def backends() -> Iterator[list[CpuBackend]]:
+    made = [CpuBackend(1), CpuBackend(2), CpuBackend(3)]  # more than a small machine has
+    yield made
+    for backend in made:
+        backend.close()
+
+
+@pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
+@pytest.mark.parametrize("s", [replace(SELECTING[0], count=300), SELECTING[4], SELECTING[7]], ids=str)
+def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: Selecting, name: str) -> None:
+    """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
+    plan, cache = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s)), CacheTypes(name, name)
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
+    bound = [bind(backend, plan, rows=LONG + 50, blocks=2 * (LONG // BLOCK + 1), cache=cache) for backend in backends]
+    truth = Driver(bound[0]).step([(0, tokens)])
+    assert len(np.unique(truth[:, 0])) > LONG // 2
+    for executable, cuts in zip(bound, ([1] * 6, [1, 7, 2, 20], [3, 1, 1, 30, 4]), strict=True):
+        driver = Driver(executable, sequences=2)
+        driver.step([(1, tokens[:50]), (0, tokens[: LONG - sum(cuts)])])
+        at = LONG - sum(cuts)
+        for count in cuts:
+            rows = driver.step([(1, tokens[:2]), (0, tokens[at : at + count])])[2:]
+            np.testing.assert_array_equal(rows, truth[at : at + count])
+            at += count
+    for executable in bound:
+        executable.close()
+
+
+def test_blocks_are_read_and_written(cpu: CpuBackend) -> None:
+    """What one executable stores another goes on from; numbers that are not finite are refused."""
+    s = SELECTING[2]
+    for cache in (F16_CACHE, CacheTypes("q8_0", "q5_1")):
+        (first, second) = drivers(s, attend_selected(s), cache, cpu, cpu)
+        tokens = np.random.RandomState(1).randint(0, VOCABULARY, 150)
+        truth = first.step([(0, tokens[:100])]), first.step([(0, tokens[100:])])
+        source: Executable = first.executable
+        for layer in range(2):
+            content = source.read_blocks(layer, first.tables[0, :2])
+            assert content.any()
+            second.executable.write_blocks(layer, second.tables[0, :2], content)
+            with pytest.raises(BackendError, match="not finite"):
+                second.executable.write_blocks(layer, second.tables[0, :2], np.full_like(content, 0xFF))
+        second.lengths[0] = 100
+        np.testing.assert_array_equal(second.step([(0, tokens[100:])]), truth[1])
