@@ -192,6 +192,12 @@ _ROWS = (
     Architecture(  # Hunyuan 3
         "hy_v3", "neox", qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
     ),
+    Architecture(  # Hunyuan 4
+        "hy_v4", "norm", ffn_scales=False, ignored=("attn_output.scale", "attn_gate.scale", "swiglu_clamp_shexp"),
+        latent=True, indexer=Indexer("norm", "types", "rms", trailing=True, optional=True), gated="sigmoid",
+        connections="independent", limits="swiglu_clamp",
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
     Architecture("internlm2", "norm", ffn_scales=False),
     Architecture("jais", None, ffn_scales=False, norm="layer", alibi=0.0, scores_by_width=True),
     Architecture("jais2", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),
