@@ -147,6 +147,13 @@ _ROWS = (
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
+    Architecture(  # GLM 5.3 Flash
+        "glm5-next", None, ffn_scales=False, ignored=(*QKV_EXTRAS, "attn_output.scale"), latent=True,
+        indexer=Indexer("norm", "types", "layer", pooled=True), connections="mixed", limits="swiglu_clamp",
+        limits_of_all=True,
+        recurrent=Recurrent("kda", "without_heads", bounded="negative", unit_eps=1e-6),
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
     Architecture(  # GLM 5 to 5.2
         "glm-dsa", "norm", latent=True, indexer=Indexer("norm", "types"),
         routing=ExpertGating("sigmoid", False, from_file=True, scales=True),

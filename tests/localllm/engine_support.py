@@ -37,6 +37,7 @@ RECURRENT: dict[str, Callable[[], Plan]] = {
     "convolutions": lambda: plan_of(*KIT["lfm2-dense"].loaded()),
     "delta net": lambda: plan_of(*KIT["qwen35-mtp"].loaded()),
     "decays by channel": lambda: plan_of(*KIT["kimi-linear-moe"].loaded()),
+    "pools of positions": lambda: plan_of(*KIT["glm5-next-8of40"].loaded()),
     "selective scan": lambda: plan_of(*KIT["jamba-dense"].loaded()),
     "RWKV-6": lambda: plan_of(*KIT["rwkv6"].loaded()),
     "RWKV-7": lambda: plan_of(*KIT["rwkv7"].loaded()),
