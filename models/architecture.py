@@ -148,6 +148,7 @@ class Architecture:
     unit_qk_norm_but: int = 0  # but not in models of so many experts
     unrotated_temperature: tuple[float, int] | None = None  # growth of queries that are not rotated, and its length
     embedding_skip: bool = False  # the embedding is added behind every layer, times a number of the layer
+    unit: GluActivation | None = None  # of gated feed-forwards that are dense; None: the activation
     limits: GluActivation | None = None  # the unit of a layer for which the file gives a limit
     limits_of_all: bool = False  # the limits of experts are those of other feed-forwards where the file gives none
     lead_rotated: bool = False  # the leading dense layers are rotated

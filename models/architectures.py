@@ -95,6 +95,10 @@ _ROWS = (
     Architecture(  # dots.llm1
         "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),
     ),
+    Architecture(
+        "dots3note", "norm", latent=True, gated="sigmoid", ignored=("attn_gate.scale",), sliding=Sliding(0),
+        indexer=Indexer("neox", "full"), routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
+    ),
     Architecture("dream", "neox", ffn_scales=False, ignored=("output.bias",), diffusion=True),
     Architecture("ernie4_5", "norm", ffn_scales=False, ignored=("attn_output.bias", "expert_count")),
     Architecture(
@@ -281,6 +285,10 @@ _ROWS = (
     Architecture(
         "minimax-m2", "neox", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True,
         routing=ExpertGating("sigmoid", True, from_file="gating"),
+    ),
+    Architecture(
+        "minimax-m3", "neox", ffn_scales=False, qk_norm=True, unit="swiglu_oai", indexer=Indexer("neox", "routed"),
+        routing=ExpertGating("sigmoid", False, from_file=True, activation="swiglu_oai"),
     ),
     Architecture(  # Mistral Small 3.1 and later, Ministral 3
         "mistral3", "norm", routing=ExpertGating("softmax", True, scales=True),

@@ -130,6 +130,7 @@ class Config:
     head_dim: tuple[int, ...]  # width of a query or key head
     value_dim: tuple[int, ...]
     latent: LatentConfig | None
+    window_latent: LatentConfig | None  # of the layers with a window
     indexer: IndexerConfig | None
     kv_layer: tuple[int, ...]  # whose keys and values a layer reads: its own, or those of an earlier layer
     ffn_width: tuple[int, ...]

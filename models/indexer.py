@@ -38,8 +38,26 @@ class Selector:
         if chooses < 0 or self.config.count * self.config.block >= self.context:
             return None
         if chooses == layer:
-            self.chosen[layer] = self.recorded(f"blk.{layer}.indexer.", x, narrow, rope)
+            name = f"blk.{layer}.indexer."
+            by_blocks = self.row.layers == "routed"
+            self.chosen[layer] = self.by_blocks(name, x, rope) if by_blocks else self.recorded(name, x, narrow, rope)
         return self.chosen[chooses]
+
+    def by_blocks(self, name: str, x: Value, rope: Rope | None) -> Value:
+        """Each head chooses blocks of positions for the key-value head of its number (MiniMax M3)."""
+        builder, own = self.builder, self.config
+        recorder, sizes = builder.recorder, {"q": own.heads * own.head_dim, "k": own.head_dim}
+        heads = []
+        for part, size in sizes.items():
+            value = builder.linear(f"{name}{part}_proj", x, size, x.width)
+            weight = builder.tensors.vector(f"{name}{part}_norm.weight", own.head_dim)
+            value = recorder.rms_norm(value, weight, builder.config.eps, size // own.head_dim)
+            if rope is not None:
+                value = recorder.rotate(value, own.head_dim, replace(rope, style=self.row.rope_style))
+            heads.append(value)
+        q, k = heads
+        layer = recorder.append_index(k)
+        return recorder.select_positions(q, None, layer, own.heads, own.count, own.block, own.local)
 
     def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
         builder, own = self.builder, self.config

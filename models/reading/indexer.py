@@ -14,7 +14,12 @@ _EVERY = 4  # of its layers has one, after the first two
 
 
 def read_indexer(
-    keys: Keys, row: Architecture, windows: tuple[int, ...], context_length: int, attends: tuple[bool, ...]
+    keys: Keys,
+    row: Architecture,
+    windows: tuple[int, ...],
+    kv_heads: tuple[int, ...],
+    context_length: int,
+    attends: tuple[bool, ...],
 ) -> IndexerConfig | None:
     if row.indexer is None:
         return None
@@ -34,8 +39,14 @@ def read_indexer(
     pool = _pool(keys) if row.indexer.pooled else 1
     shares = row.indexer.layers == "types"
     chooses = [max((n for n in range(layer + 1) if own[n]), default=-1) for layer in layers]
+    heads = keys.integer(key + "head_count", 1, MAX_HEADS, reason=REASON)
+    if blocks and {heads} != {few for few, own_one in zip(kv_heads, own, strict=True) if own_one} | {heads}:
+        raise ModelError(
+            f"{keys.prefix}{key}head_count: expected as many as key-value heads in every layer with experts, "
+            f"{max(kv_heads)}, found {heads}"
+        )
     return IndexerConfig(
-        heads=keys.integer(key + "head_count", 1, MAX_HEADS, reason=REASON),
+        heads=heads,
         head_dim=keys.integer(key + "key_length", 2, MAX_HEAD_DIM, reason=REASON),
         count=keys.integer(key + "top_k", 1, MAX_CONTEXT) // pool,
         block=keys.integer(key + "block_size", 1, MAX_CONTEXT) if blocks else pool,
