@@ -43,6 +43,11 @@ def select_positions(state: State, op: SelectPositions) -> None:
 
 def _chosen(scores: NDArray[np.float64], op: SelectPositions) -> Seen:
     """Return the selected positions in order, given the scores of all that the row sees."""
+    if op.pooled:
+        whole = len(scores) // op.block
+        chosen = np.sort(np.argsort(-scores[op.block - 1 :: op.block], kind="stable")[: op.count])
+        positions = (chosen[:, None] * op.block + np.arange(op.block)).reshape(-1)
+        return np.concatenate([positions, np.arange(whole * op.block, len(scores))])
     blocks = -(-len(scores) // op.block)
     best = np.full(blocks * op.block, -np.inf)
     best[: len(scores)] = scores

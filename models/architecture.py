@@ -69,6 +69,7 @@ class Recurrent:
     interval: int = 4  # n, where the file does not say it
     # the key `kda.gate_lower_bound` bounds logarithms of decays; the file holds their slopes, or these times -1
     bounded: Literal["", "slopes", "negative"] = ""
+    unit_eps: float = 0.0  # of the lengths of queries and keys (KDA); 0: that of the norms
     alone: bool = False  # a layer is a mixer or a feed-forward
     channel_mix: bool = False  # the feed-forward is RWKV's, which also reads the row before
 
@@ -81,7 +82,10 @@ class Indexer:
     # all: every layer has one; types: those that the key `attention.indexer.types` names, others read the last one's
     # choice; full: layers without a window; routed: layers with experts, and chosen are blocks
     layers: Literal["all", "types", "full", "routed"]
-    eps: float = 1e-6  # of the norm of its keys
+    eps: float | Literal["rms", "layer"] = 1e-6  # of the norm of its keys; rms, layer: that of norms of this kind
+    trailing: bool = False  # the last dimensions of its heads are rotated, not the first
+    pooled: bool = False  # positions are chosen in pools of `attention.indexer.kpool`, each with one key
+    optional: bool = False  # a file without `attention.indexer.top_k` has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,8 @@ class Architecture:
     keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
     checkpoints: bool = False  # the key `attn_res.block_size` says how often rows are kept for later layers to read
     stacks: bool = False  # two stacks of layers run in turn, each several times
+    # independent: hyper-connections of several residual streams; mixed: they also mix the streams
+    connections: Literal["", "independent", "mixed"] = ""
     altup: bool = False  # layers work on several streams of rows
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
@@ -142,7 +148,9 @@ class Architecture:
     unit_qk_norm_but: int = 0  # but not in models of so many experts
     unrotated_temperature: tuple[float, int] | None = None  # growth of queries that are not rotated, and its length
     embedding_skip: bool = False  # the embedding is added behind every layer, times a number of the layer
+    unit: GluActivation | None = None  # of gated feed-forwards that are dense; None: the activation
     limits: GluActivation | None = None  # the unit of a layer for which the file gives a limit
+    limits_of_all: bool = False  # the limits of experts are those of other feed-forwards where the file gives none
     lead_rotated: bool = False  # the leading dense layers are rotated
     norm_by_eps: bool = False  # norms are RMS where the file gives the epsilon of RMS norms
     rms_eps: bool = False  # files give the epsilon of layer norms as that of RMS norms

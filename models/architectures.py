@@ -91,6 +91,10 @@ _ROWS = (
     Architecture(  # dots.llm1
         "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),
     ),
+    Architecture(
+        "dots3note", "norm", latent=True, gated="sigmoid", ignored=("attn_gate.scale",), sliding=Sliding(0),
+        indexer=Indexer("neox", "full"), routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
+    ),
     Architecture("dream", "neox", ffn_scales=False, ignored=("output.bias",), diffusion=True),
     Architecture("ernie4_5", "norm", ffn_scales=False, ignored=("attn_output.bias", "expert_count")),
     Architecture(
@@ -143,6 +147,13 @@ _ROWS = (
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
+    Architecture(  # GLM 5.3 Flash
+        "glm5-next", None, ffn_scales=False, ignored=(*QKV_EXTRAS, "attn_output.scale"), latent=True,
+        indexer=Indexer("norm", "types", "layer", pooled=True), connections="mixed", limits="swiglu_clamp",
+        limits_of_all=True,
+        recurrent=Recurrent("kda", "without_heads", bounded="negative", unit_eps=1e-6),
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
     Architecture(  # GLM 5 to 5.2
         "glm-dsa", "norm", latent=True, indexer=Indexer("norm", "types"),
         routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
@@ -187,6 +198,12 @@ _ROWS = (
     Architecture("hunyuan_vl", "neox", sections=True, ffn_scales=False, norms_rotated=True),  # its text
     Architecture(  # Hunyuan 3
         "hy_v3", "neox", qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
+    ),
+    Architecture(  # Hunyuan 4
+        "hy_v4", "norm", ffn_scales=False, ignored=("attn_output.scale", "attn_gate.scale", "swiglu_clamp_shexp"),
+        latent=True, indexer=Indexer("norm", "types", "rms", trailing=True, optional=True), gated="sigmoid",
+        connections="independent", limits="swiglu_clamp",
+        routing=ExpertGating("sigmoid", False, from_file=True),
     ),
     Architecture("internlm2", "norm", ffn_scales=False),
     Architecture("jais", None, ffn_scales=False, norm="layer", alibi=0.0, scores_by_width=True),
@@ -264,6 +281,10 @@ _ROWS = (
     Architecture(
         "minimax-m2", "neox", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True,
         routing=ExpertGating("sigmoid", True, from_file="gating"),
+    ),
+    Architecture(
+        "minimax-m3", "neox", ffn_scales=False, qk_norm=True, unit="swiglu_oai", indexer=Indexer("neox", "routed"),
+        routing=ExpertGating("sigmoid", False, from_file=True, activation="swiglu_oai"),
     ),
     Architecture(  # Mistral Small 3.1 and later, Ministral 3
         "mistral3", "norm", routing=ExpertGating("softmax", True, scales=True),

@@ -57,9 +57,11 @@ class Attention:
         slopes = builder.tensors.slopes(heads, config.alibi) if config.alibi else None
         chunked = builder.row.sliding is not None and builder.row.sliding.chunked and window > 0
         stored, scale = self.stored[config.kv_layer[layer]], config.attention_scale[layer]
+        selection = None if self.selector is None else self.selector.selection(layer, x, x, ropes.key)
+        slices = 1 if selection is None else kv_heads
         mixed = recorder.attention(
             q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked, config.causal,
-            self.distances(layer, heads),
+            self.distances(layer, heads), selection, slices,
         )  # fmt: skip
         if builder.row.query_gate:
             return recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")

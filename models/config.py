@@ -68,6 +68,7 @@ class IndexerConfig:
     count: int
     block: int
     local: int
+    eps: float  # of the norm of keys
     chooses: tuple[int, ...]  # by layer: the layer whose choice it reads, itself or an earlier one; -1: it reads all
 
 
@@ -84,6 +85,17 @@ class RecurrentConfig:
     rescale: int = 0  # RWKV-6: rows are halved after every so many layers; 0: never
     bound: float = 0.0  # Kimi Delta Attention: the least logarithm of a decay, which is negative; 0: none
     sign: float = 1.0  # that makes the file's slopes of such logarithms positive
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """Hyper-connections; `plan.Connect` defines the terms."""
+
+    streams: int
+    eps: float
+    magnitude: float
+    written_eps: float
+    iterations: int  # 0: the streams are not mixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,7 @@ class Config:
     head_dim: tuple[int, ...]  # width of a query or key head
     value_dim: tuple[int, ...]
     latent: LatentConfig | None
+    window_latent: LatentConfig | None  # of the layers with a window
     indexer: IndexerConfig | None
     kv_layer: tuple[int, ...]  # whose keys and values a layer reads: its own, or those of an earlier layer
     ffn_width: tuple[int, ...]
@@ -146,6 +159,7 @@ class Config:
     parallel: bool  # attention and feed-forward read the same rows
     streams: int  # of residual rows (AltUp); 0: there is one, without AltUp
     active_stream: int  # that layers compute with
+    connections: ConnectionConfig | None
     checkpoint_interval: int  # every so many layers rows are kept for later ones to read; 0: never
     cap_ratio: float  # cap of what is gated by that of the gate, in the unit "situ"; elsewhere 1
     sparsity: tuple[float | None, ...]  # deviations above the mean that gates must exceed; None: all count

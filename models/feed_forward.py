@@ -98,7 +98,7 @@ class FeedForward:
 
     def gated(self, gate: Value, up: Value, layer: int) -> Value:
         row, limit = self.builder.row, self.builder.config.limits[layer]
-        activation = row.limits if row.limits and limit else self.builder.config.activation
+        activation = row.limits if row.limits and limit else row.unit or self.builder.config.activation
         assert activation != "xielu", "gates nothing"
         recorder, ratio = self.builder.recorder, self.builder.config.cap_ratio
         if ratio == 1.0:

@@ -16,6 +16,7 @@ from localllm.models.attention import NOT_ROTATED, Attention, Ropes
 from localllm.models.builder import Builder
 from localllm.models.checkpoints import CheckpointRecorder
 from localllm.models.config import Config, RopeConfig
+from localllm.models.connections import ConnectionRecorder
 from localllm.models.distances import name_in_stack
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
@@ -93,6 +94,8 @@ def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
     """What records a layer."""
     if architecture.recurrent is not None and architecture.recurrent.channel_mix:
         return RwkvLayers
+    if config.connections is not None:
+        return ConnectionRecorder
     if config.checkpoint_interval:
         return CheckpointRecorder
     if architecture.stacks:

@@ -38,8 +38,26 @@ class Selector:
         if chooses < 0 or self.config.count * self.config.block >= self.context:
             return None
         if chooses == layer:
-            self.chosen[layer] = self.recorded(f"blk.{layer}.indexer.", x, narrow, rope)
+            name = f"blk.{layer}.indexer."
+            by_blocks = self.row.layers == "routed"
+            self.chosen[layer] = self.by_blocks(name, x, rope) if by_blocks else self.recorded(name, x, narrow, rope)
         return self.chosen[chooses]
+
+    def by_blocks(self, name: str, x: Value, rope: Rope | None) -> Value:
+        """Each head chooses blocks of positions for the key-value head of its number (MiniMax M3)."""
+        builder, own = self.builder, self.config
+        recorder, sizes = builder.recorder, {"q": own.heads * own.head_dim, "k": own.head_dim}
+        heads = []
+        for part, size in sizes.items():
+            value = builder.linear(f"{name}{part}_proj", x, size, x.width)
+            weight = builder.tensors.vector(f"{name}{part}_norm.weight", own.head_dim)
+            value = recorder.rms_norm(value, weight, builder.config.eps, size // own.head_dim)
+            if rope is not None:
+                value = recorder.rotate(value, own.head_dim, replace(rope, style=self.row.rope_style))
+            heads.append(value)
+        q, k = heads
+        layer = recorder.append_index(k)
+        return recorder.select_positions(q, None, layer, own.heads, own.count, own.block, own.local)
 
     def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
         builder, own = self.builder, self.config
@@ -47,10 +65,25 @@ class Selector:
         q = builder.linear(name + "attn_q_b", narrow, own.heads * own.head_dim, narrow.width)
         k = builder.linear(name + "attn_k", x, own.head_dim, x.width)
         weight, bias = (tensors.vector(f"{name}k_norm.{part}", own.head_dim) for part in ("weight", "bias"))
-        k = recorder.layer_norm(k, weight, bias, self.row.eps)
+        k = recorder.layer_norm(k, weight, bias, own.eps)
         if rope is not None:
             style = replace(rope, style=self.row.rope_style)
-            q, k = (recorder.rotate(heads, own.head_dim, style) for heads in (q, k))
+            q, k = (self.turned(heads, style) for heads in (q, k))
+        if self.row.pooled:
+            gate = builder.linear(name.removesuffix(".") + "_compressor_gate", x, own.head_dim, x.width)
+            bias = tensors.matrix(name.removesuffix(".") + "_compressor_ape.weight", own.block, own.head_dim)
+            k = recorder.pool(k, gate, bias)
         proj = tensors.matrix(f"{name}proj.weight", own.heads, x.width)
         weights = recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))
-        return recorder.select_positions(q, weights, recorder.append_index(k), own.heads, own.count)
+        return recorder.select_positions(
+            q, weights, recorder.append_index(k), own.heads, own.count, own.block, own.local, self.row.pooled
+        )
+
+    def turned(self, x: Value, rope: Rope) -> Value:
+        """Rotate the first or the last dimensions of every head."""
+        recorder, size = self.builder.recorder, self.config.head_dim
+        if not self.row.trailing:
+            return recorder.rotate(x, size, rope)
+        heads, plain = x.width // size, size - rope.n_rot
+        turned = recorder.rotate(recorder.columns(x, plain, size, heads), rope.n_rot, rope)
+        return recorder.join(recorder.columns(x, 0, plain, heads), turned, heads)

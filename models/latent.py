@@ -22,23 +22,27 @@ class LatentAttention(Attention):
 
     def mixed(self, x: Value, layer: int) -> Value:
         builder = self.builder
-        config, recorder, latent = builder.config, builder.recorder, self.latent
-        name, heads = f"blk.{layer}.attn_", config.heads[layer]
-        ropes = self.full if config.rotated[layer] else NOT_ROTATED
+        config, recorder, latent = builder.config, builder.recorder, self.latent(layer)
+        name, heads, window = f"blk.{layer}.attn_", config.heads[layer], config.windows[layer]
+        ropes = (self.sliding if window else self.full) if config.rotated[layer] else NOT_ROTATED
         narrow = self.narrow(name, x)
-        q_plain, q = self.queries(name, narrow, heads)
+        q_plain, q = self.queries(name, narrow, heads, latent)
         of, scale = latent.rank + latent.rotated, builder.scale(name + "kv_a_mqa")
         row = builder.norm(name + "kv_a_norm", builder.rows(name + "kv_a_mqa", x, 0, latent.rank, of, scale))
-        k = builder.rows(name + "kv_a_mqa", x, latent.rank, of, of, scale)
-        q, k = self.turned(q, ropes.query), self.turned(k, ropes.key)
+        k = row
+        if latent.rotated:
+            k = builder.optional_norm(name + "k_norm", builder.rows(name + "kv_a_mqa", x, latent.rank, of, of, scale))
+            k = self.turned(k, ropes.key)
+            q = self.turned(q, ropes.query)
         if latent.plain:
             q_plain = self.turned(q_plain, _at_rest(ropes.query, latent.plain))
-            q = recorder.join(recorder.head_linear(q_plain, self.key_matrices(name, heads)), q, heads)
-            k = recorder.join(row, k)
+            absorbed = recorder.head_linear(q_plain, self.key_matrices(name, heads, latent))
+            q, k = (recorder.join(absorbed, q, heads), recorder.join(row, k)) if latent.rotated else (absorbed, row)
         self.stored[layer] = recorder.append(k, row, 1)
         score_scale = config.attention_scale[layer] * (score_factor(config.rope) if config.rotated[layer] else 1.0)
         selection = None if self.selector is None else self.selector.selection(layer, x, narrow, ropes.key)
-        seen = recorder.attention(q, self.stored[layer], heads, score_scale, selection=selection)
+        sinks = builder.tensors.optional(name + "sinks.weight", heads)
+        seen = recorder.attention(q, self.stored[layer], heads, score_scale, window, sinks=sinks, selection=selection)
         if not self.gated(layer):
             return seen
         values, gates = self.values(seen, layer), builder.tensors.height(name + "gate.weight")
@@ -53,12 +57,12 @@ class LatentAttention(Attention):
         return self.builder.row.gated is not None and f"blk.{layer}.attn_gate.weight" in self.builder.tensors
 
     def values(self, mixed: Value, layer: int) -> Value:
-        matrices = self.value_matrices(f"blk.{layer}.attn_", self.builder.config.heads[layer])
+        matrices = self.value_matrices(f"blk.{layer}.attn_", self.builder.config.heads[layer], self.latent(layer))
         return self.builder.recorder.head_linear(mixed, matrices)
 
-    @property
-    def latent(self) -> LatentConfig:
-        latent = self.builder.config.latent
+    def latent(self, layer: int) -> LatentConfig:
+        config = self.builder.config
+        latent = config.window_latent if config.windows[layer] else config.latent
         assert latent is not None, "not a model with latent attention"
         return latent
 
@@ -67,16 +71,19 @@ class LatentAttention(Attention):
         builder, rank = self.builder, self.builder.tensors.height(name + "q_a.weight")
         return builder.norm(name + "q_a_norm", builder.linear(name + "q_a", x, rank, x.width)) if rank else x
 
-    def queries(self, name: str, x: Value, heads: int) -> tuple[Value, Value]:
-        """Return the plain part of every head's queries, and the part to be rotated; without plain ones the same twice.
+    def queries(self, name: str, x: Value, heads: int, latent: LatentConfig) -> tuple[Value, Value]:
+        """Return the plain part of every head's queries and the part to be rotated; if there is one, that twice.
 
         `x` is what `narrow` returns.
         """
-        builder, latent, matrix = self.builder, self.latent, name + "q"
+        builder, matrix = self.builder, name + "q"
         if builder.tensors.height(name + "q_a.weight"):
             matrix = name + "q_b"
         of = latent.plain + latent.rotated
         weight, scale = builder.tensors.matrix(f"{matrix}.weight", heads * of, x.width), builder.scale(matrix)
+        if not latent.rotated:
+            plain = builder.recorder.linear(x, weight, None, scale)
+            return plain, plain
         rotated = builder.recorder.linear(x, weight.rows_of_each(of, latent.plain, of), None, scale)
         if not latent.plain:
             return rotated, rotated
@@ -86,16 +93,16 @@ class LatentAttention(Attention):
         """Rotate all of every head of `rope.n_rot` numbers."""
         return x if rope is None else self.builder.recorder.rotate(x, rope.n_rot, rope)
 
-    def key_matrices(self, name: str, heads: int) -> Weight:
+    def key_matrices(self, name: str, heads: int, latent: LatentConfig) -> Weight:
         """The matrices of plain queries (heads, latent width, plain): of a tensor, or transposed rows of one."""
-        tensors, latent = self.builder.tensors, self.latent
+        tensors = self.builder.tensors
         if name + "kv_b.weight" not in tensors:
             return self.matrices(name + "k_b", heads, latent.rank, latent.plain)
         return tensors.transposed(name + "kv_b.weight", heads, latent.plain, latent.plain + latent.value, latent.rank)
 
-    def value_matrices(self, name: str, heads: int) -> Weight:
+    def value_matrices(self, name: str, heads: int, latent: LatentConfig) -> Weight:
         """The matrices of what heads see (heads, value width, latent width)."""
-        tensors, latent = self.builder.tensors, self.latent
+        tensors = self.builder.tensors
         if name + "kv_b.weight" not in tensors:
             return self.matrices(name + "v_b", heads, latent.value, latent.rank)
         of = latent.plain + latent.value

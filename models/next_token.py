@@ -30,6 +30,8 @@ def record_heads(
     """Record every next-token head that a file holds, in order; some files count heads in `metadata` but hold none."""
     plans: list[Plan] = []
     config = read_config(metadata, architecture.name)
+    if config.connections is not None:  # whose heads read several streams, or wait for a program to compare with
+        return ()
     while config.heads_after and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
         config = read_config(metadata, architecture.name, head=len(plans) + 1)
         plans.append(record_head(config, architecture, tensors, context))

@@ -161,7 +161,8 @@ def delta_net(parts: _Parts, x: Value) -> Value:
 def kda(parts: _Parts, x: Value) -> Value:
     """Kimi Delta Attention (arXiv:2510.26692): the delta rule, with a decay per channel."""
     builder, recorder, sizes = parts.builder, parts.builder.recorder, parts.sizes
-    heads, inner, eps = sizes.heads, sizes.inner, builder.config.eps
+    heads, inner, own = sizes.heads, sizes.inner, builder.row.recurrent
+    eps = own.unit_eps if own is not None and own.unit_eps else builder.config.eps
     q, k, v = [
         parts.active(parts.convolved(f"ssm_conv1d_{name}", [parts.bare(f"attn_{name}", x, inner)]))[0] for name in "qkv"
     ]

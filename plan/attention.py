@@ -46,6 +46,9 @@ class SelectPositions(Producer):
     the `count` best blocks; the block of its own position and the `local` - 1 before it come first; of equal ones the
     earlier comes first. A row with at most `count` blocks chooses all, without scores.
 
+    If `pooled`, a block has one key, at its last position: it alone is scored, and a block counts once the row sees all
+    of it. The positions behind the last whole block are selected besides.
+
     A row of `out` holds one slice per group: how many positions there are, then the positions in order, then zeros.
     """
 
@@ -56,6 +59,7 @@ class SelectPositions(Producer):
     count: int
     block: int = 1
     local: int = 0
+    pooled: bool = False
 
     @property
     def groups(self) -> int:
@@ -64,7 +68,7 @@ class SelectPositions(Producer):
     @property
     def most(self) -> int:
         """Maximum number of positions that a row selects."""
-        return self.count * self.block
+        return self.count * self.block + (self.block - 1 if self.pooled else 0)
 
     @property
     def inputs(self) -> tuple[Value, ...]:

@@ -124,12 +124,14 @@ class Recorder:
         return layer
 
     def select_positions(
-        self, q: Value, weights: Value | None, layer: int, heads: int, count: int, block: int = 1, local: int = 0
-    ) -> Value:
+        self, q: Value, weights: Value | None, layer: int, heads: int, count: int, block: int = 1, local: int = 0,
+        pooled: bool = False,
+    ) -> Value:  # fmt: skip
         assert weights is None or weights.width == heads, f"{q.name}: {heads} heads with {weights.width} weights"
         groups = heads if weights is None else 1
-        out = self._value(groups * (1 + count * block), q.rows, f"selection.{layer}")
-        self._operations.append(SelectPositions(out, q, weights, layer, heads, count, block, local))
+        most = count * block + (block - 1 if pooled else 0)
+        out = self._value(groups * (1 + most), q.rows, f"selection.{layer}")
+        self._operations.append(SelectPositions(out, q, weights, layer, heads, count, block, local, pooled))
         return out
 
     def attention(

@@ -134,7 +134,9 @@ def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Sh
 def index_shape_of(plan: Plan, op: SelectPositions, cache: CacheTypes) -> indexer.Shape:
     """Return the shape that the kernels of this indexer are compiled for."""
     head_dim = plan.attention_layer(op.layer).head_dim
-    return indexer.Shape(op.heads, head_dim, op.count, op.block, op.local, op.weights is not None, cache.keys)
+    return indexer.Shape(
+        op.heads, head_dim, op.count, op.block, op.local, op.weights is not None, op.pooled, cache.keys
+    )
 
 
 def _scratch(

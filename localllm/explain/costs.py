@@ -21,6 +21,7 @@ from localllm.plan import (
     Experts,
     Operation,
     Plan,
+    SelectPositions,
     Weight,
     flattened,
 )
@@ -41,6 +42,7 @@ class Cost:
     window: int  # positions that a row sees; 0: all
     flops: int  # per row
     flops_per_position: int
+    each: bool = False  # every row reads positions of its own, `window` at most
 
     def rows(self, step: Step) -> int:
         return len(step.tokens) if self.batch else step.logit_rows
@@ -51,7 +53,9 @@ class Cost:
         if not rows:
             return 0
         seen = step.first + len(step.tokens)
-        if self.window:
+        if self.each:
+            seen = rows * min(seen, self.window)
+        elif self.window:
             seen = min(seen, self.window + rows - 1)
         shares = sum(size * min(used * rows, of) // of for size, used, of in self.weights)
         return shares + rows * self.per_row + seen * self.per_position
@@ -119,10 +123,14 @@ def _cost(op: Operation, plan: Plan, stored: Callable[[Weight], int], cache: Seq
     embeds = isinstance(op, Embed)
     weights = tuple([(stored(r.weight), r.used, r.of) for r in op.reads if r.weight.name in matrices and not embeds])
     per_row = per_position = window = per_pair = 0
+    each = False
     for part in flattened([op]):
         if isinstance(part, Attention):
-            window = part.window
+            each = part.selection is not None
+            window = plan.attention_layer(part.layer).selected if each else part.window
             per_pair += 2 * (part.q.width + part.out.width)
+        if isinstance(part, SelectPositions):
+            per_pair += part.flops_per_position
         for number in part.state if not isinstance(part, Append) else ():
             layer = plan.layers[number]
             if isinstance(layer, CacheLayer):
@@ -132,4 +140,4 @@ def _cost(op: Operation, plan: Plan, stored: Callable[[Weight], int], cache: Seq
     if isinstance(op, Embed):
         per_row += stored(op.table) // op.table.shape[0]
     batch = not values or values[0].rows == "batch"
-    return Cost(kind_of(op), batch, weights, per_row, per_position, window, op.flops, per_pair)
+    return Cost(kind_of(op), batch, weights, per_row, per_position, window, op.flops, per_pair, each)

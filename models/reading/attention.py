@@ -76,7 +76,7 @@ def read_head_dims(
     if row.latent:  # the keys without `_mla` are of the latent rows, but in files of models that do not absorb
         suffix = "_mla" if keys.integer("attention.key_length_mla", 0, MAX_HEAD_DIM, default=0) else ""
         own = _key_and_value(keys, suffix, None, share)
-        return own, own
+        return own, _key_and_value(keys, suffix + "_swa", *own) if row.sliding else own
     of_full = _key_and_value(keys, "", share if most else MIN_HEAD_DIM, None)
     return of_full, _key_and_value(keys, "_swa", *of_full) if row.sliding else of_full
 
@@ -88,11 +88,15 @@ def _key_and_value(keys: Keys, suffix: str, key: int | None, value: int | None) 
     return key, keys.integer(name, 1, MAX_HEAD_DIM, default=value or key, reason=REASON)
 
 
-def read_latent(keys: Keys, rotated: int, key: int, value: int) -> LatentConfig:
-    """Widths of latent attention. They are even, as those of known models are: kernels read activations in pairs."""
-    rank = keys.integer("attention.kv_lora_rank", 2, MAX_HEAD_DIM - rotated, reason=REASON)
-    of_key = "attention.key_length" + ("_mla" if keys.metadata.get(keys.prefix + "attention.key_length_mla") else "")
-    for name, width in (("attention.kv_lora_rank", rank), (of_key, key)):
+def read_latent(keys: Keys, rotated: int, key: int, value: int, suffix: str = "") -> LatentConfig:
+    """Widths of latent attention. They are even, as those of known models are: kernels read activations in pairs.
+
+    `suffix` is that of the keys for layers with a window.
+    """
+    of_rank = f"attention.kv_lora_rank{suffix}"
+    rank = keys.integer(of_rank, 2, MAX_HEAD_DIM - rotated, reason=REASON)
+    mla = "_mla" if keys.metadata.get(keys.prefix + "attention.key_length_mla") else ""
+    for name, width in ((of_rank, rank), (f"attention.key_length{mla}{suffix}", key)):
         if width % 2:
             raise ModelError(f"{keys.prefix}{name}: expected an even number, found {width}")
     return LatentConfig(rank, key - rotated, rotated, value)

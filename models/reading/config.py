@@ -34,6 +34,7 @@ from localllm.models.reading.bounds import (
     MAX_WIDTH,
     REASON,
 )
+from localllm.models.reading.connections import read_connections
 from localllm.models.reading.feed_forward import (
     read_activation,
     read_caps,
@@ -94,7 +95,8 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         head_dim=head_dim,
         value_dim=value_dim,
         latent=read_latent(keys, rope.n_rot, *of_full) if row.latent else None,
-        indexer=read_indexer(keys, row, windows, context_length),
+        window_latent=read_latent(keys, rope.n_rot, *of_sliding, "_swa") if row.latent and row.sliding else None,
+        indexer=read_indexer(keys, row, windows, kv_heads[:layers], context_length, attends),
         kv_layer=read_kv_layers(keys, row, kv_heads[:layers], windows),
         ffn_width=ffn_width,
         vocabulary=_vocabulary(keys),
@@ -124,6 +126,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         parallel=keys.flag("use_parallel_residual", True) if row.parallel_key else row.parallel,
         streams=(streams := keys.integer("altup.num_inputs", 2, _MAX_STREAMS, default=4) if row.altup else 0),
         active_stream=keys.integer("altup.active_idx", 0, streams - 1, default=0) if row.altup else 0,
+        connections=read_connections(keys, row),
         checkpoint_interval=keys.integer("attn_res.block_size", 0, MAX_LAYERS) if row.checkpoints else 0,
         cap_ratio=read_caps(keys)[1] / read_caps(keys)[0] if row.limits == "situ" else 1.0,
         sparsity=read_sparsity(keys, row, layers),

@@ -44,7 +44,8 @@ def read_limits(keys: Keys, row: Architecture, which: str, blocks: int) -> tuple
         return (0.0,) * blocks
     if row.limits == "situ":
         return (read_caps(keys)[0],) * blocks
-    limits = keys.reals(f"swiglu_clamp_{which}", blocks, 0.0, MAX_FACTOR, default=0.0)
+    default = keys.metadata.get(f"{keys.prefix}swiglu_clamp_exp", 0.0) if row.limits_of_all else 0.0
+    limits = keys.reals(f"swiglu_clamp_{which}", blocks, 0.0, MAX_FACTOR, default=default)
     return tuple([limit if limit > 1e-6 else 0.0 for limit in limits])
 
 

@@ -7,18 +7,28 @@ from localllm.models.config import IndexerConfig
 from localllm.models.errors import ModelError
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, REASON
 from localllm.models.reading.keys import Keys
+from localllm.plan import BLOCK
 
 _LONG = 1 << 20  # GLM 5.2, whose first files do not tell the layers with an indexer, has this context; GLM 5 less
 _EVERY = 4  # of its layers has one, after the first two
 
 
-def read_indexer(keys: Keys, row: Architecture, windows: tuple[int, ...], context_length: int) -> IndexerConfig | None:
+def read_indexer(
+    keys: Keys,
+    row: Architecture,
+    windows: tuple[int, ...],
+    kv_heads: tuple[int, ...],
+    context_length: int,
+    attends: tuple[bool, ...],
+) -> IndexerConfig | None:
     if row.indexer is None:
+        return None
+    if row.indexer.optional and not keys.integer("attention.indexer.top_k", 0, MAX_CONTEXT, default=0):
         return None
     blocks, layers = row.indexer.layers == "routed", range(len(windows))
     key = "attention.indexer."
     if row.indexer.layers == "types":
-        own = _types(keys, len(windows), context_length)
+        own = _types(keys, attends, context_length)
     elif row.indexer.layers == "full":
         own = tuple([not window for window in windows])
     elif blocks:
@@ -26,26 +36,52 @@ def read_indexer(keys: Keys, row: Architecture, windows: tuple[int, ...], contex
         own = tuple([layer >= lead for layer in layers])
     else:
         own = (True,) * len(windows)
+    pool = _pool(keys) if row.indexer.pooled else 1
     shares = row.indexer.layers == "types"
     chooses = [max((n for n in range(layer + 1) if own[n]), default=-1) for layer in layers]
+    heads = keys.integer(key + "head_count", 1, MAX_HEADS, reason=REASON)
+    if blocks and {heads} != {few for few, own_one in zip(kv_heads, own, strict=True) if own_one} | {heads}:
+        raise ModelError(
+            f"{keys.prefix}{key}head_count: expected as many as key-value heads in every layer with experts, "
+            f"{max(kv_heads)}, found {heads}"
+        )
     return IndexerConfig(
-        heads=keys.integer(key + "head_count", 1, MAX_HEADS, reason=REASON),
+        heads=heads,
         head_dim=keys.integer(key + "key_length", 2, MAX_HEAD_DIM, reason=REASON),
-        count=keys.integer(key + "top_k", 1, MAX_CONTEXT),
-        block=keys.integer(key + "block_size", 1, MAX_CONTEXT) if blocks else 1,
+        count=keys.integer(key + "top_k", 1, MAX_CONTEXT) // pool,
+        block=keys.integer(key + "block_size", 1, MAX_CONTEXT) if blocks else pool,
+        eps=_eps(keys, row.indexer.eps),
         local=keys.integer(key + "local_blocks", 0, MAX_CONTEXT) if blocks else 0,
         chooses=tuple([choice if shares or choice == layer else -1 for layer, choice in enumerate(chooses)]),
     )
 
 
-def _types(keys: Keys, layers: int, context_length: int) -> tuple[bool, ...]:
+def _pool(keys: Keys) -> int:
+    """Positions of a pool, which divide the number of those that are chosen."""
+    key = "attention.indexer.kpool"
+    pool, chosen = keys.integer(key, 2, BLOCK), keys.integer("attention.indexer.top_k", 1, MAX_CONTEXT)
+    if chosen % pool:
+        raise ModelError(f"{keys.prefix}{key}: expected a divisor of attention.indexer.top_k {chosen}, found {pool}")
+    if not keys.flag(key + "_select_tail", True):
+        raise ModelError(f"{keys.prefix}{key}_select_tail: only true is supported, found false")
+    return pool
+
+
+def _eps(keys: Keys, eps: float | str) -> float:
+    if not isinstance(eps, str):
+        return eps
+    return keys.real("attention.layer_norm_rms_epsilon" if eps == "rms" else "attention.layer_norm_epsilon", 0.0, 1.0)
+
+
+def _types(keys: Keys, attends: tuple[bool, ...], context_length: int) -> tuple[bool, ...]:
     """Whether each layer has an indexer of its own."""
-    key = "attention.indexer.types"
+    key, layers = "attention.indexer.types", len(attends)
     if keys.metadata.get(keys.prefix + key) is not None:
         own = keys.flags(key, layers, True)
     else:
         first = 2  # layers that have one before the pattern begins
         own = tuple([context_length < _LONG or n < first or (n - first) % _EVERY == 0 for n in range(layers)])
-    if not own[0]:
-        raise ModelError(f"{keys.prefix}{key}: expected 1 for layer 0, which no layer comes before, found 0")
-    return own
+    first = attends.index(True) if any(attends) else 0
+    if not own[first]:
+        raise ModelError(f"{keys.prefix}{key}: expected 1 for layer {first}, which none comes before, found 0")
+    return tuple([chooses and sees for chooses, sees in zip(own, attends, strict=True)])

@@ -26,7 +26,9 @@ def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int)
         logarithmic *= 10.0
     temperature_length = keys.integer("attention.temperature_length", 0, MAX_CONTEXT, default=0) if row.latent else 0
     return RopeConfig(
-        n_rot=_n_rot(keys, "rope.dimension_count", head_dim, head_dim),
+        n_rot=_n_rot(
+            keys, "rope.dimension_count", head_dim, head_dim, 0 if row.latent and row.rope_style is None else 2
+        ),
         base=keys.real("rope.freq_base", 1.001, 1e30, default=10000.0),
         scaling=cast(RopeScaling, scaling),
         factor=1.0 if factor == 0.0 or scaling == "none" else factor,
@@ -76,8 +78,8 @@ def read_rotated(keys: Keys, row: Architecture, windows: tuple[int, ...]) -> tup
     return tuple([not every or (layer + 1) % every != 0 for layer in range(layers)])
 
 
-def _n_rot(keys: Keys, key: str, head_dim: int, default: int) -> int:
-    n_rot = keys.integer(key, 2, head_dim, default=default)
+def _n_rot(keys: Keys, key: str, head_dim: int, default: int, least: int = 2) -> int:
+    n_rot = keys.integer(key, least, head_dim, default=default)
     if n_rot % 2:
         raise ModelError(f"{keys.prefix}{key}: expected an even number, found {n_rot}")
     return n_rot

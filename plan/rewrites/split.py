@@ -23,6 +23,8 @@ from localllm.plan.recurrence import Convolve, LinearAttention, SelectiveScan
 from localllm.plan.values import Value
 
 Place = TypeVar("Place", bound=Hashable)
+# Operations that name a layer of the cache.
+Layered = Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,6 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
 
 def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
     assert not isinstance(op, Fused), "a split plan is fused later"
-    if isinstance(
-        op, Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool
-    ):
+    if isinstance(op, Layered):
         return replace(op, layer=numbers[op.layer])
     return op

@@ -23,11 +23,17 @@ class Selecting:
     block: int = 1
     local: int = 0
     weighted: bool = True
+    pooled: bool = False
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Of the queries, the keys and the values of a row; then of queries, keys and weights of the indexer."""
         return (*self.heads.widths, self.index_heads * self.index_dim, self.index_dim, self.index_heads)
+
+    @property
+    def most(self) -> int:
+        """Maximum number of positions that a row selects."""
+        return self.count * self.block + (self.block - 1 if self.pooled else 0)
 
     @property
     def groups(self) -> int:
@@ -42,6 +48,8 @@ SELECTING = (  # what fills no vector; one head; a count within a block, of one 
     Selecting(Heads(4, 2, 16), 2, 16, 3, 4, 1, weighted=False),
     Selecting(Heads(2, 2, 20), 2, 7, 5, 16, 2, weighted=False),
     Selecting(Heads(3, 1, 16), 1, 16, 1, 64, 0, weighted=False),
+    Selecting(Heads(4, 1, 24), 3, 20, 5, 4, pooled=True),
+    Selecting(Heads(2, 2, 16), 2, 16, 11, 3, weighted=False, pooled=True),
 )
 
 
@@ -52,7 +60,7 @@ def select(s: Selecting) -> Build:
     def build(r: Recorder, x: Value) -> Value:
         q, k, weights = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts[3:]))
         own = weights if s.weighted else None
-        return r.select_positions(q, own, r.append_index(k), s.index_heads, s.count, s.block, s.local)
+        return r.select_positions(q, own, r.append_index(k), s.index_heads, s.count, s.block, s.local, s.pooled)
 
     return build
 

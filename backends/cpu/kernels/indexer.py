@@ -52,12 +52,13 @@ class Shape:
     block: int
     local: int
     weighted: bool
+    pooled: bool
     key_type: str
 
     @property
     def name(self) -> str:
         of = f"{self.heads}_{self.head_dim}_{self.count}_{self.block}_{self.local}_{self.key_type}"
-        return of if self.weighted else f"{of}_each"
+        return f"{of}{'_pooled' * self.pooled}{'' if self.weighted else '_each'}"
 
     @property
     def keys(self) -> CacheRow:
@@ -69,7 +70,7 @@ class Shape:
 
     @property
     def most(self) -> int:
-        return self.count * self.block
+        return self.count * self.block + (self.block - 1 if self.pooled else 0)
 
     @property
     def offsets(self) -> tuple[int, int, int]:
@@ -183,6 +184,10 @@ def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Val
                         with f.loop(first, f.minimum(first + shape.block, seen)) as position:
                             f.store(listed + (n.get() + position - first) * 4, _float(f, position))
                         n.set(n.get() + f.minimum(first + shape.block, seen) - first)
+            if shape.pooled:
+                with f.loop(units * shape.block, seen) as position:
+                    f.store(listed + n.get() * 4, _float(f, position))
+                    n.set(n.get() + 1)
         f.store(out, _float(f, n.get()))
         with f.loop(n.get(), f.i64(shape.most)) as rest:
             f.store(listed + rest * 4, f.constant(F32, 0.0))
@@ -190,8 +195,12 @@ def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Val
 
 def _ordered(f: Function, shape: Shape, scores: Value, seen: Value) -> Value:
     """Turn the scores of a group into int32 in their order, one per block of positions; return their number."""
-    units = (seen + (shape.block - 1)) // shape.block
-    if shape.block > 1:
+    units = (seen + (0 if shape.pooled else shape.block - 1)) // shape.block
+    if shape.pooled:
+        with f.loop(0, units) as unit:
+            last = f.load(scores + (unit * (4 * shape.block) + 4 * (shape.block - 1)), F32)
+            f.store(scores + unit * 4, last)
+    elif shape.block > 1:
         with f.loop(0, units) as unit:
             best = f.var(f.load(scores + unit * (4 * shape.block), F32))
             first = unit * shape.block

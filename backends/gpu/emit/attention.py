@@ -60,7 +60,7 @@ def select_positions(low: Lowering, op: SelectPositions) -> None:
     shape = indexer.IndexerShape(
         MAX_ROWS=low.rows[rows], GROUPED=kernels.grouped(op.heads), cache=kernels.cache_shape(low.cache, layer),
         HEADS=op.heads, Q_STRIDE=q.stride, WEIGHTED=op.weights is not None, COUNT=op.count, BLOCK=op.block,
-        LOCAL_BLOCKS=op.local, POSITIONS=positions,
+        LOCAL_BLOCKS=op.local, POOLED=op.pooled, POSITIONS=positions,
     )  # fmt: skip
     room = low.rows[rows] * op.groups * 2 * positions * 4
     low.program.scratch[Fixed.SCORES] = max(low.program.scratch.get(Fixed.SCORES, 0), room)

@@ -1,8 +1,8 @@
 // The indexer: scores of the positions that a row sees, and the choice of the best. Besides the cache's constants: HEADS,
 // Q_STRIDE, WEIGHTED, COUNT (blocks that are chosen) of BLOCK positions each, LOCAL_BLOCKS, POSITIONS (room for scores),
-// GROUPED (heads that share a key). A row and group has POSITIONS scores and as many integers in their order.
+// GROUPED (heads that share a key), POOLED (blocks have one key, at their end). A row and group has POSITIONS scores and as many integers in their order.
 
-#define MOST (COUNT * BLOCK)
+#define MOST (COUNT * BLOCK + (POOLED ? BLOCK - 1 : 0))
 #define GROUPS (WEIGHTED ? 1 : HEADS)
 #define INDEX_QUERY_WORDS (KEY_SIZE / 4 + 2 * (KEY_SIZE / 32))
 #ifdef GENERIC
@@ -76,10 +76,10 @@ KERNEL(128, select_positions)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL flo
     if (ITEM == 0) out[0] = (float)seen;
     return;
   }
-  int units = (seen + BLOCK - 1) / BLOCK;
+  int units = (seen + (POOLED ? 0 : BLOCK - 1)) / BLOCK;
   for (int u = ITEM; u < units; u += 128) {
-    float best = of[u * BLOCK];
-    for (int i = u * BLOCK + 1; i < smaller((u + 1) * BLOCK, seen); i++) best = of[i] > best ? of[i] : best;
+    float best = of[u * BLOCK + (POOLED ? BLOCK - 1 : 0)];
+    for (int i = u * BLOCK + 1; !POOLED && i < smaller((u + 1) * BLOCK, seen); i++) best = of[i] > best ? of[i] : best;
     int bits = AS_INT(best + 0.0f);
     order[u] = u >= units - LOCAL_BLOCKS ? 0x7FFFFFFF : bits ^ (bits < 0 ? 0x7FFFFFFF : 0);
   }
@@ -114,7 +114,11 @@ KERNEL(128, select_positions)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL flo
     place += chosen;
   }
   int end = order[units - 1] > lowest || (order[units - 1] == lowest && all_equal <= ties);  // the last block may be short
-  int count = MOST - (end ? units * BLOCK - seen : 0);
+  int count = COUNT * BLOCK - (end && !POOLED ? units * BLOCK - seen : 0);
+  if (POOLED) {  // and the positions behind the last block
+    count += seen - units * BLOCK;
+    for (int i = units * BLOCK + ITEM; i < seen; i += 128) out[1 + COUNT * BLOCK + i - units * BLOCK] = (float)i;
+  }
   for (int i = count + ITEM; i < MOST; i += 128) out[1 + i] = 0.0f;
   if (ITEM == 0) out[0] = (float)count;
 }

@@ -22,6 +22,7 @@ class IndexerShape(Macros):
     COUNT: Shape
     BLOCK: Shape
     LOCAL_BLOCKS: Shape
+    POOLED: Flag
     POSITIONS: Shape
 
 

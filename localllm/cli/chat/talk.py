@@ -236,4 +236,6 @@ def tell(rows: Sequence[Sequence[str]]) -> None:
 def _per_token(memory: Memory) -> str:
     text = f"{size(memory.cache_per_token)} a token"
     text += f", {size(memory.window_per_token)} in a window of {memory.window}" if memory.window else ""
+    if memory.selected:
+        text += f", {size(memory.selected_per_token)} a token of which {memory.selected} are read"
     return text + (f", {size(memory.states)} of states" if memory.states else "")

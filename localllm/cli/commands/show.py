@@ -176,6 +176,8 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
         "cache_per_token": memory.cache_per_token,
         "window": memory.window,
         "window_cache_per_token": memory.window_per_token,
+        "selected": memory.selected,
+        "selected_cache_per_token": memory.selected_per_token,
         "states": memory.states,
         "state_read_per_token": memory.state_per_token,
         "cache_types": [choice.types.keys, choice.types.values],
@@ -293,6 +295,8 @@ def cache_text(memory: dict[str, Any]) -> str:
     text = f"{size(memory['cache_per_token'])} a token"
     if memory["window"]:
         text += f", and {size(memory['window_cache_per_token'])} for the last {memory['window']} and a little more"
+    if memory["selected"]:
+        text += f", and {size(memory['selected_cache_per_token'])} a token of which a row reads {memory['selected']}"
     return text + (f", and {size(memory['states'])} for states of recurrent layers" if memory["states"] else "")
 
 

@@ -55,7 +55,7 @@ def architectures(room: int = 0) -> str:
         rows.append(
             (
                 each.name,
-                f"{each.ffn}, {'situ' if each.limits == 'situ' else each.activation}",
+                f"{each.ffn}, {'situ' if each.limits == 'situ' else (each.unit or each.activation).replace('_', ' ')}",
                 norms,
                 rope,
                 each.routing.gating.replace("_", " ") if each.routing else "",
@@ -90,6 +90,10 @@ def _state(row: Architecture, attends: bool) -> str:
     kinds = []
     if attends:
         kinds.append("latent rows" if row.latent else "keys and values" + (", windows" if row.sliding else ""))
+    if row.latent and row.sliding:
+        kinds.append("windows")
+    if row.indexer is not None:
+        kinds.append("index keys")
     if row.recurrent is not None:
         kinds.append(MIXERS[row.recurrent.mixer])
     return ", ".join(kinds)

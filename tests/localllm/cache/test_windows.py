@@ -22,7 +22,10 @@ IDS = np.random.RandomState(3).randint(0, 29, 1100).tolist()
 Opener = tuple[Path, str]
 
 
-RECURRENT = ["lfm2-dense", "qwen35-mtp", "jamba-dense", "kimi-linear-moe", "kimi-k3-moe", "minimax-01-moe", "rwkv7"]
+RECURRENT = [
+    "lfm2-dense", "qwen35-mtp", "jamba-dense", "kimi-linear-moe", "kimi-k3-moe", "minimax-01-moe", "rwkv7",
+    "glm5-next-8of40",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["gpt-oss", "gemma3", "gemma2", *RECURRENT])
@@ -97,7 +100,10 @@ def test_memory_is_the_window_and_the_layers_without(model: api.Model) -> None:
     memory = executable.memory
     assert memory.window in (window, 0, 32)  # of attention: LFM2's file has one of 32
     assert memory.read_after(1000) - memory.weights_per_token == (
-        memory.cache_per_token * 1000 + memory.window_per_token * memory.window + memory.state_per_token
+        memory.cache_per_token * 1000
+        + memory.window_per_token * memory.window
+        + memory.selected_per_token * memory.selected
+        + memory.state_per_token
     )
 
 

@@ -1,0 +1,91 @@
+"""The layers of models with hyper-connections (arXiv:2409.19606): several residual streams instead of one.
+
+Each part of a layer reads a weighted sum of the streams, and every stream gets the part's result times a weight. The
+streams may also be mixed, by a matrix whose rows and columns sum to about 1 (mHC, arXiv:2512.24880). All these weights
+are made from the streams themselves (`plan.Connect`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from localllm.models.config import ConnectionConfig
+from localllm.models.layers import LayerRecorder
+from localllm.plan import Value
+from localllm.plan.connections import connect_width
+
+HEAD = "output_hc"
+
+
+class Shares(NamedTuple):
+    """What a part reads, and the coefficients by which streams get its result."""
+
+    read: Value  # (T, width)
+    written: Value  # (T, streams)
+    mixed: Value | None  # (T, streams * streams); None: the streams stay as they are
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRecorder(LayerRecorder):
+    """Records one layer: rows (T, streams * width) to as many, and the way from one stream to all and back."""
+
+    def begin(self, x: Value) -> Value:
+        """Every stream is x."""
+        count = self.own.streams
+        return self.builder.recorder.mix(x, 1, self.builder.tensors.numbers(f"ones({count})", [1.0] * count))
+
+    def end(self, streams: Value) -> Value:
+        """A weighted sum of the streams, or their mean in files without weights for it."""
+        recorder, tensors, count = self.builder.recorder, self.builder.tensors, self.own.streams
+        if f"{HEAD}_fn.weight" in tensors:
+            return recorder.mix(streams, count, self.coefficients(streams, HEAD, 1))
+        return recorder.mix(streams, count, tensors.numbers(f"mean of {count}", [1.0 / count] * count))
+
+    def layer(self, x: Value, layer: int) -> Value:
+        builder, recorder, name = self.builder, self.builder.recorder, f"blk.{layer}."
+        shares = self.shares(x, name + "hc_attn")
+        (mixer,) = self.mixers(layer)
+        mixed = mixer.mixed(builder.norm(name + builder.row.attention_norm, shares.read), layer)
+        if self.selects(layer):
+            mixed, x = recorder.select_rows(mixed), recorder.select_rows(x)
+            shares = self.wanted(shares)
+        x = self.written(x, mixer.output(mixed, layer), shares)
+        shares = self.shares(x, name + "hc_ffn")
+        read = builder.norm(name + builder.row.ffn_norm, shares.read)
+        return self.written(x, self.feed_forward(read, layer, shares.read, shares.read), shares)
+
+    @property
+    def own(self) -> ConnectionConfig:
+        own = self.builder.config.connections
+        assert own is not None, "not a model with hyper-connections"
+        return own
+
+    def shares(self, streams: Value, name: str) -> Shares:
+        recorder, count = self.builder.recorder, self.own.streams
+        both = self.coefficients(streams, name, 3 if self.own.iterations else 2)
+        read, written = (recorder.columns(both, part * count, (part + 1) * count) for part in range(2))
+        mixed = recorder.columns(both, 2 * count, both.width) if self.own.iterations else None
+        return Shares(recorder.mix(streams, count, read), written, mixed)
+
+    def wanted(self, shares: Shares) -> Shares:
+        """Those of the rows whose logits are wanted; nothing reads the rows that attention read."""
+        select = self.builder.recorder.select_rows
+        mixed = None if shares.mixed is None else select(shares.mixed)
+        return shares._replace(written=select(shares.written), mixed=mixed)
+
+    def written(self, streams: Value, y: Value, shares: Shares) -> Value:
+        """The streams after a part, whose result is y."""
+        recorder = self.builder.recorder
+        base = streams if shares.mixed is None else recorder.mix(streams, self.own.streams, shares.mixed)
+        return recorder.mix(y, 1, shares.written, base)
+
+    def coefficients(self, streams: Value, name: str, parts: int) -> Value:
+        recorder, tensors, own = self.builder.recorder, self.builder.tensors, self.own
+        width = connect_width(own.streams, parts)
+        normed = recorder.rms_norm(streams, tensors.ones(streams.width), self.builder.config.eps)
+        made = recorder.linear(normed, tensors.matrix(f"{name}_fn.weight", width, streams.width))
+        scale, bias = tensors.vector(f"{name}_scale.weight", parts), tensors.vector(f"{name}_base.weight", width)
+        return recorder.connect(
+            made, own.streams, scale, bias, own.eps, own.magnitude, own.written_eps, own.iterations
+        )  # fmt: skip

@@ -1,0 +1,24 @@
+"""Keys of hyper-connections: how many residual streams there are, and how they are mixed."""
+
+from __future__ import annotations
+
+from localllm.models.architecture import Architecture
+from localllm.models.config import ConnectionConfig
+from localllm.models.reading.bounds import MAX_FACTOR
+from localllm.models.reading.keys import Keys
+
+_MAX_STREAMS = 8  # kernels are compiled for this number; known models have 4
+_MAX_ITERATIONS = 1000  # known models have 20
+
+
+def read_connections(keys: Keys, row: Architecture) -> ConnectionConfig | None:
+    """Hyper-connections of an architecture that has them: "independent" streams are never mixed."""
+    if not row.connections:
+        return None
+    streams = keys.integer("hyper_connection.count", 1, _MAX_STREAMS)
+    eps = keys.real("hyper_connection.epsilon", 0.0, 1.0)
+    if row.connections == "independent":
+        magnitude = keys.real("hyper_connection.magnitude", 0.0, MAX_FACTOR)
+        return ConnectionConfig(streams, eps, magnitude, eps, 0)
+    iterations = keys.integer("hyper_connection.sinkhorn_iterations", 0, _MAX_ITERATIONS)
+    return ConnectionConfig(streams, eps, 2.0, 0.0, max(1, iterations))  # the first is always made
