@@ -129,6 +129,8 @@ def _attention(state: State, op: Attention) -> None:
         first, last = 0, ends[row]
         if op.window and not op.causal:
             first, last = max(0, own - op.window // 2), min(last, own + op.window // 2)
+        elif op.after:
+            first = batch.ends()[row] + 1
         elif op.window:
             first = own // op.window * op.window if op.chunked else max(0, own + 1 - op.window)
         seen = np.arange(first, last + 1)  # (P,)

@@ -265,6 +265,7 @@ class Model(LoadedModel):
         """The chat template, and a note if it is not from the file. It is rendered in a child process."""
         from localllm.template import choose_template, renderer
 
+        self.refuse_chat()
         words = self.words
         self._confined = renderer()
         return choose_template(self.file.metadata, words, self._confined, self._given)
@@ -357,6 +358,9 @@ def load(
             if chosen.speculation.kind != "off":
                 if model.diffuses:
                     raise LocalLLMError(Notice("a diffusion model takes no drafts; leave ", Setting("spec"), " out"))
+                if model.encodes:
+                    problem = "a model with an encoder takes no drafts; leave "
+                    raise LocalLLMError(Notice(problem, Setting("spec"), " out"))
                 model.speculate(chosen, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()

@@ -28,6 +28,7 @@ class Attention:
     full: Ropes
     sliding: Ropes  # of the layers with a window
     stored: dict[int, int] = field(default_factory=dict)  # the cache layer of each layer so far that has one
+    after: bool = False  # rows see only what follows the text that an encoder has read
     still: Ropes = NOT_ROTATED  # of the layers that are not rotated, whose queries may grow with the position
 
     def mixed(self, x: Value, layer: int) -> Value:
@@ -57,7 +58,7 @@ class Attention:
         stored, scale = self.stored[config.kv_layer[layer]], config.attention_scale[layer]
         mixed = recorder.attention(
             q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked, config.causal,
-            self.distances(layer, heads),
+            self.distances(layer, heads), self.after,
         )  # fmt: skip
         if builder.row.query_gate:
             return recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")

@@ -27,12 +27,14 @@ class Shape:
     slopes: bool = False
     chunked: bool = False
     causal: bool = True
+    after: bool = False  # only positions after the text
     reach: int = 0  # farthest distance that has a number in `distances`; 0: there are none
 
     @property
     def name(self) -> str:
         extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks", "slopes", "chunked") if getattr(self, n))
         extras += "" if self.causal else "_both_ways"
+        extras += "_after" if self.after else ""
         extras += f"_reach{self.reach}" if self.reach else ""
         return (
             f"{self.head_dim}_{self.value_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"

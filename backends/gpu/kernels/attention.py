@@ -205,6 +205,7 @@ class AttentionShape(Macros):
     SOFTCAP: Factor
     HAS_SINKS: Flag
     HAS_SLOPES: Flag
+    AFTER: Flag
     REACH: Shape
     TABLE_STRIDE_AT: Shape
 
