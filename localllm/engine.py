@@ -230,7 +230,8 @@ class Engine:
         border = tokens.index(self.start) if self.start in tokens else 0
         if not border:
             raise LocalLLMError(
-                f"a model with an encoder reads a text in one step, and token {self.start} behind it starts the answer"
+                "a model with an encoder answers a text, and cannot score or continue one (its text comes in one step, "
+                f"with token {self.start} behind it); use `localllm run` or model.generate"
             )
         if which == "all" or (isinstance(which, tuple) and any(row < border for row in which)):
             raise LocalLLMError("a model with an encoder has no logits of the text that it answers, only of its answer")

@@ -126,6 +126,8 @@ def _logits(builder: Builder, x: Value, name: str) -> Value:
     given = f"{name}.weight" in tensors
     weight = tensors.matrix(f"{name}.weight" if given else "token_embd.weight", config.vocabulary, config.width)
     scale = config.logit_scale * (builder.scale(name) if given else 1.0)
+    if builder.row.decoder and not given:  # as T5 was trained
+        scale *= config.width**-0.5
     logits = recorder.linear(x, weight, tensors.optional(f"{name}.bias", config.vocabulary), scale)
     return recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits
 
