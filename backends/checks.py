@@ -107,6 +107,8 @@ def check_texts(batch: Batch) -> None:
         raise BackendError("batch: borders must hold the length of every sequence's text")
     if not within(batch.sequence, len(borders)):
         raise BackendError(f"batch: sequence must be from 0 to {len(borders) - 1}")
+    if (borders[batch.sequence] < 1).any():
+        raise BackendError("batch: borders must be at least 1, because an answer sees a text")
     of_text = batch.positions < borders[batch.sequence]
     if not of_text.any():
         return

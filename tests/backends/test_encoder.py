@@ -121,6 +121,7 @@ def test_batches_that_cut_a_text(plan: Plan) -> None:
         (batch([0, 1], [], [3]), "a text comes in one batch"),
         (batch([1, 2, 3], [2], [3]), "a text comes in one batch"),
         (batch([0, 1, 2, 3], [2, 3], [3]), "logit_rows must be of rows after the text"),
+        (batch([0, 1, 2, 3], [3], [0]), "borders must be at least 1"),
         (batch([0, 1, 2, 3], [3], None), "borders must hold the length of every sequence's text"),
         (batch([0, 1, 2, 3], [3], [3, 3]), "borders must hold the length of every sequence's text"),
     ):

@@ -129,15 +129,21 @@ def test_wrong_steps_change_nothing(model: Model) -> None:
 
 
 def test_requests_together_and_alone(model: Model) -> None:
-    """Texts of different lengths come and go; each answer has the tokens that it has alone."""
+    """Texts of different lengths come and go; each answer has the tokens that it has alone.
+
+    A text comes in one step even where the patience of those who read an answer allows only a part of it.
+    """
     texts = [PROMPTS[0], LONG, "z", PROMPTS[1], PROMPTS[0], LONG]
-    alone = {text: answer(model, text, 9) for text in set(texts)}
+    alone = {text: answer(model, text, 30) for text in set(texts)}
     options = model.sampling_defaults.options({"temperature": 0})
-    with scheduled(model, parallel=3) as scheduler:
-        asked = [ask(scheduler, Request(model.tokenize(text), options, max_tokens=9)) for text in texts]
-        for text, one in zip(texts, asked, strict=True):
+    with scheduled(model, parallel=3, step_seconds=1e-6) as scheduler:
+        asked = [
+            ask(scheduler, Request(model.tokenize(text), options, max_tokens=5 + 5 * number))
+            for number, text in enumerate(texts)
+        ]
+        for number, (text, one) in enumerate(zip(texts, asked, strict=True)):
             one.result()
-            assert one.tokens == alone[text]
+            assert one.tokens == alone[text][: 5 + 5 * number]
 
 
 def test_the_server(path: Path) -> None:
