@@ -17,7 +17,7 @@ from localllm.backends import cache
 from localllm.backends.base import Routing
 from localllm.backends.reference_recurrence import convolve, linear_attention, matrix_scan, selective_scan
 from localllm.backends.reference_state import State
-from localllm.backends.reference_streams import blend, excess, match, mix, weigh
+from localllm.backends.reference_streams import blend, connect, excess, match, mix, weigh
 from localllm.plan import (
     BLOCK,
     Activate,
@@ -27,6 +27,7 @@ from localllm.plan import (
     Blend,
     Clamp,
     Columns,
+    Connect,
     Convolve,
     Embed,
     Excess,
@@ -363,6 +364,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Weigh: weigh,
     Mix: mix,
     Blend: blend,
+    Connect: connect,
     Match: match,
     Excess: excess,
     Join: _join,

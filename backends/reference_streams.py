@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.backends.reference_state import State
-from localllm.plan import Blend, Excess, Match, Mix, Value, Weigh
+from localllm.plan import Blend, Connect, Excess, Match, Mix, Value, Weigh
 
 
 def weigh(state: State, op: Weigh) -> None:
@@ -31,6 +31,25 @@ def blend(state: State, op: Blend) -> None:
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     state.write(op.out, np.einsum("tn,tnd->td", weights, slices))
+
+
+def connect(state: State, op: Connect) -> None:
+    n, z = op.streams, state.read(op.x)
+    widths = (n, n, n * n)[: op.parts]
+    z = z * np.repeat(state.weight(op.scale), widths) + state.weight(op.bias)
+    found = [1.0 / (1.0 + np.exp(-z[:, :n])) + op.eps]
+    if op.parts > 1:
+        found.append(op.magnitude / (1.0 + np.exp(-z[:, n : 2 * n])) + op.written_eps)
+    if op.parts > 2:
+        mixing = z[:, 2 * n :].reshape(-1, n, n)  # (rows, from, to)
+        mixing = np.exp(mixing - mixing.max(axis=2, keepdims=True))
+        mixing = mixing / mixing.sum(axis=2, keepdims=True) + op.eps
+        for number in range(op.iterations):
+            if number:
+                mixing = mixing / (mixing.sum(axis=2, keepdims=True) + op.eps)
+            mixing = mixing / (mixing.sum(axis=1, keepdims=True) + op.eps)
+        found.append(mixing.transpose(0, 2, 1).reshape(len(z), -1))
+    state.write(op.out, np.concatenate(found, axis=1))
 
 
 def match(state: State, op: Match) -> None:

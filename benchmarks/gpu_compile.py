@@ -187,10 +187,14 @@ def _rowwise() -> list[Labelled]:
         FACTOR2=0.5, FACTOR3=-1e-6, **row,
     )  # fmt: skip
     positions = rowwise.EmbedRows(format="F16", MAX_ROWS=ROWS, K=2048, N=1024, Y_STRIDE=2048, BY_POSITION=True)
+    connected = streams.ConnectStreams(
+        SLICES=4, PARTS=3, X_STRIDE=24, Y_STRIDE=24, EPS=1e-6, MAGNITUDE=2.0, WRITTEN_EPS=0.0, ITERATIONS=20
+    )
     found: list[Labelled] = [
         ("elements xielu", xielu), ("embed positions", positions), ("elements cap", capped), ("elements gate", gate),
         ("mix", streams.MixSlices(SLICES=4, C_STRIDE=16, HAS_BASE=True, **sides)),
         ("blend", streams.BlendSlices(SLICES=8, L_STRIDE=2048, EPS=1e-5, **sides)),
+        ("connect", connected),
         ("match", streams.MatchSlices(L_WIDTH=2048, EPS=1e-5, **sides)),
         ("excess", streams.ExcessRows(FACTOR=1.6, **sides)),
         *((f"largest, pass {n + 1}", largest.LargestLogits(PASS=n, STRIDE=128256)) for n in range(2)),

@@ -21,6 +21,7 @@ from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
 from localllm.loaded import LoadedModel, refuse_serving
+from localllm.models import architecture_of
 from localllm.notice import Notice, NotUsed, Setting
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
@@ -28,6 +29,7 @@ from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords,
 from localllm.options.signature import takes
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
+from localllm.speculation.errors import NoDrafts
 
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
@@ -353,14 +355,14 @@ def load(
         model = Model(file, chosen.force)
         if sequences and file.tensors and not embeddings:
             refuse_serving(file)
+        drafts = bool(file.tensors) and chosen.speculation.kind != "off"
+        if drafts and model.diffuses and not embeddings:
+            raise NoDrafts(Notice("a diffusion model takes no drafts; leave ", Setting("spec"), " out"))
+        if drafts and architecture_of(file.metadata).decoder and not embeddings:
+            raise NoDrafts(Notice("a model with an encoder takes no drafts; leave ", Setting("spec"), " out"))
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
-            if chosen.speculation.kind != "off":
-                if model.diffuses:
-                    raise LocalLLMError(Notice("a diffusion model takes no drafts; leave ", Setting("spec"), " out"))
-                if model.encodes:
-                    problem = "a model with an encoder takes no drafts; leave "
-                    raise LocalLLMError(Notice(problem, Setting("spec"), " out"))
+            if drafts:
                 model.speculate(chosen, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()

@@ -7,13 +7,9 @@ is the first; the others are in the order of their names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from difflib import SequenceMatcher
 from functools import partial
-from typing import Any
 
 from localllm.models.architecture import Architecture, ExpertGating, Multipliers, Recurrent, Sliding
-from localllm.models.errors import ModelError
 
 COHERE = Multipliers("multiplied")
 QKV_EXTRAS = tuple([f"attn_{which}.{what}" for which in "qkv" for what in ("bias", "scale")])
@@ -389,19 +385,3 @@ _ROWS = (
 )  # fmt: skip
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}
-
-
-def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
-    """The row of the file's `general.architecture`; ModelError names the nearest supported one."""
-    name = metadata.get("general.architecture")
-    row = ARCHITECTURES.get(name) if isinstance(name, str) else None
-    if row is not None:
-        return row
-    if not isinstance(name, str):
-        problem = "the key is missing" if name is None else f"expected a name, found {str(name)[:60]!r}"
-        raise ModelError(f"general.architecture: {problem}; {len(ARCHITECTURES)} architectures are supported")
-    nearest = max(ARCHITECTURES, key=lambda known: SequenceMatcher(None, name[:60], known).ratio())
-    raise ModelError(
-        f"general.architecture: {name[:60]!r} is not supported; the nearest of {len(ARCHITECTURES)} supported ones is "
-        f"{nearest!r}"
-    )

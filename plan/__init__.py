@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from localllm.plan.attention import Append, Attention, Rotate
 from localllm.plan.batch import BLOCK, Batch
+from localllm.plan.connections import Connect
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, flattened
 from localllm.plan.matrix_scan import MatrixLayer, MatrixScan
@@ -61,6 +62,7 @@ __all__ = [
     "CacheLayer",
     "Clamp",
     "Columns",
+    "Connect",
     "Convolve",
     "Embed",
     "Excess",

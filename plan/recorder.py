@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from localllm.plan.attention import Append, Attention, Rotate
+from localllm.plan.connections import Connect, connect_width
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.matrix_scan import MatrixScan
 from localllm.plan.operation import Operation
@@ -260,6 +261,19 @@ class Recorder:
         assert x.width % last.width == 0, f"{x.name}: not slices of {last.width}"
         out = self._value(last.width, last.rows, weight.name)
         self._operations.append(Blend(out, x, last, Weight.of(weight), eps))
+        return out
+
+    def connect(
+        self, x: Value, streams: int, scale: Tensor, bias: Tensor, eps: float, magnitude: float = 1.0,
+        written_eps: float = 0.0, iterations: int = 0,
+    ) -> Value:  # fmt: skip
+        out = self._value(x.width, x.rows, bias.name)
+        operation = Connect(
+            out, x, streams, Weight.of(scale), Weight.of(bias), eps, magnitude, written_eps, iterations
+        )  # fmt: skip
+        assert x.width == connect_width(streams, operation.parts), f"{x.name}: not {operation.parts} parts"
+        assert operation.parts < 3 or iterations > 0, f"{x.name}: mixing needs an iteration"
+        self._operations.append(operation)
         return out
 
     def match(self, x: Value, like: Value, eps: float, groups: int = 1) -> Value:

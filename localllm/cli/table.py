@@ -29,6 +29,7 @@ _COMMANDS: dict[str, Command] = {
         "model fills in the answer step by step; see docs/diffusion.md.",
         (options.Run, *_ANSWERING, DiffusionOptions),
         starting.run,
+        placed=True,
     ),
     "explain": Command(
         "MODEL [PROMPT]",

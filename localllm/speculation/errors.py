@@ -7,3 +7,7 @@ from localllm.errors import LocalLLMError
 
 class SpeculationError(LocalLLMError):
     """Speculation is not possible as requested."""
+
+
+class NoDrafts(SpeculationError):
+    """The model takes no drafts of any kind."""

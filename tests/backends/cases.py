@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from localllm.plan import Recorder, Rope, Value
+from localllm.plan.connections import connect_width
 from tests.backends.rounding import (
     Slack,
     blended,
     capped,
+    connected,
     exact,
     exceeding,
     exponential,
@@ -59,6 +61,14 @@ class Case:
 def first(width: int) -> MemoryWeight:
     """The matrix (1, width) that picks the first number of a row."""
     return MemoryWeight.of("first", np.eye(1, width))
+
+
+def connect(r: Recorder, x: Value, streams: int, parts: int) -> Value:
+    """Coefficients from the first numbers of a row."""
+    width, name = connect_width(streams, parts), f"of {streams} in {parts}"
+    scale = MemoryWeight.of(f"scale {name}", [0.5, 1.0, -0.75][:parts])
+    bias = MemoryWeight.of(f"bias {name}", np.sin(np.arange(width)))
+    return r.connect(r.columns(x, 0, width), streams, scale, bias, 1e-3, 1.5, 1e-2, 4)
 
 
 BLENDS = MemoryWeight.of("blends", np.cos(np.arange(50.0)))
@@ -110,6 +120,11 @@ CASES: dict[str, Case] = {
         50, lambda r, x: r.blend(r.join(r.scale(x, -0.5), r.columns(x, 0, 50)), x, BLENDS, 1e-5), blended(50)
     ),
     "blend with one": Case(64, lambda r, x: r.blend(r.scale(x, 2.0), x, vector(64, "own"), 1e-5), blended(64)),
+    "connect, to read": Case(50, lambda r, x: connect(r, x, 5, 1), connected),
+    "connect, to read and write": Case(50, lambda r, x: connect(r, x, 4, 2), connected),
+    "connect, to read, write and mix": Case(50, lambda r, x: connect(r, x, 4, 3), connected),
+    "connect three streams": Case(50, lambda r, x: connect(r, x, 3, 3), connected),
+    "connect nine streams": Case(120, lambda r, x: connect(r, x, 9, 3), connected),
     "situ": Case(40, lambda r, x: r.glu(r.scale(x, 2.0), x, "situ", 1.5), situated),
     "match": Case(50, lambda r, x: r.match(x, r.columns(x, 3, 40), 1e-5), sized(50)),
     "match slices": Case(51, lambda r, x: r.match(r.scale(x, 3.0), x, 1e-5, 3), sized(17)),

@@ -147,6 +147,7 @@ NONE: dict[str, Build] = {
     "weigh": lambda r, x: r.weigh(x, vector(24)),
     "mix": lambda r, x: r.mix(x, 4, vector(8, "mix")),
     "blend": lambda r, x: r.blend(r.join(x, x), x, vector(24), 1e-5),
+    "connect": lambda r, x: r.connect(x, 4, vector(3, "scale"), vector(24), 1e-6, 2.0, 0.0, 3),
     "situ": lambda r, x: r.glu(x, r.scale(x, 0.0), "situ", 3.0),
     "match": lambda r, x: r.match(x, r.scale(x, 2.0), 1e-5, 2),
     "excess": lambda r, x: r.excess(x, 0.5),

@@ -25,7 +25,14 @@ def _columns() -> Plan:
     return r.finish(r.join(r.columns(x, 1, 5, 3), x, 3))
 
 
-RECORDED = {"columns": _columns}
+def _connect() -> Plan:
+    r = Recorder()
+    x = r.embed(MemoryWeight.of("table", np.arange(37.0 * 24).reshape(37, 24) / 888))
+    scale, bias = MemoryWeight.of("scale", np.ones(3)), MemoryWeight.of("bias", np.zeros(24))
+    return r.finish(r.connect(x, 4, scale, bias, 1e-6, iterations=2))
+
+
+RECORDED = {"columns": _columns, "connect": _connect}
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Rows, RowsOrNone
 from localllm.backends.cpu.emit.products import NOTHING
+from localllm.backends.cpu.kernels import connections
 from localllm.backends.cpu.kernels import streams as kernels
 from localllm.backends.cpu.kernels.streams import (
     BlendArguments,
@@ -15,7 +16,7 @@ from localllm.backends.cpu.kernels.streams import (
 from localllm.backends.cpu.lowering import Lowering
 from localllm.backends.cpu.places import BufferOf, CountOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import Blend, Excess, Match, Mix, Value, Weigh
+from localllm.plan import Blend, Connect, Excess, Match, Mix, Value, Weigh
 
 
 def weigh(low: Lowering, op: Weigh) -> None:
@@ -58,6 +59,15 @@ def blend(low: Lowering, op: Blend) -> None:
         rows=CountOf(op.out.rows), scratch=Rows(address=low.list(stride * low.threads), stride=stride),
     )  # fmt: skip
     low.call(kernels.blend(), arguments, op.out.rows, "blend")
+
+
+def connect(low: Lowering, op: Connect) -> None:
+    arguments = connections.ConnectArguments(
+        x=rows_in(low.floats(op.x)), y=output_to(low.make(op.out)), scale=VectorOf(op.scale, LANES),
+        bias=VectorOf(op.bias, LANES), eps=op.eps, magnitude=op.magnitude, written_eps=op.written_eps,
+        iterations=op.iterations, rows=CountOf(op.out.rows),
+    )  # fmt: skip
+    low.call(connections.connect(op.streams, op.parts), arguments, op.out.rows, "connect")
 
 
 def match(low: Lowering, op: Match) -> None:

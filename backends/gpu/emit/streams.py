@@ -5,7 +5,7 @@ from __future__ import annotations
 from localllm.backends.gpu.kernels import streams as kernels
 from localllm.backends.gpu.lowering import Lowering
 from localllm.backends.gpu.references import Fixed
-from localllm.plan import Blend, Excess, Match, Mix, Value, Weigh
+from localllm.plan import Blend, Connect, Excess, Match, Mix, Value, Weigh
 
 
 def weigh(low: Lowering, op: Weigh) -> None:
@@ -35,6 +35,16 @@ def blend(low: Lowering, op: Blend) -> None:
     )  # fmt: skip
     buffers = kernels.BlendSlicesBuffers(x=x, last=last, weight=low.vector(op.weight), y=y)
     low.dispatch("blend", rows, [kernel.launch((1, (rows, 1, 1), 1), buffers)])
+
+
+def connect(low: Lowering, op: Connect) -> None:
+    x, y, rows = low.floats(op.x), low.make(op.out), op.x.rows
+    kernel = kernels.ConnectStreams(
+        SLICES=op.streams, PARTS=op.parts, X_STRIDE=x.stride, Y_STRIDE=y.stride, EPS=float(op.eps),
+        MAGNITUDE=float(op.magnitude), WRITTEN_EPS=float(op.written_eps), ITERATIONS=op.iterations,
+    )  # fmt: skip
+    buffers = kernels.ConnectStreamsBuffers(x=x, scale=low.vector(op.scale), bias=low.vector(op.bias), y=y)
+    low.dispatch("connect", rows, [kernel.launch((1, (rows, 1, 1), 1), buffers)])
 
 
 def match(low: Lowering, op: Match) -> None:

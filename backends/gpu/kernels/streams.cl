@@ -51,6 +51,39 @@ KERNEL(128, blend_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const fl
 }
 #endif
 
+#ifdef CONNECT  // Constants: PARTS, EPS, MAGNITUDE, WRITTEN_EPS, ITERATIONS. An item has a number of the row
+KERNEL(128, connect_streams)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *scale, GLOBAL const float *bias,
+                             GLOBAL float *y LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  int n = SLICES, part = ITEM < n ? 0 : ITEM < 2 * n ? 1 : 2, at = ITEM - 2 * n;
+  int from = at / n, to = at % n, own = PARTS > 2 && at >= 0 && at < n * n;
+  x += (size_t)GROUP_Y * X_STRIDE;
+  y += (size_t)GROUP_Y * Y_STRIDE;
+  float v = 0.0f;
+  if (own || (ITEM < 2 * n && part < PARTS)) v = FMA(x[ITEM], scale[part], bias[ITEM]);
+  if (ITEM < 2 * n && part < PARTS)
+    y[ITEM] = part == 0 ? sigmoid(v) + EPS : FMA(MAGNITUDE, sigmoid(v), WRITTEN_EPS);
+  if (own) local_memory[at] = v;
+  BARRIER();
+  if (own) {
+    float most = local_memory[from * n];
+    for (int i = 1; i < n; i++) most = FMAX(most, local_memory[from * n + i]);
+    v = exponential(v - most);
+  }
+  for (int turn = 0; turn < 2 * ITERATIONS; turn++) {  // rows, then columns, and again; the first rows are a softmax
+    BARRIER();
+    if (own) local_memory[at] = v;
+    BARRIER();
+    if (own) {
+      float sum = 0.0f;
+      for (int i = 0; i < n; i++) sum += local_memory[turn % 2 == 0 ? from * n + i : i * n + to];
+      v = turn == 0 ? v / sum + EPS : v / (sum + EPS);
+    }
+  }
+  if (own) y[2 * n + to * n + from] = v;
+}
+#endif
+
 #ifdef MATCH  // a work-group has a slice. Constants: L_WIDTH (of a row of `like`), EPS
 KERNEL(128, match_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *like, GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY

@@ -76,6 +76,33 @@ class BlendSlices(Kernel[BlendSlicesBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectStreamsBuffers(Buffers):
+    x: FloatIn
+    scale: FloatIn
+    bias: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectStreams(Kernel[ConnectStreamsBuffers]):
+    """Coefficients of hyper-connections; a work-group has a row, whose numbers are at most as many as its items."""
+
+    name, parts, flag = "connect_streams", "streams", "CONNECT"
+    SLICES: Shape
+    PARTS: Shape
+    X_STRIDE: Shape
+    Y_STRIDE: Shape
+    EPS: Factor
+    MAGNITUDE: Factor
+    WRITTEN_EPS: Factor
+    ITERATIONS: Shape
+
+    @property
+    def local_floats(self) -> int:
+        return 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MatchSlicesBuffers(Buffers):
     x: FloatIn
     like: FloatIn

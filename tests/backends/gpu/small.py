@@ -17,7 +17,15 @@ from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Recorder, Rope, Value
 from tests.backends.attending import Heads, distances
-from tests.backends.cases import RECURRENT, VOCABULARY, lightning, linear_attention, matrix_scan, selective_scan
+from tests.backends.cases import (
+    RECURRENT,
+    VOCABULARY,
+    connect,
+    lightning,
+    linear_attention,
+    matrix_scan,
+    selective_scan,
+)
 from tests.backends.support import Build, bind, record, stored
 from tests.models.support import Driver, MemoryWeight, stack
 
@@ -60,7 +68,8 @@ def rows(r: Recorder, x: Value) -> Value:
     y = r.glu(r.activate(y, "sigmoid"), r.activate(y, "silu"), "swiglu_oai")
     y = r.glu(r.columns(x, 3, 29, 3), r.columns(y, 0, 26, 3), "silu")
     y = r.blend(r.join(y, y), r.scale(y, 0.5), FEW, 1e-5)
-    y = r.mix(r.match(r.weigh(y, FEW), x, 1e-5, 2), 2, r.columns(x, 0, 4), r.columns(x, 5, 44, 2))
+    shares = connect(r, x, 2, 3)
+    y = r.mix(r.match(r.weigh(y, FEW), x, 1e-5, 2), 2, r.columns(shares, 4, 8), r.columns(x, 5, 44, 2))
     y = r.select_rows(r.join(r.excess(y, 0.5), r.columns(x, 0, 5, 3), 3))
     return r.softcap(r.rotate(y, 31, Rope("norm", 10, FREQUENCIES)), 3.0)
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.localllm.convert.hf_table import MODELS, XIELU
+from tests.localllm.convert.hf_settings import XIELU
+from tests.localllm.convert.hf_table import MODELS
 from tests.localllm.convert.hf_tokenizers import save_tokenizer
 from tests.localllm.convert.support import save
 

@@ -12,9 +12,9 @@ from localllm.convert import open_checkpoint
 from localllm.convert.recipes import RECIPES
 from localllm.models import ARCHITECTURES
 from tests.localllm.convert.hf_encoders import ENCODERS
-from tests.localllm.convert.hf_models import ids, make
+from tests.localllm.convert.hf_models import ids, make, sees
 from tests.localllm.convert.hf_synthetic import DATA, LEFT_OUT, POSITIONS, numbers, read_specs, write_folder
-from tests.localllm.convert.hf_table import MODELS, sees
+from tests.localllm.convert.hf_table import MODELS
 from tests.localllm.convert.support import logits_of, save
 from tests.models.support import nmse
 

@@ -1,0 +1,43 @@
+"""The operation of hyper-connections: the coefficients by which a layer reads, writes and mixes residual streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.plan.operation import Unary
+from localllm.plan.weights import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Connect(Unary):
+    """Coefficients of hyper-connections of n streams (arXiv:2409.19606), for `Mix`, from z = scale x + bias.
+
+    A row of x has one to three parts, and each number of `scale` belongs to a part:
+
+    - read (n): how much of every stream the layer reads, sigmoid(z) + eps.
+    - written (n): how much of its result every stream gets, magnitude sigmoid(z) + written_eps.
+    - mixed (n, n): z[j, i] leads from stream j to stream i. Each row becomes its softmax plus eps. Then columns and
+      rows are divided by their sum plus eps in turn (Sinkhorn, arXiv:2512.24880): columns `iterations` times, and rows
+      between them. The result is transposed: coefficient i * n + j is that of stream j in the new stream i.
+    """
+
+    streams: int
+    scale: Weight  # (parts,)
+    bias: Weight  # (width,)
+    eps: float
+    magnitude: float = 1.0
+    written_eps: float = 0.0
+    iterations: int = 0
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return self.scale, self.bias
+
+    @property
+    def parts(self) -> int:
+        return self.scale.shape[0]
+
+
+def connect_width(streams: int, parts: int) -> int:
+    """The numbers of so many parts of `Connect`."""
+    return (streams, 2 * streams, (2 + streams) * streams)[parts - 1]
