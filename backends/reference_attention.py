@@ -101,6 +101,8 @@ def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: 
     first = 0
     if op.window and not op.causal:
         first, last = max(0, own - op.window // 2), min(last, own + op.window // 2)
+    elif op.after:
+        first = state.rows(op.q).ends()[row] + 1
     elif op.window:
         first = own // op.window * op.window if op.chunked else max(0, own + 1 - op.window)
     yield slice(None), np.arange(first, last + 1)

@@ -21,6 +21,7 @@ from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
 from localllm.loaded import LoadedModel, refuse_serving
+from localllm.models import architecture_of
 from localllm.notice import Notice, NotUsed, Setting
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
@@ -266,6 +267,7 @@ class Model(LoadedModel):
         """The chat template, and a note if it is not from the file. It is rendered in a child process."""
         from localllm.template import choose_template, renderer
 
+        self.refuse_chat()
         words = self.words
         self._confined = renderer()
         return choose_template(self.file.metadata, words, self._confined, self._given)
@@ -356,6 +358,8 @@ def load(
         drafts = bool(file.tensors) and chosen.speculation.kind != "off"
         if drafts and model.diffuses and not embeddings:
             raise NoDrafts(Notice("a diffusion model takes no drafts; leave ", Setting("spec"), " out"))
+        if drafts and architecture_of(file.metadata).decoder and not embeddings:
+            raise NoDrafts(Notice("a model with an encoder takes no drafts; leave ", Setting("spec"), " out"))
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if drafts:

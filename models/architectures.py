@@ -19,6 +19,10 @@ _bert = partial(  # encoders that norm the rows after an addition
     Architecture, encoder=True, ffn_scales=False, norm="layer", attention_norm="", ffn_norm="", output_norm="",
     sum_norms=True, attention_post_norm="attn_output_norm", ffn_post_norm="layer_output_norm",
 )  # fmt: skip
+_t5 = partial(
+    Architecture, rope_style=None, activation="gelu", ungated="relu", ffn_scales=False, stack="enc", ffn="found",
+    distances=True, score_scale=1.0, output_norm="enc.output_norm",
+)  # fmt: skip
 
 _ROWS = (
     Architecture(  # Llama 1-3, Mistral 7B, Nemo and Small, Mixtral, TinyLlama, SmolLM 1-2, Yi, ...
@@ -400,10 +404,8 @@ _ROWS = (
         sliding=Sliding(0, stretched=False, half=True, factors=False, rope_base=10000.0),
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
-    Architecture(  # Sentence-T5, GTR, the text encoders of Stable Diffusion 3 and FLUX
-        "t5encoder", None, "gelu", ungated="relu", ffn_scales=False, encoder=True, stack="enc", ffn="found",
-        distances=True, score_scale=1.0, output_norm="enc.output_norm",
-    ),
+    _t5("t5", decoder="dec.output_norm"),  # T5, Flan-T5, MADLAD-400, ...
+    _t5("t5encoder", encoder=True),  # Sentence-T5, GTR, the text encoders of Stable Diffusion 3 and FLUX
     Architecture(
         "talkie", "neox", ignored=("ffn_gate.scale", "ffn_up.scale"), norm_weights=False, embedding_norm=True,
         norms_rotated=True, unit_qk_norm=True, embedding_skip=True, multipliers=COHERE,

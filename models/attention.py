@@ -29,6 +29,7 @@ class Attention:
     full: Ropes
     sliding: Ropes  # of the layers with a window
     stored: dict[int, int] = field(default_factory=dict)  # the cache layer of each layer so far that has one
+    after: bool = False  # rows see only what follows the text that an encoder has read
     still: Ropes = NOT_ROTATED  # of the layers that are not rotated, whose queries may grow with the position
     selector: Selector | None = None  # of the positions that layers read
 
@@ -61,7 +62,7 @@ class Attention:
         slices = 1 if selection is None else kv_heads
         mixed = recorder.attention(
             q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked, config.causal,
-            self.distances(layer, heads), selection, slices,
+            self.distances(layer, heads), self.after, selection, slices,
         )  # fmt: skip
         if builder.row.query_gate:
             return recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")

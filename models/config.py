@@ -119,6 +119,14 @@ class StackConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The decoder of a model whose layers otherwise are an encoder's."""
+
+    layers: int
+    start: int  # the token that stands between a text and its answer
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The shape of a transformer; tuples hold one entry per layer."""
 
@@ -166,6 +174,7 @@ class Config:
     per_layer_width: int  # of the slice of per-layer embeddings; 0: there are none
     recurrent: RecurrentConfig | None
     stacks: StackConfig | None  # that run in turn, each several times
+    decoder: DecoderConfig | None  # that follows the layers
     attends: tuple[bool, ...]  # whether the layer has attention
     recurs: tuple[bool, ...]  # whether it has a recurrent mixer
     heads_after: int  # layers of the file after these: each is a next-token head (`models.next_token`)

@@ -17,6 +17,7 @@ from localllm.models.builder import Builder
 from localllm.models.checkpoints import CheckpointRecorder
 from localllm.models.config import Config, RopeConfig
 from localllm.models.connections import ConnectionRecorder
+from localllm.models.decoder import decoder_of, tensors_of
 from localllm.models.distances import name_in_stack
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
@@ -67,19 +68,26 @@ def record(
         per_layer.begin(x)
     attention = attention_of(builder, context or config.context_length)
     recurrence = _recurrence(builder)
-    layers = _kind(config, architecture)(builder, attention, recurrence, FeedForward(builder), per_layer, every_row)
+    all_rows = every_row or (config.decoder is not None and not embeddings)
+    layers = _kind(config, architecture)(builder, attention, recurrence, FeedForward(builder), per_layer, all_rows)
     x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
         x = layers.layer(x, layer)
         if architecture.embedding_skip:
             x = _skip(builder, embedding, x, layer)
-    recorder.begin_layer()
+    if config.decoder is None or embeddings:
+        recorder.begin_layer()
     x = layers.end(x)
     if embeddings or architecture.encoder:
         Head.read(config, checked)  # what it needs is checked before weights are loaded
         normed = builder.norm(architecture.output_norm, x) if architecture.output_norm else x
         return recorder.finish(normed, checked.used())
+    if config.decoder is not None:
+        decoder = decoder_of(builder, tensors_of(checked))
+        x = decoder.record(builder.norm(architecture.output_norm, x), table)
+        recorder.begin_layer()
+        return finish(decoder.builder, x, architecture.decoder, "output")
     return finish(builder, x, architecture.output_norm, "output", every_row)
 
 
@@ -122,6 +130,8 @@ def _logits(builder: Builder, x: Value, name: str) -> Value:
     given = f"{name}.weight" in tensors
     weight = tensors.matrix(f"{name}.weight" if given else "token_embd.weight", config.vocabulary, config.width)
     scale = config.logit_scale * (builder.scale(name) if given else 1.0)
+    if builder.row.decoder and not given:  # as T5 was trained
+        scale *= config.width**-0.5
     logits = recorder.linear(x, weight, tensors.optional(f"{name}.bias", config.vocabulary), scale)
     return recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits
 

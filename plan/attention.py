@@ -87,7 +87,9 @@ class SelectPositions(Producer):
 class Attention(Producer):
     """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
 
-    If not `causal`, a row also sees the later positions of its sequence that are in the batch.
+    If not `causal`, a row also sees the later positions of its sequence that are in the batch. Where an encoder reads
+    the text of a sequence (`Batch.borders`), a row that is not `causal` sees all of the text and nothing else, and one
+    that sees `after` it nothing of the text.
 
     Head h of q reads key-value head h // (heads / kv_heads); values may have another width than keys. With a `window`,
     a row at position p sees only positions above p - window, itself included; if `chunked`, from the last multiple of
@@ -113,6 +115,7 @@ class Attention(Producer):
     chunked: bool = False
     causal: bool = True
     distances: Weight | None = None  # (heads, 2 reach + 1), without slopes
+    after: bool = False  # only positions after the text that an encoder has read
     selection: Value | None = None  # (T, slices * (1 + maximum number of positions))
     slices: int = 1  # 1: all key-value heads read the same positions; else there is a slice for each
 

@@ -48,6 +48,7 @@ class Plan:
     starts: tuple[int, ...] = ()  # the first operation of each layer, and of the output after the last
     tensors: frozenset[str] = frozenset()  # of the file: of the weights, and those whose numbers are in the operations
     hidden: Value | None = None  # the rows that next-token heads read
+    encodes: bool = False  # the first of two stages runs on the text of a sequence, the second on the rows after it
 
     @property
     def window(self) -> int:
@@ -82,8 +83,9 @@ class Plan:
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """The parts of weights that a row reads, operation by operation."""
-        return tuple([read for op in self.operations for read in op.reads])
+        """The parts of weights that a row reads, operation by operation: with an encoder, a row after the text."""
+        operations = self.operations[self.stages[-1].start :] if self.encodes else self.operations
+        return tuple([read for op in operations for read in op.reads])
 
     @property
     def uses(self) -> Counter[int]:

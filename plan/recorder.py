@@ -31,6 +31,7 @@ from localllm.plan.operations import (
     Receive,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Weigh,
     Xielu,
@@ -53,6 +54,7 @@ class Recorder:
         self._values: list[Value] = []
         self._layers: list[Store] = []
         self._starts: list[int] = []
+        self._encodes = False
 
     def begin_layer(self) -> None:
         """Start the next layer, or the output after the last layer."""
@@ -137,8 +139,8 @@ class Recorder:
     def attention(
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
-        chunked: bool = False, causal: bool = True, distances: Tensor | None = None, selection: Value | None = None,
-        slices: int = 1,
+        chunked: bool = False, causal: bool = True, distances: Tensor | None = None, after: bool = False,
+        selection: Value | None = None, slices: int = 1,
     ) -> Value:  # fmt: skip
         """`selection` has that many slices: one, or one for each key-value head."""
         stored = self._layers[layer]
@@ -148,18 +150,20 @@ class Recorder:
             assert not window, "rows that read a selection have no window"
             assert slopes is None, "rows that read a selection have no slopes"
             assert distances is None, "rows that read a selection have no numbers by distance"
+            assert not after, "rows that read a selection follow no encoder's text"
             assert slices in (1, stored.kv_heads), f"{slices} slices for {stored.kv_heads} key-value heads"
             assert selection.rows == q.rows
             self._layers[layer] = stored = replace(stored, selected=selection.width // slices - 1)
         elif causal:  # else a row sees what is behind it, so nothing leaves the window before the end
             self._layers[layer] = replace(stored, window=window)
         assert (selection is None) == (not stored.selected), "a layer is read by selections alone, or never"
-        assert causal or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
+        both_ways = not causal or after
+        assert not both_ways or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
         out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")
         assert slopes is None or distances is None, "scores fall with the distance in one way"
         own, far = (_given(sinks), _given(slopes)), _given(distances)
         operation = Attention(
-            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far, selection, slices
+            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far, after, selection, slices
         )
         self._operations.append(operation)
         return out
@@ -329,13 +333,19 @@ class Recorder:
         self._operations.append(SelectRows(out, x))
         return out
 
+    def end_encoder(self) -> None:
+        """End what runs on the rows of a text; what follows runs on the rows after it."""
+        self._operations.append(Send(()))
+        self._encodes = True
+
     def finish(self, logits: Value, tensors: Collection[str] = (), hidden: Value | None = None) -> Plan:
         """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the file.
 
         `hidden` are the rows that next-token heads read.
         """
         operations, layers = tuple(self._operations), tuple(self._layers)
-        return Plan(operations, tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden)
+        made = tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden
+        return Plan(operations, *made, encodes=self._encodes)
 
 
 def _given(tensor: Tensor | None) -> Weight | None:

@@ -18,7 +18,7 @@ from localllm.gguf import open_gguf
 from localllm.gguf.writer import NewTensor, write_gguf
 from localllm.model import Model
 from tests.localllm.support import PROGRAM, write_model
-from tests.models.kit import EMBEDDERS
+from tests.models.kit import EMBEDDERS, KitModel
 from tests.models.support import Driver, nmse, open_model, plan_of
 from tests.models.test_embeddings import pooler_of
 
@@ -29,9 +29,9 @@ TEXTS = ["a cat", "one two three four " * 5, "z", "dogs and cats " * 3]
 CLS, SEP = 2, 3
 
 
-def write_embedder(path: Path, name: str, extra: dict[str, Any] | None = None) -> Path:
+def write_embedder(path: Path, name: str, extra: dict[str, Any] | None = None, kit: KitModel | None = None) -> Path:
     """A model of the kit, with a WordPiece vocabulary of letters."""
-    EMBEDDERS[name].write(path)
+    (kit or EMBEDDERS[name]).write(path)
     with open_gguf(path) as file:
         keys: dict[str, Any] = {k: v for k, v in file.stored.items() if not k.startswith("tokenizer.")}
         tensors = [
@@ -52,7 +52,7 @@ def write_embedder(path: Path, name: str, extra: dict[str, Any] | None = None) -
     return path
 
 
-def write_t5(path: Path, name: str = "t5encoder") -> Path:
+def write_t5(path: Path, name: str = "t5encoder", kit: KitModel | None = None) -> Path:
     """The same with T5's kind of vocabulary: a score for every token, and an end behind every text."""
     tokens = ["<pad>", "</s>", "<unk>", "\u2581", *LETTERS, *(f"\u2581{c}" for c in LETTERS)]
     tokens += [f"<extra_id_{n}>" for n in range(128 - len(tokens))]
@@ -64,7 +64,7 @@ def write_t5(path: Path, name: str = "t5encoder") -> Path:
         "tokenizer.ggml.scores": -np.arange(len(tokens), dtype=np.float32) / 16,
         "tokenizer.ggml.unknown_token_id": 2,
         "tokenizer.ggml.eos_token_id": 1,
-    })  # fmt: skip
+    }, kit)  # fmt: skip
 
 
 def load(path: Path, **options: Any) -> Model:

@@ -106,6 +106,9 @@ class _Rows:
             chunks = [own // a.window * a.window for own in self.positions] if shape.chunked else []
             self.oldest = chunks or [own - a.window + 1 for own in self.positions]
             self.start = f.select(self.oldest[0] > 0, self.oldest[0], f.i64(0)) // BLOCK
+        if shape.after:
+            self.oldest = [f.load_i32(self.step.ends, first + token) + 1 for token in range(tokens)]
+            self.start = self.oldest[0] // BLOCK
         self.stop = self.limits[-1] // BLOCK + 1
         self.partitions = (self.start // PARTITION, (self.stop + (PARTITION - 1)) // PARTITION)
         at = a.scratch.row(thread)

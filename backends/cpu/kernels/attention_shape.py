@@ -27,6 +27,7 @@ class Shape:
     slopes: bool = False
     chunked: bool = False
     causal: bool = True
+    after: bool = False  # only positions after the text
     reach: int = 0  # farthest distance that has a number in `distances`; 0: there are none
     selected: int = 0  # maximum number of positions that a row reads of those it sees; 0: all
     slices: int = 1  # of a row's selection: one, or one per key-value head
@@ -35,6 +36,7 @@ class Shape:
     def name(self) -> str:
         extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks", "slopes", "chunked") if getattr(self, n))
         extras += "" if self.causal else "_both_ways"
+        extras += "_after" if self.after else ""
         extras += f"_reach{self.reach}" if self.reach else ""
         extras += f"_selected_{self.selected}_{self.slices}" if self.selected else ""
         return (

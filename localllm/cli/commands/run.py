@@ -100,7 +100,7 @@ def ask(
     cancel: threading.Event,
 ) -> Asked:
     """Put a prompt to a model, as one turn of a chat or, if `raw`, as plain text."""
-    conversation = None if raw else _conversation(model, confined, answering, sampling, format_)
+    conversation = None if raw or model.encodes else _conversation(model, confined, answering, sampling, format_)
     if conversation is not None:
         return Asked(conversation.session, conversation.say(prompt, cancel), conversation)
     if answering.system_prompt:
