@@ -101,6 +101,19 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
          "sliding_window": WINDOW, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
         "exaone-moe",
     ),
+    "hunyuan-dense-alpha": (
+        "HunYuanDenseV1Config",
+        {"head_dim": 16, "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}},
+        "qwen2",
+    ),
+    "hunyuan_vl": (
+        "HunYuanVLConfig",
+        {"head_dim": 16, "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0,
+            "mrope_section": [2, 2, 2, 2]}},
+        "qwen2",
+    ),
     "hunyuan-dense": ("HunYuanDenseV1Config", {"head_dim": 8}, "deepseek-v3"),
     "hunyuan-moe": ("HunYuanMoEV1Config", {"head_dim": 8, "num_experts": 4, "moe_topk": 2}, "qwen2"),
     "jais2": ("Jais2Config", {}, "jais-2"),

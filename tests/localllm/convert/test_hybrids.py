@@ -1,4 +1,4 @@
-"""Kimi Linear, Ling 3 and MiniMax 01 in the folders of their own programs, which say the same in other words."""
+"""Kimi Linear, Ling 3, MiniMax 01 and Hunyuan VL in folders of their own programs: the same in other words."""
 
 from __future__ import annotations
 
@@ -91,6 +91,15 @@ def test_decays_that_are_saved_are_not_read(tmp_path: Path) -> None:
         assert nmse(logits_of(model, ids())[POSITIONS], STORED["minimax-01"]).max() < 1e-10
 
 
+def test_sections_of_hunyuan_vl_in_folders_of_2025(tmp_path: Path) -> None:
+    rope = {"type": "xdrope", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0, "xdrope_section": [2, 2, 2, 2]}
+    theirs, text = metadata_of("hunyuan_vl", tmp_path), SPECS["hunyuan_vl"]["config"]["text_config"]
+    ours = metadata_of("hunyuan_vl", tmp_path, text_config={**text, "rope_parameters": None, "rope_scaling": rope})
+    for key, value in theirs.items():
+        np.testing.assert_array_equal(ours[key], value, key)
+    assert theirs["hunyuan_vl.rope.freq_base"] == pytest.approx(1e4 * 1000 ** (16 / 14))
+
+
 TWICE = {**KIMI["linear_attn_config"], "kda_layers": [1, 2, 3, 5]}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a layer twice": ("kimi-linear", {**KIMI, "linear_attn_config": TWICE}, "full_attn_layers is .*each of the 5"),
@@ -109,6 +118,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "two residual factors": ("minimax-01", {"mlp_alpha_factor": 2}, "mlp_alpha_factor 2.0; .*one factor for all"),
     "factors of what is added": ("minimax-01", {"mlp_beta_factor": 2}, "mlp_beta_factor 2.0; the GGUF architecture"),
     "no kinds": ("minimax-01", {"layer_types": None}, "attn_type_list is missing; expected 0 or 1 for each of the 4"),
+    "sections": (
+        "hunyuan_vl", {"text_config": {"rope_parameters": {"mrope_section": [1]}}}, "three or four numbers of pairs",
+    ),
+    "stretched by a fraction": (
+        "hunyuan-dense-alpha", {"rope_parameters": {"rope_type": "dynamic", "alpha": 0.5}}, "alpha is 0.5; expected a",
+    ),
     "norms before": ("minimax-01", {"postnorm": False}, "postnorm is False"),
 }  # fmt: skip
 
@@ -116,6 +131,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
     name, config, message = REFUSED[case]
+    if "text_config" in config:
+        config = {"text_config": {**SPECS[name]["config"]["text_config"], **config["text_config"]}}
     with pytest.raises(ConvertError, match=message) as error:
         metadata_of(name, tmp_path, **config)
     assert "\n" not in str(error.value)
