@@ -22,7 +22,7 @@ from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
 from localllm.loaded import LoadedModel, refuse_serving
 from localllm.models import architecture_of
-from localllm.notice import Notice, NotUsed, Setting
+from localllm.notice import NotUsed
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
@@ -357,9 +357,9 @@ def load(
             refuse_serving(file)
         drafts = bool(file.tensors) and chosen.speculation.kind != "off"
         if drafts and model.diffuses and not embeddings:
-            raise NoDrafts(Notice("a diffusion model takes no drafts; leave ", Setting("spec"), " out"))
+            raise NoDrafts("a diffusion model")
         if drafts and architecture_of(file.metadata).decoder and not embeddings:
-            raise NoDrafts(Notice("a model with an encoder takes no drafts; leave ", Setting("spec"), " out"))
+            raise NoDrafts("a model with an encoder")
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if drafts:

@@ -74,9 +74,9 @@ def _loaded(name: str, asked: Asking) -> Model:
     try:
         with LoadProgress() as progress:
             return load(name, options, progress=progress)
-    except NoDrafts:
+    except NoDrafts as problem:
         names = [each for each in ("spec", "model_draft") if options.values()[each]]
-        asked.leave_out(names, "a diffusion model takes no drafts", "a diffusion model")
+        asked.leave_out(names, f"{problem.what} takes no drafts", problem.what)
     with LoadProgress() as progress:
         return load(name, options.changed({"spec": None, "model_draft": ""}), progress=progress)
 
