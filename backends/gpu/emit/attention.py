@@ -112,6 +112,7 @@ def attention(low: Lowering, op: Attention) -> None:
     sinks, slopes = low.vector(op.sinks), low.vector(op.distances or op.slopes)
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = _prepared(low, q, rows, op.heads, shape.cache)
+    tile = kernels.attend_tile(shape)  # or an error: heads are too wide
     if op.selection is not None:
         selected = kernels.AttendSelected(shape=shape, SELECTED=layer.selected, SLICES=op.slices)
         chosen = kernels.AttendSelectedBuffers(
@@ -138,7 +139,6 @@ def attention(low: Lowering, op: Attention) -> None:
             kernels.AttendCombineBuffers(step=step, sinks=sinks, y=to.y, blocks=to.y_blocks),
         ),
     ]
-    tile = kernels.attend_tile(shape)
     buffers = kernels.AttendTileBuffers(
         q=queries, step=step, tables=tables, keys=keys, values=values, sinks=sinks, slopes=slopes, y=tiled
     )
