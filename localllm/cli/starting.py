@@ -33,12 +33,12 @@ def run(where: Mapping[str, str], own: options.Run, *rest: Any) -> None:
     run(name, Asking(where, own, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest)))
 
 
-def explain(own: options.Explain, *rest: Any) -> None:
+def explain(where: Mapping[str, str], own: options.Explain, *rest: Any) -> None:
     from localllm.cli.commands.explain import explain
     from localllm.cli.commands.run import read_prompt
 
     name, words = model_and_words(own)
-    explain(own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
+    explain(where, own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
 
 
 def _formatted(

@@ -38,6 +38,7 @@ _COMMANDS: dict[str, Command] = {
         "this run. See docs/explain.md.",
         (options.Explain, *_EXPLAINING),
         starting.explain,
+        placed=True,
     ),
     "embed": Command(
         "MODEL [TEXT...]",

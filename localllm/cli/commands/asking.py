@@ -40,3 +40,13 @@ class Asking(NamedTuple):
                 raise LocalLLMError(Notice(f"{problem}; leave ", Setting(name), " out"))
         for name in names:
             say(Notice("note: ", Setting(name), f" ({self.where[name]}) has no effect on {on}"), YELLOW)
+
+
+def without_template(answering: AnswerOptions, where: Mapping[str, str]) -> None:
+    """Refuse typed instructions for a model that continues plain text. Configured ones get a note. LocalLLMError."""
+    if not answering.system_prompt:
+        return
+    name = next((each for each in ("system_prompt", "system_prompt_file") if each in where), "")
+    if not name:
+        raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
+    say(Notice("note: ", Setting(name), f" ({where[name]}) has no effect on plain text"), YELLOW)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm import load
 from localllm.cli.app import UsageError
-from localllm.cli.commands.asking import Asking
+from localllm.cli.commands.asking import Asking, without_template
 from localllm.cli.options import Display
 from localllm.cli.terminal.answer import (
     Roof,
@@ -24,7 +24,6 @@ from localllm.cli.terminal.answer import (
 )
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache, check_place
-from localllm.errors import LocalLLMError
 from localllm.held import held_text
 from localllm.options import AnswerOptions
 from localllm.session import Session
@@ -98,13 +97,13 @@ def ask(
     sampling: Mapping[str, Any],
     format_: Family | None,
     cancel: threading.Event,
+    where: Mapping[str, str],
 ) -> Asked:
-    """Put a prompt to a model, as one turn of a chat or, if `raw`, as plain text."""
+    """Put a prompt to a model, as one turn of a chat or, if `raw`, as plain text. `where`: as in `Asking`."""
     conversation = None if raw or model.encodes else _conversation(model, confined, answering, sampling, format_)
     if conversation is not None:
         return Asked(conversation.session, conversation.say(prompt, cancel), conversation)
-    if answering.system_prompt:
-        raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
+    without_template(answering, where)
     session = model.session()
     ids = model.prompt_ids(prompt, parse_special=True)  # whether its control tokens count as such
     options = (answering.max_tokens, answering.stops, cancel, answering.ignore_eos)
@@ -122,7 +121,7 @@ def _answer(model: Model, confined: Confined, asked: Asking) -> None:
             say("note: --prompt-cache-all has no effect without --prompt-cache FILE", YELLOW)
         cache = PromptCache(keeping, model, asked.opening.force)
         session, pieces, conversation = ask(
-            own.raw, model, asked.prompt, confined, answering, asked.sampling, asked.format_, cancel
+            own.raw, model, asked.prompt, confined, answering, asked.sampling, asked.format_, cancel, asked.where
         )
         cache.take_up(session)
         statistics = write(pieces, asked.display if conversation else Display(plain=True), conversation)

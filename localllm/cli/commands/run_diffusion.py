@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.commands.asking import Asking
+from localllm.cli.commands.asking import Asking, without_template
 from localllm.cli.terminal.answer import interruptible, sampling_of, tell
 from localllm.cli.terminal.console import YELLOW, raw, say
 from localllm.cli.terminal.shown import shown_on
 from localllm.diffusion.canvas import Canvas
 from localllm.diffusion.choice import SAMPLED_BY
 from localllm.diffusion.model import answer_text, diffuse
-from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.notice import Notice, Setting
 from localllm.printable import printable
@@ -82,8 +81,7 @@ def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int],
             return encoder.encode(rendered.text), (*answering.stops, *template.stops)
         problem = "the file has no chat template; the model fills in what follows the prompt as plain text"
         say(f"note: {problem} (--raw hides this note)", YELLOW)
-    if answering.system_prompt:
-        raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
+    without_template(answering, asked.where)
     return model.prompt_ids(asked.prompt, parse_special=True), answering.stops
 
 
