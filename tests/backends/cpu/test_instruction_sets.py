@@ -14,6 +14,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from localllm.backends.base import CacheTypes
 from localllm.backends.cpu import isa, jit
 from localllm.backends.cpu.arguments import Address, Int64, Rows, Struct
 from localllm.backends.cpu.backend import CpuBackend
@@ -24,6 +25,7 @@ from localllm.backends.cpu.kernels.common import kernel
 from localllm.backends.cpu.unpack import INTEGER_PANELS
 from localllm.plan import Plan, Recorder, Value
 from tests.backends.cases import linear_attention
+from tests.backends.selecting import SELECTING, attend_selected, rows_of
 from tests.backends.support import Shape, bind, feed, plan, record, stored, tokens
 from tests.models.support import MemoryWeight
 
@@ -66,6 +68,17 @@ def test_decays_by_channel_have_the_same_bits(cpu: CpuBackend, name: str) -> Non
     build = linear_attention(2, 2, 24, 40, delta=True, tiled=False, channels=True)
     layer, backend = record(stored("t", "F32", (97, 48)), build), CpuBackend(2, needs(name))
     assert digest(backend, layer) == digest(cpu, layer)
+    backend.close()
+
+
+@pytest.mark.parametrize("cache", [CacheTypes("f16", "bf16"), CacheTypes("q8_0", "q5_1")], ids=str)
+@pytest.mark.parametrize("name", ["avx2", "generic"])
+def test_what_an_indexer_selects_has_the_same_bits(cpu: CpuBackend, name: str, cache: CacheTypes) -> None:
+    """A prompt whose rows choose for themselves, then rows whose work is shared."""
+    plan = record(MemoryWeight.of("t", rows_of(SELECTING[0], 97)), attend_selected(SELECTING[0]))
+    backend = CpuBackend(2, needs(name))
+    ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
+    np.testing.assert_array_equal(ours, theirs)
     backend.close()
 
 

@@ -16,7 +16,17 @@ from localllm.backends.allocation import Buffer
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.gpu.bind import program
 from localllm.backends.gpu.emit import EMITTERS
-from localllm.backends.gpu.kernels import attention, columns, experts, largest, products, recurrence, rowwise, streams
+from localllm.backends.gpu.kernels import (
+    attention,
+    columns,
+    experts,
+    indexer,
+    largest,
+    products,
+    recurrence,
+    rowwise,
+    streams,
+)
 from localllm.backends.gpu.kernels.kernel import Access, Kernel, Launch
 from localllm.backends.gpu.kernels.products import ExpertBuffers, ExpertProduct, Matmul, Product, ProductBuffers
 from localllm.backends.gpu.program import Program
@@ -28,7 +38,7 @@ from tests.backends.support import record
 from tests.models.support import BOUNDARIES, EVERY_OPERATION
 from tests.plan.support import MODELS, tiny_plan
 
-MODULES = (attention, columns, experts, largest, products, recurrence, rowwise, streams)
+MODULES = (attention, columns, experts, indexer, largest, products, recurrence, rowwise, streams)
 DECLARED: list[type[Kernel[Any]]] = [
     kind
     for module in MODULES
