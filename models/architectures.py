@@ -146,6 +146,10 @@ _ROWS = (
         sliding=Sliding(6, stretched=False, factors=False, rope_base=10000.0),
         routing=ExpertGating("softmax", True, scales=True, activation="gelu", beside=True),
     ),
+    Architecture(  # GLM 5 to 5.2
+        "glm-dsa", "norm", latent=True, indexer=Indexer("norm", "types"),
+        routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
+    ),
     Architecture("glm4", "norm", sections=True, ffn="fused", ffn_scales=False, post_norms=True),
     Architecture(
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
@@ -157,10 +161,6 @@ _ROWS = (
         limits_of_all=True,
         recurrent=Recurrent("kda", "without_heads", bounded="negative", unit_eps=1e-6),
         routing=ExpertGating("sigmoid", False, from_file=True),
-    ),
-    Architecture(  # GLM 5 to 5.2
-        "glm-dsa", "norm", latent=True, indexer=Indexer("norm", "types"),
-        routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
     ),
     Architecture(
         "gpt-oss", "neox", ffn_norm="post_attention_norm", sliding=Sliding(2, window=128),

@@ -38,7 +38,7 @@ from tests.models.reading.test_config import EXPERTS, MINIMAL
             r"llama\.expert_group_count: .* 1 of which hold the 2 that are used, found 8 groups",
         ),
         ("qwen3", {"qwen3.expert_count": 8}, r"qwen3\.expert_count: qwen3 has no mixture of experts, found 8"),
-        ("glm4moe", {"glm4moe.expert_count": 8, "glm4moe.expert_gating_func": 4}, r"glm4moe\.expert_gating_func: "),
+        ("glm4moe", {"glm4moe.expert_count": 8, "glm4moe.expert_gating_func": 5}, r"glm4moe\.expert_gating_func: "),
         ("gemma3", {"gemma3.attention.sliding_window_pattern": [1, 0]}, r"gemma3\.attention.*: expected 3 numbers"),
         ("gemma3", {"gemma3.attention.sliding_window_pattern": [2, 0, 0]}, r"gemma3\.attention.*from 0 to 1, found 2"),
         ("gemma3", {"gemma3.attention.sliding_window": -1}, r"gemma3\.attention\.sliding_window: "),
