@@ -1,4 +1,4 @@
-"""Makes the pictures of the web page and of a page of `localllm explain` in docs/pictures.
+"""Makes the pictures of the web page, and a page of `localllm explain` with pictures, in docs/pictures.
 
     pip install playwright pillow
     python benchmarks/screenshots.py [--out FOLDER]
@@ -14,7 +14,6 @@ import io
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,22 +105,21 @@ def shoot(page: Any, url: str, out: Path) -> None:
 
 
 def explained(browser: Any, out: Path) -> None:
-    """Explain the answer that docs/explain.md walks through, and take pictures of two parts of the page."""
-    with tempfile.TemporaryDirectory() as folder:
-        html = Path(folder) / "doctor.html"
-        words = ["-t", "1", "--seed", "3", "-n", "64", "-f", "docs/doctor.md", "What does this page say?"]
-        command = [sys.executable, "-m", "localllm", "explain", "demo", *words, "-o", str(html)]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        for name, scheme, first, last in (
-            ("explain.png", "light", "The time line", "Every token of the answer"),
-            ("explain-dark.png", "dark", "The answer", "What was read and multiplied"),
-        ):
-            page = browser.new_page(viewport={"width": 1080, "height": 900}, color_scheme=scheme)
-            page.goto(html.as_uri())
-            top, bottom = (page.locator("h2", has_text=text).first.bounding_box()["y"] for text in (first, last))
-            clip = {"x": 0, "y": top - 12, "width": 1080, "height": bottom - top}
-            save(page.screenshot(full_page=True, clip=clip), out / name)
-            page.close()
+    """Explain the answer that docs/explain.md walks through; keep the page, and take pictures of two parts of it."""
+    html = out / "explain.html"
+    words = ["-t", "1", "--seed", "3", "-n", "64", "-f", "docs/doctor.md", "What does this page say?"]
+    command = [sys.executable, "-m", "localllm", "explain", "demo", *words, "-o", str(html), "--force"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    for name, scheme, first, last in (
+        ("explain.png", "light", "The time line", "Every token of the answer"),
+        ("explain-dark.png", "dark", "The answer", "What was read and multiplied"),
+    ):
+        page = browser.new_page(viewport={"width": 1080, "height": 900}, color_scheme=scheme)
+        page.goto(html.as_uri())
+        top, bottom = (page.locator("h2", has_text=text).first.bounding_box()["y"] for text in (first, last))
+        clip = {"x": 0, "y": top - 12, "width": 1080, "height": bottom - top}
+        save(page.screenshot(full_page=True, clip=clip), out / name)
+        page.close()
 
 
 def main() -> None:

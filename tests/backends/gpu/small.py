@@ -27,6 +27,7 @@ from tests.backends.cases import (
     pool,
     selective_scan,
 )
+from tests.backends.selecting import Selecting, attend_selected, rows_of
 from tests.backends.support import Build, bind, record, stored
 from tests.models.support import Driver, MemoryWeight, stack
 
@@ -124,6 +125,12 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
     return Small(build, table(width), CacheTypes(keys, values), 2e-3, steps=(2, 17))  # one row runs as few do
 
 
+def selected(s: Selecting, keys: str = "f16", values: str = "f16") -> Small:
+    """Attention to the positions that an indexer chooses."""
+    rows = MemoryWeight.of("table", rows_of(s, VOCABULARY))
+    return Small(attend_selected(s), rows, CacheTypes(keys, values), 4e-3, steps=(2, 17))
+
+
 def heads(name: str, columns: int) -> Small:
     """Products of three heads with matrices of a format, five rows each."""
     weight = replace(stored("heads", name, (15, columns)), shape=(3, 5, columns))
@@ -178,6 +185,11 @@ PLANS: dict[str, tuple[Small, ...]] = {
         attended(Heads(2, 2, 20, window=12, slopes=True, causal=False), "fp8", "bf16"),
         attended(Heads(2, 1, 5), "f32", "f32"),
         attended(Heads(2, 2, 6, reach=4, causal=False)),
+    ),
+    "selections": (
+        selected(Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 9)),
+        selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 4, 1, weighted=False), "q8_0", "q4_0"),
+        selected(Selecting(Heads(4, 1, 24), 3, 20, 2, 4, pooled=True)),
     ),
     "keys and values in blocks": tuple(
         attended(Heads(1, 1, 12), *names)

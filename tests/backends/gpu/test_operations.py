@@ -267,4 +267,5 @@ def test_every_operation_is_in_the_table() -> None:
     plans += [record(table(24), attend(Heads(1, 1, 8))), record(table(24), lambda r, x: r.select_rows(x))]
     plans.append(record(TABLE, MIXTURES["softmax"]))
     plans += [record(table(48), build) for build in RECURRENT.values()]
+    plans.append(record(table(sum(SELECTING[0].widths)), select(SELECTING[0])))
     assert {type(op) for plan in plans for op in plan.operations} == EVERY_OPERATION
