@@ -33,6 +33,10 @@ SUBSET = (
     *("tests/backends/cpu/test_instruction_sets.py", "tests/models/test_demo.py", "tests/platforms/test_bits.py"),
 )
 SPARSE = ("-p", "tests.platforms.every", "--every", "tests/backends/test_reproducible.py=5")
+STARTS = (  # a program of this interpreter, which only qemu can run
+    *("--deselect", "tests/backends/cpu/test_pool.py::test_a_program_that_closes_nothing_ends_well"),
+    *("--deselect", "tests/backends/cpu/test_pool.py::test_too_many_threads_for_the_memory_are_an_error_that_says_so"),
+)
 
 # qemu's processors, and what LLVM, which reads the host's /proc/cpuinfo here, must be told of them.
 FEATURES = {"neoverse-n1": "+dotprod,+fullfp16,+neon", "cortex-a72": "+neon"}
@@ -90,7 +94,7 @@ def main() -> int:
         make(folder)
     if given.python:
         return python(folder, given.cpu, ["-c", given.python])
-    return python(folder, given.cpu, ["-m", "pytest", "-q", "-p", "no:xdist", *(words or (*SPARSE, *SUBSET))])
+    return python(folder, given.cpu, ["-m", "pytest", "-q", "-p", "no:xdist", *(words or (*SPARSE, *STARTS, *SUBSET))])
 
 
 if __name__ == "__main__":
