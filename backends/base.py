@@ -79,7 +79,7 @@ class Memory:
     cache: int
     scratch: int
     weights_per_token: int
-    cache_per_token: int  # in layers of which a row reads all
+    cache_per_token: int  # in layers that a row reads whole
     window_per_token: int = 0  # in layers that see at most the last `window` tokens
     window: int = 0
     states: int = 0  # of the cache, what recurrent layers have

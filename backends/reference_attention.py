@@ -92,7 +92,7 @@ def attention(state: State, op: Attention) -> None:
 
 
 def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: int) -> Iterator[tuple[slice, Seen]]:
-    """Yield key-value heads and the positions that a row sees of them."""
+    """Yield key-value heads, each with the positions that a row reads there."""
     if op.selection is not None:
         each = kv_heads // op.slices
         for number, of_slice in enumerate(state.values[op.selection.index][row].reshape(op.slices, -1).astype(np.intp)):

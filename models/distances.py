@@ -36,7 +36,7 @@ def bucket(distance: int, buckets: int, causal: bool) -> int:
     behind = max(-distance, 0) if causal else abs(distance)
     if not causal:
         buckets //= 2
-    exact = buckets // 2  # so many distances have a bucket of their own
+    exact = buckets // 2  # each smaller distance has a bucket of its own
     first = buckets if distance > 0 and not causal else 0
     if behind < exact:
         return first + behind

@@ -35,7 +35,7 @@ def driver(backend: Backend, plan: Plan, cache: str = "f16") -> Driver:
 
 
 def alone(driver: Driver, number: int, cuts: tuple[int, ...] = (90,)) -> np.ndarray:
-    """Logits of an answer, whose tokens come in steps of so many; the first comes with the text."""
+    """Return the logits of an answer. Its tokens come in steps of these sizes, the first with the text."""
     text, answer, found, at = TEXTS[number], ANSWERS[number], [], 0
     for count in cuts:
         before = text if not at else []

@@ -19,8 +19,13 @@ class AppendArguments(Struct):
     heads: Int64
 
 
-def append(head_dim: int, value_dim: int, key_type: str, value_type: str) -> PlanKernel[AppendArguments]:
+def append(
+    head_dim: int, value_dim: int, key_type: str, value_type: str, rows: bool = False
+) -> PlanKernel[AppendArguments]:
+    """Write keys and values to their slots. With `rows`, a block has a row per position, as selections read it."""
     keys, values = CACHE[key_type], CACHE[value_type]
+    key_bytes = BLOCK * row_bytes(keys, head_dim) if rows else keys.key_bytes(head_dim)
+    value_bytes = BLOCK * row_bytes(values, value_dim) if rows else values.value_bytes(value_dim)
 
     def body(f: Function, a: AppendArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
@@ -32,29 +37,13 @@ def append(head_dim: int, value_dim: int, key_type: str, value_type: str) -> Pla
                 at = block * heads + head
                 k = a.k.address + (row * a.k.stride + head * (4 * head_dim))
                 v = a.v.address + (row * a.v.stride + head * (4 * value_dim))
-                k_to = a.k_cache + at * keys.key_bytes(head_dim)
-                v_to = a.v_cache + at * values.value_bytes(value_dim)
-                keys.write_key(f, k, k_to, head_dim, position)
-                values.write_value(f, v, v_to, value_dim, position)
+                k_to, v_to = a.k_cache + at * key_bytes, a.v_cache + at * value_bytes
+                if rows:
+                    write_key_row(f, keys, k, k_to, head_dim, position)
+                    write_value_row(f, values, v, v_to, value_dim, position)
+                else:
+                    keys.write_key(f, k, k_to, head_dim, position)
+                    values.write_value(f, v, v_to, value_dim, position)
 
-    return kernel(f"append_{head_dim}_{value_dim}_{key_type}_{value_type}", AppendArguments, body)
-
-
-def append_rows(head_dim: int, value_dim: int, key_type: str, value_type: str) -> PlanKernel[AppendArguments]:
-    """Append to a layer that selections read: a row per position and head."""
-    keys, values = CACHE[key_type], CACHE[value_type]
-
-    def body(f: Function, a: AppendArguments, thread: Value, threads: Value) -> None:
-        step = Step.at(a.step)
-        heads = a.heads
-        with own_rows(f, step.rows, thread, threads) as row:
-            slot = f.load_i32(step.slots, row)
-            block, position = slot // BLOCK, slot % BLOCK
-            with f.loop(0, heads) as head:
-                at = (block * heads + head) * BLOCK
-                k = a.k.address + (row * a.k.stride + head * (4 * head_dim))
-                v = a.v.address + (row * a.v.stride + head * (4 * value_dim))
-                write_key_row(f, keys, k, a.k_cache + at * row_bytes(keys, head_dim), head_dim, position)
-                write_value_row(f, values, v, a.v_cache + at * row_bytes(values, value_dim), value_dim, position)
-
-    return kernel(f"append_rows_{head_dim}_{value_dim}_{key_type}_{value_type}", AppendArguments, body)
+    kind = "append_rows" if rows else "append"
+    return kernel(f"{kind}_{head_dim}_{value_dim}_{key_type}_{value_type}", AppendArguments, body)

@@ -115,7 +115,7 @@ CHOOSING = [
 
 @pytest.mark.parametrize(("s", "cache"), CHOOSING, ids=str)
 def test_attention_to_selected_positions(gpu: Backend, s: Selecting, cache: CacheTypes) -> None:
-    """The positions of the reference, and what attention makes of them; decoded rows have one result in any company."""
+    """Positions and results equal the reference's, and a decoded row does not depend on its company."""
     for build, slack in ((select(s), 0.0), (attend_selected(s), 4e-3 if cache == F16_CACHE else 1e-2)):
         plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), build)
         ours, theirs = (Driver(bind(b, plan, 160, 12, cache), sequences=2) for b in (gpu, ReferenceBackend()))

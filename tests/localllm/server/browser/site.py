@@ -56,7 +56,7 @@ def until(page: Any, expression: str) -> None:
 
 
 def answered(page: Any, count: int = 1) -> None:
-    """Wait until so many answers are shown whole."""
+    """Wait until `count` answers are complete."""
     until(
         page,
         f"document.querySelectorAll('.answer[aria-busy=false] .stats').length === {count}"
