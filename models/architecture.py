@@ -72,6 +72,7 @@ class Recurrent:
     unit_eps: float = 0.0  # of the lengths of queries and keys (KDA); 0: that of the norms
     alone: bool = False  # a layer is a mixer or a feed-forward
     channel_mix: bool = False  # the feed-forward is RWKV's, which also reads the row before
+    gate: GluActivation = "silu"  # of what a delta net sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,9 @@ class Indexer:
 
     rope_style: RopeStyle  # of its queries and keys
     # all: every layer has one; types: those that the key `attention.indexer.types` names, others read the last one's
-    # choice; full: layers without a window; routed: layers with experts, and chosen are blocks
-    layers: Literal["all", "types", "full", "routed"]
+    # choice; full: layers without a window; routed: layers with experts, and chosen are blocks; ratios: layers for
+    # which the key `attention.compress_ratios` tells the size of pools, whose keys are means
+    layers: Literal["all", "types", "full", "routed", "ratios"]
     eps: float | Literal["rms", "layer"] = 1e-6  # of the norm of its keys; rms, layer: that of norms of this kind
     trailing: bool = False  # the last dimensions of its heads are rotated, not the first
     pooled: bool = False  # positions are chosen in pools of `attention.indexer.kpool`, each with one key
@@ -131,8 +133,10 @@ class Architecture:
     keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
     checkpoints: bool = False  # the key `attn_res.block_size` says how often rows are kept for later layers to read
     stacks: bool = False  # two stacks of layers run in turn, each several times
-    # independent: hyper-connections of several residual streams; mixed: they also mix the streams
-    connections: Literal["", "independent", "mixed"] = ""
+    # independent: hyper-connections of several residual streams; mixed: they also mix the streams; low_rank: streams
+    # are gated number by number, and there are no norms but those of streams
+    connections: Literal["", "independent", "mixed", "low_rank"] = ""
+    ngrams: bool = False  # a layer adds embeddings of the n-grams that end at a token
     altup: bool = False  # layers work on several streams of rows
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all

@@ -375,6 +375,13 @@ _ROWS = (
     Architecture(  # its text
         "qwen3vlmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True),
     ),
+    Architecture(  # Qwen 4 Experimental
+        "qwen4exp", "neox", ignored=tuple([f"attn_{which}.bias" for which in "qkv"]), qk_norm=True,
+        attention_norm="", ffn_norm="", output_norm="", query_gate=True, connections="low_rank", ngrams=True,
+        indexer=Indexer("neox", "ratios", pooled=True),
+        recurrent=Recurrent("delta_net", "interval", gate="sigmoid"),
+        routing=ExpertGating("softmax", True, scales=True),
+    ),
     Architecture("refact", None, ffn_scales=False, ignored=("attn_output.bias", *FFN_BIASES), alibi=8.0),
     Architecture("rnd1", "neox", diffusion=True, qk_norm=True, routing=ExpertGating("softmax", True)),
     Architecture(  # RWKV-6 Finch

@@ -25,6 +25,7 @@ from localllm.models.head import Head
 from localllm.models.indexer import Selector
 from localllm.models.latent import LatentAttention
 from localllm.models.layers import LayerRecorder
+from localllm.models.low_rank import LowRankRecorder
 from localllm.models.per_layer import PerLayer
 from localllm.models.recurrent import Recurrence
 from localllm.models.rope import inverse_frequencies, magnitude
@@ -103,7 +104,7 @@ def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
     if architecture.recurrent is not None and architecture.recurrent.channel_mix:
         return RwkvLayers
     if config.connections is not None:
-        return ConnectionRecorder
+        return LowRankRecorder if config.connections.rank else ConnectionRecorder
     if config.checkpoint_interval:
         return CheckpointRecorder
     if architecture.stacks:
@@ -118,7 +119,7 @@ def _recurrence(builder: Builder) -> Recurrence:
 
 def finish(builder: Builder, x: Value, norm: str, output: str, every_row: bool = False) -> Plan:
     """Finish the plan with norm and matrix of these names; with `every_row` the wanted rows are selected here."""
-    normed = builder.norm(norm, x)
+    normed = builder.norm(norm, x) if norm else x
     wanted = builder.recorder.select_rows(normed) if every_row else normed
     logits = _logits(builder, wanted, output)
     return builder.recorder.finish(logits, builder.tensors.used(), normed if builder.row.heads_norm else x)

@@ -86,6 +86,18 @@ class Tensors:
         """A matrix of equal rows that no file holds; equal names mean equal rows."""
         return replace(self.numbers(f"{name}({rows})", row), shape=(rows, len(row)))
 
+    def constant_stack(self, name: str, row: Sequence[float], heads: int) -> Weight:
+        """Equal matrices of one row, one per head, that no file holds; equal names mean equal rows."""
+        return replace(self.numbers(f"{name}({heads}, {len(row)})", row), shape=(heads, 1, len(row)))
+
+    def streams(self, name: str, streams: int, width: int) -> Weight:
+        """Weights of a norm for every stream, (streams, width); some files hold them as one row."""
+        return self.shaped(name, (streams, width), (streams, width), (streams * width,))
+
+    def dilated(self, name: str, channels: int, count: int, step: int) -> Weight:
+        """A kernel (channels, count) whose numbers are `step` rows apart, as one without gaps."""
+        return Weight.of(_Dilated(self.folded(name, channels, count), step))
+
     def flat(self, name: str, matrices: int, rows: int, columns: int) -> Weight:
         """A stack as one matrix, with the rows of all."""
         return replace(self.stack(name, matrices, rows, columns), shape=(matrices * rows, columns))
@@ -234,6 +246,28 @@ class _Repeated:
         every = self.weight.read(0, self.weight.shape[0] if len(self.weight.shape) > 1 else 1)
         numbers = quant.dequantize(every, self.weight.format).reshape(-1, 1)[start:stop] * self.factor
         return np.repeat(numbers.astype(np.float32), self.width, axis=1).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dilated:
+    """A kernel of a convolution with zeros between its numbers, float32."""
+
+    weight: Weight  # (channels, count)
+    step: int
+    format: str = "F32"
+
+    @property
+    def name(self) -> str:
+        return f"{self.weight.name} by {self.step}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape[0], (self.weight.shape[1] - 1) * self.step + 1
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        wide = np.zeros((stop - start, self.shape[1]), np.float32)
+        wide[:, :: self.step] = quant.dequantize(self.weight.read(start, stop), self.weight.format)
+        return wide.view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

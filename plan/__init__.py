@@ -15,6 +15,7 @@ from localllm.plan.connections import Connect
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, flattened
 from localllm.plan.matrix_scan import MatrixLayer, MatrixScan
+from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import (
     Activate,
@@ -66,6 +67,7 @@ __all__ = [
     "Connect",
     "Convolve",
     "Embed",
+    "EmbedNgrams",
     "Excess",
     "Experts",
     "Fused",

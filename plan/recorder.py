@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -10,6 +10,7 @@ from localllm.plan.attention import Append, Attention, Rotate, SelectPositions
 from localllm.plan.connections import Connect, connect_width
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.matrix_scan import MatrixScan
+from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation
 from localllm.plan.operations import (
     Activate,
@@ -68,6 +69,19 @@ class Recorder:
     def embed(self, table: Tensor, positions: bool = False) -> Value:
         out = self._value(table.shape[1], "batch", "positions" if positions else "embedding")
         self._operations.append(Embed(out, Weight.of(table), positions))
+        return out
+
+    def embed_ngrams(
+        self, table: Tensor, multipliers: Sequence[int], sizes: Sequence[int], firsts: Sequence[int], end: int
+    ) -> Value:
+        assert len(sizes) == len(firsts), f"{table.name}: {len(sizes)} heads, and {len(firsts)} first rows"
+        assert len(sizes) % (len(multipliers) - 1) == 0, (
+            f"{table.name}: {len(sizes)} heads of {len(multipliers)} tokens"
+        )
+        out, layer = self._value(len(sizes) * table.shape[1], "batch", table.name), len(self._layers)
+        operation = EmbedNgrams(out, Weight.of(table), layer, tuple(multipliers), tuple(sizes), tuple(firsts), end)
+        self._store(operation.store)
+        self._operations.append(operation)
         return out
 
     def receive(self, width: int, name: str) -> Value:
@@ -238,7 +252,7 @@ class Recorder:
         self._operations.append(operation)
         return out
 
-    def activate(self, x: Value, activation: Activation | Literal["exp"]) -> Value:
+    def activate(self, x: Value, activation: Activation | Literal["exp", "signed_root"]) -> Value:
         out = self._value(x.width, x.rows, f"{x.name}.{activation}")
         self._operations.append(Activate(out, x, activation))
         return out

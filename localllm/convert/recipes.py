@@ -10,6 +10,7 @@ from localllm.convert import (
     mamba_recipes,
     newer_recipes,
     older_recipes,
+    qwen4_recipes,
     recurrent_recipes,
     rerankers,
     vision_recipes,
@@ -243,7 +244,7 @@ _ROWS = (
 _ALL = (
     *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
     *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
-    *hybrid_recipes.ROWS,
+    *hybrid_recipes.ROWS, *qwen4_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

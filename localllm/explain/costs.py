@@ -18,6 +18,7 @@ from localllm.plan import (
     Attention,
     CacheLayer,
     Embed,
+    EmbedNgrams,
     Experts,
     Operation,
     Plan,
@@ -107,7 +108,7 @@ def _named_together(costs: Sequence[Cost], barriers: Sequence[bool]) -> list[Cos
 def kind_of(op: Operation) -> str:
     """Return the role of an operation's matrix in any layer, or the operation's name."""
     parts = flattened([op])
-    if any(isinstance(part, Embed) for part in parts):
+    if any(isinstance(part, Embed | EmbedNgrams) for part in parts):
         return "embedding"
     if any(isinstance(part, Experts) for part in parts):
         return "experts"
@@ -120,7 +121,7 @@ def kind_of(op: Operation) -> str:
 def _cost(op: Operation, plan: Plan, stored: Callable[[Weight], int], cache: Sequence[int]) -> Cost:
     values = op.outputs or op.inputs
     matrices = {weight.name for weight in op.matrices}
-    embeds = isinstance(op, Embed)
+    embeds = isinstance(op, Embed | EmbedNgrams)
     weights = tuple([(stored(r.weight), r.used, r.of) for r in op.reads if r.weight.name in matrices and not embeds])
     per_row = per_position = window = per_pair = 0
     each = False
@@ -137,7 +138,7 @@ def _cost(op: Operation, plan: Plan, stored: Callable[[Weight], int], cache: Seq
                 per_position += cache[number] // BLOCK
             else:
                 per_row += state_read(layer)
-    if isinstance(op, Embed):
-        per_row += stored(op.table) // op.table.shape[0]
+    if isinstance(op, Embed | EmbedNgrams):
+        per_row += op.reads[0].share(stored(op.table))
     batch = not values or values[0].rows == "batch"
     return Cost(kind_of(op), batch, weights, per_row, per_position, window, op.flops, per_pair, each)

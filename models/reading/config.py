@@ -47,6 +47,7 @@ from localllm.models.reading.feed_forward import (
 from localllm.models.reading.indexer import read_indexer
 from localllm.models.reading.keys import Keys, found
 from localllm.models.reading.mixers import read_mixers, read_recurrent
+from localllm.models.reading.ngrams import read_ngrams
 from localllm.models.reading.rope import halved, read_rope, read_rotated, read_window_rope
 from localllm.models.reading.stacks import read_stacks
 from localllm.plan import NormKind
@@ -127,6 +128,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         streams=(streams := keys.integer("altup.num_inputs", 2, _MAX_STREAMS, default=4) if row.altup else 0),
         active_stream=keys.integer("altup.active_idx", 0, streams - 1, default=0) if row.altup else 0,
         connections=read_connections(keys, row),
+        ngrams=read_ngrams(keys, _vocabulary(keys), recurs) if row.ngrams else None,
         checkpoint_interval=keys.integer("attn_res.block_size", 0, MAX_LAYERS) if row.checkpoints else 0,
         cap_ratio=read_caps(keys)[1] / read_caps(keys)[0] if row.limits == "situ" else 1.0,
         sparsity=read_sparsity(keys, row, layers),

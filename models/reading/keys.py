@@ -52,6 +52,13 @@ class Keys:
             raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
         return tuple(self._integer(key, item, low, high, reason) for item in value)
 
+    def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...]:
+        """Return the integers of an array of so many."""
+        value = self._value(key, None)
+        if isinstance(value, str) or not hasattr(value, "__len__") or len(value) != count:
+            raise ModelError(f"{self.prefix}{key}: expected a list of {count} integers, {found(value)}")
+        return tuple(self._integer(key, item, low, high) for item in value)
+
     def reals(
         self, key: str, layers: int, low: float, high: float, default: float | tuple[float, ...] | None = None
     ) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from localllm.gguf import open_gguf
-from tests.models.support import Driver, MemoryWeight
+from tests.models.support import Driver, MemoryWeight, nmse
 
 EMBEDDINGS = {  # architectures that multiply the embedding by a large factor
     "gemma": 1 / 4, "gemma2": 1 / 4, "gemma3": 1 / 4, "gemma3n": 1 / 4, "gemma4": 1 / 4, "gemma-embedding": 1 / 4,
@@ -118,6 +118,11 @@ class KitModel:
     def text(self) -> list[int]:
         """Tokens that the encoder reads, if the model has one; the others are the decoder's."""
         return [int(token) for token in self.stored.get("enc_tokens", ())]
+
+    def error(self, logits: np.ndarray) -> float:
+        """The largest normalized mean squared error of a row, of those for which llama.cpp computes the model."""
+        errors = nmse(logits, self.stored["logits"])
+        return float(errors[self.stored.get("rows", slice(None))].max())
 
     def logits(self, driver: Driver) -> np.ndarray:
         """Return the logits of all tokens, (T, vocabulary), evaluated as llama.cpp did: the prompt, then one by one.

@@ -24,7 +24,7 @@ from localllm.backends.cpu.kernels import linear, wide
 from localllm.backends.cpu.kernels.common import kernel
 from localllm.backends.cpu.unpack import INTEGER_PANELS
 from localllm.plan import Plan, Recorder, Value
-from tests.backends.cases import linear_attention
+from tests.backends.cases import linear_attention, ngrams
 from tests.backends.selecting import SELECTING, attend_selected, rows_of
 from tests.backends.support import Shape, bind, feed, plan, record, stored, tokens
 from tests.models.support import MemoryWeight
@@ -68,6 +68,13 @@ def test_decays_by_channel_have_the_same_bits(cpu: CpuBackend, name: str) -> Non
     build = linear_attention(2, 2, 24, 40, delta=True, tiled=False, channels=True)
     layer, backend = record(stored("t", "F32", (97, 48)), build), CpuBackend(2, needs(name))
     assert digest(backend, layer) == digest(cpu, layer)
+    backend.close()
+
+
+@pytest.mark.parametrize("name", ["avx2", "generic"])
+def test_hashes_of_tokens_have_the_same_bits(cpu: CpuBackend, name: str) -> None:
+    plan, backend = record(stored("t", "F32", (97, 48)), ngrams("Q4_0", 32, 4, 2)), CpuBackend(2, needs(name))
+    assert digest(backend, plan) == digest(cpu, plan)
     backend.close()
 
 
