@@ -263,6 +263,12 @@ def score_scale(wide_layers: int) -> Check:
     return check
 
 
+def untied(tensors: list[LazyTensor], config: HfConfig) -> list[LazyTensor]:
+    """Return the tensors without an output that is the embedding again."""
+    table = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
+    return [x for x in tensors if x.name != "output.weight" or table is None or not t.alike(x, table)]
+
+
 @dataclass(frozen=True, slots=True)
 class Mapped:
     """What a recipe adds to the gguf package's map from names in a folder to names in a file."""
@@ -271,6 +277,7 @@ class Mapped:
     names: Mapping[str, str] = field(default_factory=dict)  # whole names that mean something else here
     skipped: tuple[str, ...] = ()  # beginnings of names without a place in the file
     changes: Mapping[str, Change] = field(default_factory=dict)  # by the name in the file, after `blk.N.`
+    output: Callable[[list[LazyTensor], HfConfig], list[LazyTensor]] = untied  # decides on the output matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from localllm.convert import (
     older_recipes,
     recurrent_recipes,
     rerankers,
+    t5_recipes,
     vision_recipes,
 )
 from localllm.convert import sources as of
@@ -243,7 +244,7 @@ _ROWS = (
 _ALL = (
     *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
     *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
-    *hybrid_recipes.ROWS,
+    *hybrid_recipes.ROWS, *t5_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}
