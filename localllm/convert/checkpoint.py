@@ -39,7 +39,8 @@ _SUFFIXES = (".weight", ".bias")
 _WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")  # the ends of whole names
 _EXACT = (
     *("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
-    *("position_embd", "token_types"),
+    *("position_embd", "token_types", "hc_attn_", "hc_ffn_", "output_hc_", "indexer_compressor_"),
+    *("indexer.proj", "indexer.q_proj", "indexer.k_proj"),
 )
 _WITH_DENSE = ("gemma-embedding",)  # architectures whose files hold dense layers behind the pooling
 

@@ -12,6 +12,8 @@ from localllm.convert import (
     older_recipes,
     recurrent_recipes,
     rerankers,
+    sparse_recipes,
+    stream_recipes,
     t5_recipes,
     vision_recipes,
 )
@@ -244,7 +246,7 @@ _ROWS = (
 _ALL = (
     *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
     *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
-    *hybrid_recipes.ROWS, *t5_recipes.ROWS,
+    *hybrid_recipes.ROWS, *t5_recipes.ROWS, *sparse_recipes.ROWS, *stream_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}
