@@ -94,6 +94,7 @@ class Checkpoint(Closing):
                 **sampling_keys(folder),
                 **keys,
                 **vocabulary.keys,
+                **recipe.whole_keys,
             }
             if "token_types.weight" in self.tensors:
                 stored["tokenizer.ggml.token_type_count"] = self.tensors["token_types.weight"].shape[0]

@@ -299,6 +299,7 @@ class Recipe:
     top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
     tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
     templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
+    whole_keys: Mapping[str, Any] = field(default_factory=dict)  # keys without the architecture's prefix
     numbers: Mapping[str, str] = field(default_factory=dict)  # whole keys: the tensors of layers with a number for each
     layers: Callable[[HfConfig], list[str]] | None = None  # what their tensors' names begin with; None: model.layers.N.
     mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`

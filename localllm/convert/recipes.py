@@ -4,6 +4,7 @@ the assumptions of the GGUF architecture, which config.json must meet."""
 from __future__ import annotations
 
 from localllm.convert import (
+    diffusion_recipes,
     encoder_recipes,
     gemma_recipes,
     hybrid_recipes,
@@ -247,6 +248,7 @@ _ALL = (
     *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
     *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
     *hybrid_recipes.ROWS, *t5_recipes.ROWS, *sparse_recipes.ROWS, *stream_recipes.ROWS,
+    *diffusion_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

@@ -14,6 +14,7 @@ from localllm.convert.bpe_tokens import from_bytes, from_merges, from_pieces, fr
 from localllm.convert.encoder_tokens import from_unigram, from_unigram_pieces, from_wordpiece
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
+from localllm.convert.plain_bpe import as_fast
 from localllm.convert.recipe import TokenizerModel
 from localllm.convert.sentencepiece import UNIGRAM, read_pieces
 from localllm.convert.special import special_keys
@@ -50,17 +51,16 @@ def tokenizer_keys(
     `kind` is the architecture's `tokenizer.ggml.model` where the folder does not tell it; `templates` are those that it
     lacks, by name.
     """
-    files = TokenizerFiles(
-        folder, optional(folder / "tokenizer.json"), optional(folder / "tokenizer_config.json"), rows
-    )
+    settings, fast = optional(folder / "tokenizer_config.json"), optional(folder / "tokenizer.json")
+    files = TokenizerFiles(folder, fast or as_fast(folder, settings), settings, rows)
     keys = _vocabulary(files, kind)
     keys |= special_keys(folder, files.fast, files.settings, config, keys)
     keys |= template_keys(folder, files.settings, templates)
     if kind == "gemma4":  # a text without it is continued badly; the folder leaves it to the chat template
         keys["tokenizer.ggml.add_bos_token"] = True
     tokenizer = Tokenizer.from_metadata(keys)
-    if not files.fast:
-        return TokenizerKeys(keys, (NOTE,) if keys["tokenizer.ggml.model"] == "gpt2" else ())
+    if not fast:
+        return TokenizerKeys(keys, () if files.fast or keys["tokenizer.ggml.model"] != "gpt2" else (NOTE,))
     return TokenizerKeys(keys, _differences(files.path, tokenizer, around=kind != "gemma4"))
 
 
