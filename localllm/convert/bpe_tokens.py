@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import steps
 from localllm.convert.pretokenizer import pre_tokenizer_name
-from localllm.convert.sentencepiece import read_pieces
+from localllm.convert.sentencepiece import Pieces
 from localllm.convert.tokens import (
     BYTE,
     NORMAL,
@@ -31,9 +30,8 @@ _GEMMA4_VISIBLE = (
 )  # fmt: skip
 
 
-def from_pieces(path: Path, files: TokenizerFiles) -> dict[str, Any]:
-    """Convert a SentencePiece model. Its tokenizer.json, if present, determines the prefix of a text."""
-    pieces = read_pieces(path)
+def from_pieces(pieces: Pieces, files: TokenizerFiles) -> dict[str, Any]:
+    """Convert a SentencePiece BPE model. Its tokenizer.json, if present, determines the prefix of a text."""
     tokens = Tokens.padding(files.rows)
     for i, (text, kind, score) in enumerate(zip(pieces.texts, pieces.types, pieces.scores, strict=True)):
         tokens.put(i, text, kind, score)

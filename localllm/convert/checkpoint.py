@@ -39,7 +39,8 @@ _SUFFIXES = (".weight", ".bias")
 _WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")  # the ends of whole names
 _EXACT = (
     *("ffn_gate_inp", "ssm_conv1d", "ple_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
-    *("position_embd", "token_types"),
+    *("position_embd", "token_types", "hc_attn_", "hc_ffn_", "output_hc_", "indexer_compressor_"),
+    *("indexer.proj", "indexer.q_proj", "indexer.k_proj"),
 )
 _WITH_DENSE = ("gemma-embedding",)  # architectures whose files hold dense layers behind the pooling
 
@@ -72,7 +73,8 @@ class Checkpoint(Closing):
             shards, notes = self._shards[: len(self._shards) - len(dense)], _dropped(modules, recipe)
             if recipe.mapped is not None:
                 named = mapped_tensors(shards, recipe, recipe.mapped, sizes)
-                made = [*_untied([_stored(tensor, recipe.norm_offset) for tensor in named]), *rope.tensors]
+                whole = [_stored(tensor, recipe.norm_offset) for tensor in named]
+                made = [*recipe.mapped.output(whole, config), *rope.tensors]
             else:
                 shelf = Shelf(shards, layers, packing)
                 numbers = {key: _numbers(shelf, name, layers) for key, name in recipe.numbers.items()}
@@ -93,6 +95,7 @@ class Checkpoint(Closing):
                 **sampling_keys(folder),
                 **keys,
                 **vocabulary.keys,
+                **recipe.whole_keys,
             }
             if "token_types.weight" in self.tensors:
                 stored["tokenizer.ggml.token_type_count"] = self.tensors["token_types.weight"].shape[0]
@@ -162,7 +165,7 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
     top = {key: list(_made(shelf, recipe, sizes, "", key, (origin,))) for key, origin in origins.items()}
     if not top["token_embd"]:
         raise ConvertError("tensor 'model.embed_tokens.weight' is missing; download the model again")
-    if top["output"] and _alike(top["output"][0], top["token_embd"][0]):
+    if top["output"] and t.alike(top["output"][0], top["token_embd"][0]):
         top["output"] = []  # tied, but stored all the same
     yield from top["token_embd"]
     yield from extra
@@ -203,12 +206,6 @@ def _integers(shelf: Shelf, recipe: Recipe, layers: int) -> dict[str, np.ndarray
     return found
 
 
-def _untied(tensors: list[LazyTensor]) -> list[LazyTensor]:
-    """Return the tensors without an output that is the embedding again."""
-    table = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
-    return [x for x in tensors if x.name != "output.weight" or table is None or not _alike(x, table)]
-
-
 def _made(
     shelf: Shelf, recipe: Recipe, sizes: Sizes, prefix: str, key: str, sources: tuple[From, ...]
 ) -> Iterator[LazyTensor]:
@@ -230,17 +227,6 @@ def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
         return t.as_float32(tensor, norm_offset)
     exact = len(tensor.shape) == 1 or not name.endswith(".weight") or any(part in name for part in _EXACT)
     return t.as_float32(tensor) if exact or tensor.format == "F64" else tensor
-
-
-def _alike(one: LazyTensor, other: LazyTensor) -> bool:
-    """Return whether the bytes are equal; stops at the first difference."""
-    if (one.shape, one.format) != (other.shape, other.format):
-        return False
-    step = max(1, (1 << 22) // one.row_bytes)
-    starts = range(0, one.rows, step)
-    return all(
-        np.array_equal(one.read(i, min(i + step, one.rows)), other.read(i, min(i + step, one.rows))) for i in starts
-    )
 
 
 def _verify(

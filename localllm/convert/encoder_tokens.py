@@ -1,10 +1,12 @@
-"""Vocabularies of encoders: WordPiece (BERT) and SentencePiece's unigram model (XLM-RoBERTa), from tokenizer.json."""
+"""Vocabularies of encoders: WordPiece (BERT) from tokenizer.json, and the unigram model (XLM-RoBERTa, T5) from there or
+from SentencePiece's own file."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,14 @@ import numpy as np
 from localllm.convert.bpe_tokens import space_prefix
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import steps
+from localllm.convert.sentencepiece import Pieces
 from localllm.convert.tokens import (
+    ADDED_SCORE,
     BYTE,
     NORMAL,
     SPACE,
     UNKNOWN,
+    USER_DEFINED,
     TokenizerFiles,
     Tokens,
     add_tokens,
@@ -24,6 +29,8 @@ from localllm.convert.tokens import (
     vocabulary,
 )
 from localllm.printable import printable
+
+_SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 def from_wordpiece(files: TokenizerFiles) -> dict[str, Any]:
@@ -64,25 +71,48 @@ def from_unigram(files: TokenizerFiles) -> dict[str, Any]:
     merged = any(step.get("type") == "WhitespaceSplit" for step in splits) or any(
         step.get("type") == "Replace" and step.get("pattern") == {"Regex": " {2,}"} for step in normalizers
     )
+    tables = [step.get("precompiled_charsmap") for step in normalizers if step.get("type") == "Precompiled"]
+    charsmap = _decoded(files, tables[0]) if tables and tables[0] else b""
+    return _unigram_keys(tokens, unknown, space_prefix(files.fast), merged, charsmap)
+
+
+def from_unigram_pieces(pieces: Pieces, files: TokenizerFiles) -> dict[str, Any]:
+    """Convert SentencePiece's own file, as folders of mT5 and T5 1.1 have it. T5's sentinels follow its pieces."""
+    tokens, count = Tokens.padding(files.rows), len(pieces.texts)
+    for i, (text, kind, score) in enumerate(zip(pieces.texts, pieces.types, pieces.scores, strict=True)):
+        tokens.put(i, text, kind, score)
+    sentinels = files.settings.get("extra_ids")
+    if type(sentinels) is int:
+        for i in range(count, min(count + sentinels, files.rows)):
+            tokens.put(i, f"<extra_id_{count + sentinels - 1 - i}>", USER_DEFINED, ADDED_SCORE)
+    add_tokens(tokens, files)
+    unknown = next((i for i, kind in enumerate(pieces.types) if kind == UNKNOWN), None)
+    return _unigram_keys(tokens, _unknown(files, unknown), pieces.space_prefix, pieces.merge_spaces, pieces.charsmap)
+
+
+def _unigram_keys(tokens: Tokens, unknown: int, prefix: bool, merged: bool, charsmap: bytes) -> dict[str, Any]:
+    """Return the keys. T5's sentinels are parts of its answers, so they are text, as in llama.cpp's files."""
+    for i, text in enumerate(tokens.texts):
+        if _SENTINEL.fullmatch(text):
+            tokens.types[i] = USER_DEFINED
     keys: dict[str, Any] = {
         "tokenizer.ggml.model": "t5",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens.texts,
         "tokenizer.ggml.scores": np.array(tokens.scores, np.float32),
         "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
-        "tokenizer.ggml.add_space_prefix": space_prefix(files.fast),
+        "tokenizer.ggml.add_space_prefix": prefix,
         "tokenizer.ggml.remove_extra_whitespaces": merged,
         "tokenizer.ggml.unknown_token_id": unknown,
     }
-    tables = [step.get("precompiled_charsmap") for step in normalizers if step.get("type") == "Precompiled"]
-    if tables and tables[0]:
-        keys["tokenizer.ggml.precompiled_charsmap"] = np.frombuffer(_decoded(files, tables[0]), np.uint8)
+    if charsmap:
+        keys["tokenizer.ggml.precompiled_charsmap"] = np.frombuffer(charsmap, np.uint8)
     return keys
 
 
 def _unknown(files: TokenizerFiles, token: object) -> int:
     if type(token) is not int or not 0 <= token < files.rows:
-        raise ConvertError(f"{files.path}: the model has no token for unknown text, which encoders need")
+        raise ConvertError(f"{files.folder}: the tokenizer has no token for unknown text, which encoders need")
     return token
 
 

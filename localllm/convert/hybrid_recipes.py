@@ -39,7 +39,7 @@ def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
 
 def _attends(config: HfConfig) -> np.ndarray:
     """Return which layers of Kimi Linear have attention: by `layer_types`, by `linear_attn_config`, or every fourth."""
-    found, own, layers = is_kind("full_attention")(config), _own(config), config.needed("num_hidden_layers")
+    found, own, layers = is_kind("full_attention")(config), own_table(config), config.needed("num_hidden_layers")
     if found is not None:
         return found
     numbers = np.arange(layers)
@@ -51,23 +51,23 @@ def _attends(config: HfConfig) -> np.ndarray:
     return np.isin(numbers + 1, full)
 
 
-def _own(config: HfConfig) -> HfConfig:
+def own_table(config: HfConfig) -> HfConfig:
     return config.below("linear_attn_config", config.table("linear_attn_config"))
 
 
-def _of_own(name: str, inner: str) -> Key:
+def of_own(name: str, inner: str) -> Key:
     """Return a size of Kimi's linear attention, from the place of transformers or that of the model's own program."""
-    return lambda config: config.integer(name) or _own(config).needed(inner)
+    return lambda config: config.integer(name) or own_table(config).needed(inner)
 
 
-def _one_count(config: HfConfig) -> str | None:
-    heads = config.integer("linear_num_heads") or _own(config).integer("num_heads")
+def one_count(config: HfConfig) -> str | None:
+    heads = config.integer("linear_num_heads") or own_table(config).integer("num_heads")
     if heads is None or heads == config.needed("num_attention_heads"):
         return None
     return f"linear attention has {heads} heads, but the GGUF architecture has as many as attention has"
 
 
-def _dense(config: HfConfig) -> int:
+def dense_layers(config: HfConfig) -> int:
     """Return how many layers from the first have no experts."""
     kinds = config.get("mlp_layer_types")
     if kinds is None:
@@ -98,7 +98,7 @@ def _second(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return parts[1]
 
 
-_LATENT_KEYS: dict[str, Key] = {
+LATENT_KEYS: dict[str, Key] = {
     "attention.q_lora_rank": lambda config: config.integer("q_lora_rank"),
     "attention.kv_lora_rank": "kv_lora_rank",
     "attention.key_length": lambda config: config.needed("kv_lora_rank") + config.needed("qk_rope_head_dim"),
@@ -106,20 +106,19 @@ _LATENT_KEYS: dict[str, Key] = {
     "attention.key_length_mla": lambda config: config.needed("qk_nope_head_dim") + config.needed("qk_rope_head_dim"),
     "attention.value_length_mla": "v_head_dim",
     "rope.dimension_count": "qk_rope_head_dim",
-    "leading_dense_block_count": _dense,
+    "leading_dense_block_count": dense_layers,
     "expert_gating_func": 2,  # sigmoid
     "expert_shared_count": lambda config: config.integer("num_shared_experts", "n_shared_experts"),
     "expert_group_count": lambda config: config.integer("num_expert_group", "n_group"),
 }
 _KIMI_KEYS: dict[str, Key] = {
-    **_LATENT_KEYS,
+    **LATENT_KEYS,
     "attention.head_count_kv": lambda config: _attends(config).astype(np.int32),
-    "ssm.conv_kernel": _of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
-    "kda.head_dim": _of_own("linear_head_dim", "head_dim"),
+    "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
+    "kda.head_dim": of_own("linear_head_dim", "head_dim"),
 }
 _CONVOLVED: Layer = {f"ssm_conv1d_{x}": taken(f"self_attn.{x}_conv1d") for x in "qkv"}
-_KIMI: Layer = {
-    **{key: source for key, source in of.LATENT.items() if key not in {**of.GATED, **of.CORRECTED}},
+KDA: Layer = {
     "attn_k": taken("self_attn.k_proj"),
     "attn_v": taken("self_attn.v_proj"),
     **_CONVOLVED,
@@ -131,6 +130,10 @@ _KIMI: Layer = {
     "ssm_g_a": taken("self_attn.g_a_proj"),
     "ssm_g_b": taken("self_attn.g_b_proj"),
     "ssm_norm": taken("self_attn.o_norm"),
+}
+_KIMI: Layer = {
+    **{key: source for key, source in of.LATENT.items() if key not in {**of.GATED, **of.CORRECTED}},
+    **KDA,
     # transformers saves the dense layers as if they were experts
     **{f"ffn_{x}": (From((f"mlp.{x}_proj",)), From((f"block_sparse_moe.{x}_proj",))) for x in ("gate", "up", "down")},
     **of.MIXTRAL,
@@ -138,7 +141,7 @@ _KIMI: Layer = {
     **{f"ffn_{x}_shexp": taken(f"block_sparse_moe.shared_experts.{x}_proj") for x in ("gate", "up", "down")},
 }
 _LING_KEYS: dict[str, Key] = {
-    **_LATENT_KEYS,
+    **LATENT_KEYS,
     "attention.head_count_kv": lambda config: ling_attends(config).astype(np.int32),
     "ssm.conv_kernel": "short_conv_kernel_size",
     "kda.head_dim": lambda config: config.needed("linear_head_dim", "head_dim"),
@@ -176,7 +179,7 @@ _LING: Layer = {
     **_below({key: source for key, source in of.LATENT.items() if key != "attn_output"}, "self_attn.", "attention."),
     "attn_output": taken("attention.dense"),
     "attn_gate.weight": (From(("attention.kv_a_layernorm.weight", "attention.g_proj.weight"), _second),),
-    **_below({"attn_k": _KIMI["attn_k"], "attn_v": _KIMI["attn_v"], **_CONVOLVED}, "self_attn.", "attention."),
+    **_below({"attn_k": KDA["attn_k"], "attn_v": KDA["attn_v"], **_CONVOLVED}, "self_attn.", "attention."),
     "ssm_a": taken("attention.A_log", in_turn(column, _slopes)),
     "ssm_dt.bias": taken("attention.dt_bias"),
     "ssm_f_a": taken("attention.f_proj"),
@@ -244,7 +247,7 @@ ROWS = (
     Recipe(
         "kimi-linear", ("KimiLinearForCausalLM",), _KIMI, keys=_KIMI_KEYS,
         defaults={"max_position_embeddings": named("model_max_length", "max_position_embeddings")},
-        checks=(must_be("moe_renormalize", True), must_be("moe_router_activation_func", "sigmoid"), _one_count),
+        checks=(must_be("moe_renormalize", True), must_be("moe_router_activation_func", "sigmoid"), one_count),
     ),
     Recipe(
         "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING, keys=_LING_KEYS,

@@ -53,6 +53,7 @@ _ACTIVATIONS = {
     "gelu": ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast"),
     "relu2": ("relu2",),
     "xielu": ("xielu",),
+    "swiglu_oai": ("swigluoai", "silu"),  # transformers computes it whatever the name
 }
 
 
@@ -100,7 +101,8 @@ def _further(config: HfConfig, of: Key) -> Any:
 
 def _check(config: HfConfig, recipe: Recipe) -> None:
     architecture = ARCHITECTURES[recipe.name]
-    known = _ACTIVATIONS[architecture.activation] + (_ACTIVATIONS["silu"] if architecture.activation_key else ())
+    known = _ACTIVATIONS[architecture.unit or architecture.activation]
+    known += _ACTIVATIONS["silu"] if architecture.activation_key else ()
     activation = config.get("hidden_activation", "hidden_act")
     if activation is not None and activation not in known:
         raise config.error("hidden_act", activation, f"{known[0]}, which is what {recipe.name} computes")
@@ -109,7 +111,7 @@ def _check(config: HfConfig, recipe: Recipe) -> None:
             raise ConvertError(f"{config.path}: {problem} in {recipe.name}; this model cannot be converted")
 
 
-_KINDS = ("sliding_attention", "full_attention")
+_KINDS = ("sliding_attention", "full_attention", "indexed_attention")
 
 
 def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
         slides = [kind == "sliding_attention" for kind in kinds]
     else:
         found = f"{len(kinds)} entries" if isinstance(kinds, list) else kinds
-        raise config.error("layer_types", found, f"{' or '.join(_KINDS)}, {layers} times")
+        raise config.error("layer_types", found, f"{' or '.join(_KINDS[:2])}, {layers} times")
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": np.array(slides)}
 
 

@@ -18,13 +18,17 @@ _COMPUTED = (
 )
 _OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}  # of norms in checkpoints of 2019
 _SUFFIXES = ("weight", "bias")
-_LAYER = re.compile(r"^blk\.\d+\.")
+_LAYER = re.compile(r"^(?:(enc|dec)\.)?blk\.(\d+)\.")
+_STACKS = (None, "enc", "dec")
 
 
 def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, sizes: Sizes) -> Iterator[LazyTensor]:
-    """Return the tensors of the file, those outside of layers first; ConvertError for one without a place."""
+    """Return the tensors of the file, those outside of layers first; ConvertError for one without a place.
+
+    A tensor that the folder holds twice with the same bytes is there once.
+    """
     found: dict[str, LazyTensor] = {}
-    of = _names(recipe.name, sizes.layers)
+    of = _names(recipe.name, max(sizes.layers, sizes.config.integer("num_decoder_layers") or 0))
     for shard in shards:
         for stored, tensor in shard.tensors.items():
             name = next((stored.removeprefix(p) for p in mapped.prefixes if stored.startswith(p)), stored)
@@ -35,6 +39,8 @@ def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, size
             if target is None or suffix not in _SUFFIXES:
                 raise ConvertError(f"tensor '{printable(stored)}' has no place in GGUF files of {recipe.name}")
             key = f"{target}.{suffix}"
+            if key in found and t.alike(found[key], tensor):
+                continue
             if key in found:
                 raise ConvertError(f"tensors '{printable(found[key].name)}' and '{printable(stored)}' are both {key}")
             found[key] = tensor
@@ -51,7 +57,8 @@ def _names(architecture: str, layers: int) -> dict[str, str]:
     return {name: target for name, (_, target) in get_tensor_name_map(number, layers).mapping.items()}
 
 
-def _place(name: str) -> tuple[bool, int, str]:
-    """Order: the embedding of tokens, other tensors, then layer by layer."""
-    layer = int(name.split(".")[1]) if name.startswith("blk.") else -1
-    return not name.startswith("token_embd."), layer, name
+def _place(name: str) -> tuple[bool, int, int, str]:
+    """Order: the embedding of tokens, other tensors, then layer by layer; the encoder before the decoder."""
+    layer = _LAYER.match(name)
+    stack, number = (_STACKS.index(layer[1]), int(layer[2])) if layer else (0, -1)
+    return not name.startswith("token_embd."), stack, number, name

@@ -263,6 +263,12 @@ def score_scale(wide_layers: int) -> Check:
     return check
 
 
+def untied(tensors: list[LazyTensor], config: HfConfig) -> list[LazyTensor]:
+    """Return the tensors without an output that is the embedding again."""
+    table = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
+    return [x for x in tensors if x.name != "output.weight" or table is None or not t.alike(x, table)]
+
+
 @dataclass(frozen=True, slots=True)
 class Mapped:
     """What a recipe adds to the gguf package's map from names in a folder to names in a file."""
@@ -271,6 +277,7 @@ class Mapped:
     names: Mapping[str, str] = field(default_factory=dict)  # whole names that mean something else here
     skipped: tuple[str, ...] = ()  # beginnings of names without a place in the file
     changes: Mapping[str, Change] = field(default_factory=dict)  # by the name in the file, after `blk.N.`
+    output: Callable[[list[LazyTensor], HfConfig], list[LazyTensor]] = untied  # decides on the output matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +299,7 @@ class Recipe:
     top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
     tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
     templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
+    whole_keys: Mapping[str, Any] = field(default_factory=dict)  # keys without the architecture's prefix
     numbers: Mapping[str, str] = field(default_factory=dict)  # whole keys: the tensors of layers with a number for each
     integers: Mapping[str, str] = field(default_factory=dict)  # whole keys: tensors of integers that one layer has
     lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # tensors of the file that one layer has

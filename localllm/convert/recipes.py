@@ -4,6 +4,7 @@ the assumptions of the GGUF architecture, which config.json must meet."""
 from __future__ import annotations
 
 from localllm.convert import (
+    diffusion_recipes,
     encoder_recipes,
     gemma_recipes,
     hybrid_recipes,
@@ -13,6 +14,9 @@ from localllm.convert import (
     qwen4_recipes,
     recurrent_recipes,
     rerankers,
+    sparse_recipes,
+    stream_recipes,
+    t5_recipes,
     vision_recipes,
 )
 from localllm.convert import sources as of
@@ -244,7 +248,8 @@ _ROWS = (
 _ALL = (
     *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
     *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
-    *hybrid_recipes.ROWS, *qwen4_recipes.ROWS,
+    *hybrid_recipes.ROWS, *t5_recipes.ROWS, *sparse_recipes.ROWS, *stream_recipes.ROWS,
+    *diffusion_recipes.ROWS, *qwen4_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

@@ -54,9 +54,10 @@ def rope_of(config: HfConfig, head_dim: int, tensors_allowed: bool) -> RopeKeys:
     """Return keys, tensors and notes; ConvertError for a type that is unknown or that the architecture cannot hold."""
     parameters = config.table("rope_parameters", "rope_scaling")
     sliding: dict[str, Any] = {}
-    if "full_attention" in parameters:
+    kind_of_full = next((kind for kind in ("full_attention", "indexed_attention") if kind in parameters), None)
+    if kind_of_full is not None:
         whole = config.below("rope_parameters", parameters)
-        parameters, sliding = whole.table("full_attention"), whole.table("sliding_attention")
+        parameters, sliding = whole.table(kind_of_full), whole.table("sliding_attention")
     rope = config.below("rope_parameters", parameters)
     base = rope.real("rope_theta") or config.real("rope_theta", "rotary_emb_base") or 10000.0
     share = rope.real("partial_rotary_factor") or config.real("partial_rotary_factor", "rope_pct") or 1.0

@@ -13,7 +13,8 @@ from pathlib import Path
 from localllm.convert.errors import ConvertError
 
 _MAX_BYTES = 1 << 28  # the largest seen has 5 MB
-_KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
+UNIGRAM, BPE = 1, 2  # kinds of models
+_KINDS = {UNIGRAM: "Unigram", BPE: "BPE", 3: "word", 4: "char"}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -25,11 +26,14 @@ class Pieces:
     texts: list[str]
     scores: list[float]
     types: list[int]
+    kind: int
     space_prefix: bool  # whether a space is added before a text
+    merge_spaces: bool  # whether spaces in a row become one
+    charsmap: bytes  # characters to replace, as GGUF stores them too
 
 
 def read_pieces(path: Path) -> Pieces:
-    """Read the pieces of a BPE model; ConvertError for another kind or a damaged file."""
+    """Read the pieces of a BPE or unigram model; ConvertError for another kind or a damaged file."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a SentencePiece model")
@@ -46,7 +50,8 @@ def _pieces(path: Path, data: bytes) -> Pieces:
     texts: list[str] = []
     scores: list[float] = []
     types: list[int] = []
-    space_prefix, kind = True, 1
+    rules: dict[int, int | bytes] = {}
+    kind = UNIGRAM
     for number, value in _fields(data):
         if number == 1:
             piece = dict(_fields(_message(value)))
@@ -54,14 +59,14 @@ def _pieces(path: Path, data: bytes) -> Pieces:
             scores.append(struct.unpack("<f", _message(piece.get(2, bytes(4))))[0])
             types.append(int(piece.get(3, 1)))
         elif number == 2:
-            kind = int(dict(_fields(_message(value))).get(3, 1))
+            kind = int(dict(_fields(_message(value))).get(3, UNIGRAM))
         elif number == 3:
-            space_prefix = bool(dict(_fields(_message(value))).get(3, 1))
+            rules = dict(_fields(_message(value)))
     if not texts or not all(1 <= t <= 6 for t in types):
         raise ValueError
-    if kind != 2:
-        raise ConvertError(f"{path}: is a {_KINDS.get(kind, 'strange')} model; supported: BPE")
-    return Pieces(texts, scores, types, space_prefix)
+    if kind not in (UNIGRAM, BPE):
+        raise ConvertError(f"{path}: is a {_KINDS.get(kind, 'strange')} model; supported: BPE, Unigram")
+    return Pieces(texts, scores, types, kind, bool(rules.get(3, 1)), bool(rules.get(4, 1)), _message(rules.get(2, b"")))
 
 
 def _message(value: int | bytes) -> bytes:

@@ -19,9 +19,11 @@ _PREFIXES = (
     ("transformer.", "model."), ("h.", "model.layers."),
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
-    r"(model\.)?(vit|vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower|embed_vision|embed_audio|mlp_AR)\."
+    r"(model\.)?(vit|vision_(tower|model|encoder)|visual|multi_modal_projector|mm_projector|patch_merge_mlp|audio_(tower|encoder)|"
+    r"embed_vision|embed_audio|mlp_AR)\."
 )
-_DRAFTS = re.compile(r"(model\.)?mtp\.")
+_DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")
+_HYPER = ".hc_pre."  # a part of the names of Hunyuan 4's hyper-connections; transformers saves it in another place
 _BARE = ("embed_tokens.", "layers.", "norm.", "wte.", "wpe.", "ln_f.")  # a model saved without its head
 _COMPUTED = (
     "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attention.masked_bias",
@@ -61,7 +63,7 @@ class Shelf:
                     if name.startswith(prefix):
                         name = instead + name.removeprefix(prefix)
                         break
-                name = "model." + name if name.startswith(_BARE) else name
+                name = ("model." + name if name.startswith(_BARE) else name).replace(_HYPER, ".")
                 layer = _LAYER.match(name)
                 if _OTHER_SENSES.match(name):
                     senses += 1

@@ -11,10 +11,12 @@ from typing import Any
 
 from localllm.confined import Confined, ConfinedError, folder_tokenizer
 from localllm.convert.bpe_tokens import from_bytes, from_merges, from_pieces, from_utf8
-from localllm.convert.encoder_tokens import from_unigram, from_wordpiece
+from localllm.convert.encoder_tokens import from_unigram, from_unigram_pieces, from_wordpiece
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
+from localllm.convert.plain_bpe import as_fast
 from localllm.convert.recipe import TokenizerModel
+from localllm.convert.sentencepiece import UNIGRAM, read_pieces
 from localllm.convert.special import special_keys
 from localllm.convert.templates import template_keys
 from localllm.convert.tiktoken_tokens import FILE, NOTE, from_tiktoken
@@ -49,28 +51,28 @@ def tokenizer_keys(
     `kind` is the architecture's `tokenizer.ggml.model` where the folder does not tell it; `templates` are those that it
     lacks, by name.
     """
-    files = TokenizerFiles(
-        folder, optional(folder / "tokenizer.json"), optional(folder / "tokenizer_config.json"), rows
-    )
+    settings, fast = optional(folder / "tokenizer_config.json"), optional(folder / "tokenizer.json")
+    files = TokenizerFiles(folder, fast or as_fast(folder, settings), settings, rows)
     keys = _vocabulary(files, kind)
     keys |= special_keys(folder, files.fast, files.settings, config, keys)
     keys |= template_keys(folder, files.settings, templates)
     if kind == "gemma4":  # a text without it is continued badly; the folder leaves it to the chat template
         keys["tokenizer.ggml.add_bos_token"] = True
     tokenizer = Tokenizer.from_metadata(keys)
-    if not files.fast:
-        return TokenizerKeys(keys, (NOTE,) if keys["tokenizer.ggml.model"] == "gpt2" else ())
+    if not fast:
+        return TokenizerKeys(keys, () if files.fast or keys["tokenizer.ggml.model"] != "gpt2" else (NOTE,))
     return TokenizerKeys(keys, _differences(files.path, tokenizer, around=kind != "gemma4"))
 
 
 def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
-    pieces, model = files.folder / "tokenizer.model", files.model
+    pieces, model = _pieces_file(files.folder), files.model
     name = str(model.get("type"))
     if name in _ENCODERS:
         return _ENCODERS[name](files)
     by_bytes = bool(files.fast) and not model.get("byte_fallback")
-    if pieces.is_file() and not by_bytes and not (files.fast and kind):
-        return from_pieces(pieces, files)
+    if pieces is not None and not by_bytes and not (files.fast and kind):
+        found = read_pieces(pieces)
+        return (from_unigram_pieces if found.kind == UNIGRAM else from_pieces)(found, files)
     if not files.fast and (files.folder / FILE).is_file():
         return from_tiktoken(files)
     if not files.fast:
@@ -82,6 +84,11 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
         known = ", ".join(("BPE", *_ENCODERS))
         raise ConvertError(f"{files.path}: is a {printable(name)} model; supported: {known}")
     return from_bytes(files) if by_bytes else from_utf8(files) if kind else from_merges(files)
+
+
+def _pieces_file(folder: Path) -> Path | None:
+    """Return SentencePiece's file of a folder."""
+    return next((path for name in ("tokenizer.model", "spiece.model") if (path := folder / name).is_file()), None)
 
 
 def _differences(path: Path, ours: Tokenizer, around: bool) -> tuple[str, ...]:

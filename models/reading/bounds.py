@@ -3,9 +3,9 @@
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # values in a row of activations
 MIN_HEAD_DIM = 2  # of models without attention, whose files name none
-# Kernels are compiled for these numbers. Known models have at most 256 heads in 5 layouts, heads of 576 values, and 512
-# experts, 32 of them used.
-MAX_HEADS, MAX_HEAD_DIM, MAX_LAYOUTS = 1024, 1024, 16
+# Kernels are compiled for these numbers. Known models have at most 256 heads in 5 layouts, heads of 1088 values, and
+# 512 experts, 32 of them used.
+MAX_HEADS, MAX_HEAD_DIM, MAX_LAYOUTS = 1024, 2048, 16
 MAX_EXPERTS, MAX_USED = 4096, 256
 MAX_EXPERT_GROUPS = 128  # known models have 8
 REASON = " (kernels are compiled for this number, and no known model comes near)"

@@ -57,7 +57,7 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
 
 def sees(name: str) -> bool:
     """Return whether the model of that name has a part for pictures."""
-    return "VL" in MODELS[name][0] or MODELS[name][0] == "Mistral3Config"
+    return "VL" in MODELS[name][0] or MODELS[name][0] in ("Mistral3Config", "Glm5NextConfig")
 
 
 def by_tanh(model: Any) -> None:

@@ -23,6 +23,7 @@ from tests.localllm.convert.hf_settings import (
     WINDOW,
     YARN,
 )
+from tests.localllm.convert.hf_sparse import SPARSE
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
 
 # Name: class of the configuration, its further settings, and the tokenizer ("spm", "llama3", ...).
@@ -397,4 +398,5 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "stablelm": ("StableLmConfig", {"use_qkv_bias": True}, "qwen2"),
     "stablelm-norms": ("StableLmConfig", {"qk_layernorm": True}, "qwen2"),
     "starcoder2": ("Starcoder2Config", {"sliding_window": None}, "starcoder"),
+    **SPARSE,
 }  # fmt: skip

@@ -182,6 +182,23 @@ def unigram_tokenizer(
     return tokenizer
 
 
+def t5_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
+    """T5's: a unigram model whose texts end with </s>, and sentinels behind its pieces."""
+    from tokenizers import AddedToken, Tokenizer, models, processors
+
+    trained = unigram_tokenizer(vocabulary - 3, texts, SPACES)
+    pieces = json.loads(trained.to_str())["model"]["vocab"][4:]
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    tokenizer = Tokenizer(models.Unigram([*special, *((text, score) for text, score in pieces)], 2, False))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = trained.normalizer, trained.pre_tokenizer
+    tokenizer.decoder = trained.decoder
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    sentinels = [f"<extra_id_{i}>" for i in range(vocabulary - tokenizer.get_vocab_size() - 1, -1, -1)]
+    names = [*(text for text, _ in special), *sentinels]
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in names])
+    return tokenizer
+
+
 def spm_pieces(vocabulary: int, texts: list[str]) -> list[tuple[str, float, int]]:
     """(text, score, type) of <unk>, <s>, </s>, 256 bytes, then merged pieces by score, then single characters."""
     words = [text.replace(" ", "▁") for text in texts]
@@ -211,8 +228,10 @@ def spm_pieces(vocabulary: int, texts: list[str]) -> list[tuple[str, float, int]
     ]
 
 
-def spm_file(pieces: list[tuple[str, float, int]], space_prefix: bool = True) -> bytes:
-    """A tokenizer.model with these pieces, by sentencepiece_model.proto."""
+def spm_file(
+    pieces: list[tuple[str, float, int]], space_prefix: bool = True, model: int = 2, charsmap: bytes = b""
+) -> bytes:
+    """A tokenizer.model of BPE, or of another kind, with these pieces, by sentencepiece_model.proto."""
 
     def varint(n: int) -> bytes:
         out = b""
@@ -227,8 +246,9 @@ def spm_file(pieces: list[tuple[str, float, int]], space_prefix: bool = True) ->
     for text, score, kind in pieces:
         body = message(1, text.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score)
         out += message(1, body + (varint(3 << 3) + varint(kind) if kind != 1 else b""))
-    out += message(2, varint(3 << 3) + varint(2) + varint(35 << 3) + varint(1))  # BPE, byte fallback
-    return out + message(3, message(1, b"identity") + varint(3 << 3) + varint(space_prefix) + varint(4 << 3) + b"\0")
+    out += message(2, varint(3 << 3) + varint(model) + varint(35 << 3) + varint(model == 2))  # BPE with byte fallback
+    rules = message(1, b"identity") + (message(2, charsmap) if charsmap else b"")
+    return out + message(3, rules + varint(3 << 3) + varint(space_prefix) + varint(4 << 3) + varint(model == 1))
 
 
 def save_tokenizer(style: str, folder: Path) -> None:
@@ -242,6 +262,8 @@ def save_tokenizer(style: str, folder: Path) -> None:
         (folder / "tokenizer.model").write_bytes(spm_file(spm_pieces(VOCABULARY, [TEXT])))
     if style == "wordpiece":
         settings = {f"{role}_token": text for role, text in _BERT.items()}
+    if style == "t5":
+        settings = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     if style == "gemma4":
         settings = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -259,5 +281,6 @@ def roberta_tokenizer() -> Any:
 _MADE = {
     "spm": spm_tokenizer, "gemma4": lambda: gemma4_tokenizer(VOCABULARY), "wordpiece": wordpiece_tokenizer,
     "unigram": lambda: unigram_tokenizer(charsmap=SPACES), "roberta": roberta_tokenizer,
+    "t5": t5_tokenizer,
 }  # fmt: skip
 _BERT = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "unk": "[UNK]", "mask": "[MASK]"}

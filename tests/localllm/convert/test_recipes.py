@@ -13,22 +13,24 @@ from localllm.convert.recipes import RECIPES
 from localllm.models import ARCHITECTURES
 from tests.localllm.convert.hf_encoders import ENCODERS
 from tests.localllm.convert.hf_models import ids, make, sees
+from tests.localllm.convert.hf_own import OWN
 from tests.localllm.convert.hf_synthetic import DATA, LEFT_OUT, POSITIONS, numbers, read_specs, write_folder
+from tests.localllm.convert.hf_t5 import FAMILY
 from tests.localllm.convert.hf_table import MODELS
 from tests.localllm.convert.support import logits_of, save
 from tests.models.support import nmse
 
 
 def test_every_recipe_is_of_an_architecture_that_runs() -> None:
-    """The other way round holds for 87 of them; the rest run from GGUF files alone."""
+    """The other way round holds for 99 of them; the rest run from GGUF files alone."""
     assert set(RECIPES) <= set(ARCHITECTURES)
-    assert len(RECIPES) == 87
+    assert len(RECIPES) == 99
 
 
 def test_every_recipe_has_a_model_here() -> None:
     made = {
         name.split("-")[0] if name not in ARCHITECTURES and name != "gpt-oss-mxfp4" else name
-        for name in (*MODELS, *ENCODERS)
+        for name in (*MODELS, *ENCODERS, *FAMILY, *OWN)
     }
     assert set(RECIPES) <= made
 

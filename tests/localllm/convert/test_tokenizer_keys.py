@@ -257,7 +257,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "pieces": (pieces(b"\xff" * 50), "is not a SentencePiece model, or damaged"),
     "cut": (pieces(GOOD[:-3]), "is not a SentencePiece model, or damaged"),
     "empty": (pieces(b""), "is not a SentencePiece model, or damaged"),
-    "kind": (pieces(GOOD + b"\x12\x02\x18\x01"), "is a Unigram model; supported: BPE"),
+    "kind": (pieces(GOOD + b"\x12\x02\x18\x03"), "is a word model; supported: BPE, Unigram"),
 }  # fmt: skip
 
 

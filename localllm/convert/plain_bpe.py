@@ -1,0 +1,37 @@
+"""Byte-level BPE in folders without tokenizer.json: vocab.json and merges.txt, cut by a rule that the class tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from localllm.convert.errors import ConvertError
+from localllm.convert.jsonfile import read_json
+
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_RULES = {"DreamTokenizer": _QWEN2}  # classes of the models' own programs, which are not run
+_MAX_BYTES = 1 << 26  # the largest seen has 2 MB
+
+
+def as_fast(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tokenizer.json would hold, or an empty table if the class is unknown or a file is missing."""
+    rule = _RULES.get(str(settings.get("tokenizer_class")))
+    vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
+    if rule is None or not vocabulary.is_file() or not merges.is_file():
+        return {}
+    try:
+        if merges.stat().st_size > _MAX_BYTES:
+            raise ConvertError(f"{merges}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a vocabulary")
+        lines = merges.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConvertError(f"{merges}: cannot be read: {error}") from None
+    return {
+        "model": {
+            "type": "BPE", "vocab": read_json(vocabulary),
+            "merges": [line for line in lines if line and not line.startswith("#version")],
+        },
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": rule}, "behavior": "Isolated"},
+    }  # fmt: skip

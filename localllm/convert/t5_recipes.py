@@ -1,0 +1,100 @@
+"""The recipes of T5 (arXiv:1910.10683), mT5 and UMT5, and of their encoders alone.
+
+The gguf package names their tensors. T5 divides the logits by the root of the width where the embedding is the output
+matrix too; a GGUF file says so by having no output matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from localllm.convert import tensor as t
+from localllm.convert.errors import ConvertError
+from localllm.convert.hf_config import HfConfig, class_of
+from localllm.convert.recipe import Key, Mapped, Recipe, must_be, named
+from localllm.convert.tensor import LazyTensor
+
+_CONTEXT = 512  # trained tokens where config.json tells none: scores go by distances, so none is too far
+_TABLES = {"shared": "token_embd", "encoder.embed_tokens": "token_embd", "decoder.embed_tokens": "token_embd"}
+_NO_PLACE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",)  # old folders; no model reads it
+
+
+def _divided(config: HfConfig) -> bool:
+    """Return whether logits are divided by the root of the width; mT5 never does. Folders of transformers 5 always
+    have tie_word_embeddings true, and a key of its own where that is not what was trained."""
+    if class_of(config) == "MT5ForConditionalGeneration":
+        return False
+    return config.flag("scale_decoder_outputs", "tie_word_embeddings") is not False
+
+
+def _output(tensors: list[LazyTensor], config: HfConfig) -> list[LazyTensor]:
+    """Return the tensors with an output matrix, or without one where logits are divided."""
+    found = {tensor.name: tensor for tensor in tensors}
+    table, output = found.get("token_embd.weight"), found.pop("output.weight", None)
+    if table is None:
+        return tensors
+    if not _divided(config):
+        return [*found.values(), output or t.renamed(table, "output.weight")]
+    if output is not None and not t.alike(table, output):
+        raise ConvertError(
+            "lm_head.weight is not the embedding, but tie_word_embeddings is not false: its logits would be divided, "
+            "which GGUF files cannot say"
+        )
+    return list(found.values())
+
+
+def _start(config: HfConfig) -> int | None:
+    """Return the token that starts an answer."""
+    return config.integer("decoder_start_token_id", "pad_token_id")
+
+
+def _gated(default: str) -> Callable[[HfConfig], str | None]:
+    """Require a feed-forward that GGUF knows: ReLU, or the gated tanh form of GELU."""
+
+    def check(config: HfConfig) -> str | None:
+        kind = config.get("feed_forward_proj") or default
+        if kind in ("relu", "gated-gelu", "gated-gelu_new"):
+            return None
+        return f"feed_forward_proj is {kind}; the GGUF architecture has it fixed at relu or gated-gelu"
+
+    return check
+
+
+_SIZES: dict[str, Any] = {
+    "num_hidden_layers": named("num_layers"), "hidden_size": named("d_model"),
+    "num_attention_heads": named("num_heads"), "num_key_value_heads": named("num_heads"),
+    "intermediate_size": named("d_ff"), "head_dim": named("d_kv"), "layer_norm_epsilon": 1e-6,
+    "relative_attention_num_buckets": 32,
+    "max_position_embeddings": lambda config: config.integer("n_positions") or _CONTEXT,
+}  # fmt: skip
+_KEYS: dict[str, Key] = {
+    "rope.dimension_count": None, "rope.freq_base": None,
+    "attention.relative_buckets_count": "relative_attention_num_buckets",
+}  # fmt: skip
+_FAR = must_be("relative_attention_max_distance", 128)
+_DECODER_KEYS: dict[str, Key] = {
+    **_KEYS,
+    "decoder_block_count": lambda config: config.integer("num_decoder_layers", "num_layers"),
+    "decoder_start_token_id": _start,
+}
+
+
+def _rows(prefix: str, feed_forward: str, older: tuple[str, ...] = ()) -> tuple[Recipe, Recipe]:
+    """Return the recipes of a family: the whole model, and its encoder."""
+    shared: dict[str, Any] = {
+        "layer": {}, "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward), _FAR), "defaults": _SIZES,
+    }  # fmt: skip
+    return (
+        Recipe(
+            "t5", (f"{prefix}ForConditionalGeneration", *older), keys=_DECODER_KEYS,
+            mapped=Mapped(names=_TABLES, skipped=_NO_PLACE, output=_output), **shared,
+        ),
+        Recipe(
+            "t5encoder", (f"{prefix}EncoderModel",), keys=_KEYS,
+            mapped=Mapped(names=_TABLES, skipped=("decoder.", "lm_head.")), **shared,
+        ),
+    )  # fmt: skip
+
+
+ROWS = (*_rows("T5", "relu", ("T5WithLMHeadModel",)), *_rows("MT5", "gated-gelu"), *_rows("UMT5", "gated-gelu"))

@@ -1,0 +1,153 @@
+"""Tiny folders of models that transformers does not have, in the words of the models' own programs.
+
+For each there is what llama.cpp's converter makes of it: keys, shapes, and digests of F32 data.
+
+    python -m tests.localllm.convert.hf_own LLAMA_CPP    # makes data/hf_own.json.gz again, with llama.cpp's source
+
+That needs torch, transformers and sentencepiece.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.localllm.convert.hf_synthetic import DATA, write_folder
+from tests.localllm.convert.hf_tokenizers import VOCABULARY
+
+Shapes = dict[str, list[int]]
+WIDTH, HEADS, KV, HEAD, FFN, LAYERS = 32, 4, 2, 8, 48, 2
+_QWEN = {
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "mask_token_id": 9, "tie_word_embeddings": False,
+}  # fmt: skip
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": HEAD}
+_TOP: Shapes = {"model.embed_tokens": [VOCABULARY, WIDTH], "model.norm": [WIDTH], "lm_head": [VOCABULARY, WIDTH]}
+_NORMS: Shapes = {"input_layernorm": [WIDTH], "post_attention_layernorm": [WIDTH]}
+_ATTENTION: Shapes = {
+    "self_attn.q_proj": [HEADS * HEAD, WIDTH], "self_attn.k_proj": [KV * HEAD, WIDTH],
+    "self_attn.v_proj": [KV * HEAD, WIDTH], "self_attn.o_proj": [WIDTH, HEADS * HEAD],
+}  # fmt: skip
+_MLP: Shapes = {"gate_proj": [FFN, WIDTH], "up_proj": [FFN, WIDTH], "down_proj": [WIDTH, FFN]}
+_HEAD_NORMS: Shapes = {"self_attn.q_norm": [HEAD], "self_attn.k_norm": [HEAD]}
+
+
+def weights(shapes: Shapes, prefix: str = "", suffix: str = ".weight") -> list[tuple[str, list[int], float]]:
+    """Return tensors with the base of their values."""
+    return [(prefix + name + suffix, shape, float("norm" in name or "ln" in name)) for name, shape in shapes.items()]
+
+
+def _layers(shapes: Shapes, biases: tuple[str, ...] = (), prefix: str = "model.layers.{}.") -> list[Any]:
+    found = []
+    for layer in range(LAYERS):
+        found += weights(shapes, prefix.format(layer))
+        found += weights({name: shapes[name][:1] for name in biases}, prefix.format(layer), ".bias")
+    return found
+
+
+def _below(prefix: str, shapes: Shapes) -> Shapes:
+    return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def _experts(shapes: Shapes) -> Shapes:
+    return {f"mlp.experts.{i}.{name}": shape for i in range(4) for name, shape in shapes.items()}
+
+
+_ROUTED: Shapes = {**_NORMS, **_ATTENTION, **_HEAD_NORMS, "mlp.gate": [4, WIDTH], **_experts(_MLP)}
+_LLADA: Shapes = {
+    "attn_norm": [WIDTH], "ff_norm": [WIDTH], "q_proj": [WIDTH, WIDTH], "k_proj": [KV * HEAD, WIDTH],
+    "v_proj": [KV * HEAD, WIDTH], "attn_out": [WIDTH, WIDTH], "ff_proj": [FFN, WIDTH], "up_proj": [FFN, WIDTH],
+    "ff_out": [WIDTH, FFN],
+}  # fmt: skip
+
+# Name: config.json, tensors, and the tokenizer.
+OWN: dict[str, tuple[dict[str, Any], list[Any], str]] = {
+    "dream": (
+        {**_QWEN, "architectures": ["DreamModel"], "model_type": "Dream"},
+        weights(_TOP) + _layers({**_NORMS, **_ATTENTION, **_below("mlp.", _MLP)},
+                                tuple(f"self_attn.{x}_proj" for x in "qkv")),
+        "qwen2",
+    ),
+    "llada": (
+        {"architectures": ["LLaDAModelLM"], "model_type": "llada", "vocab_size": VOCABULARY, "d_model": WIDTH,
+         "n_heads": HEADS, "n_kv_heads": KV, "n_layers": LAYERS, "mlp_hidden_size": FFN, "max_sequence_length": 256,
+         "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "activation_type": "silu", "block_type": "llama",
+         "layer_norm_type": "rms", "alibi": False, "rope": True, "mask_token_id": 9, "weight_tying": False,
+         "eos_token_id": 2, "pad_token_id": 0},
+        weights({"wte": [VOCABULARY, WIDTH], "ln_f": [WIDTH], "ff_out": [VOCABULARY, WIDTH]}, "model.transformer.")
+        + _layers(_LLADA, prefix="model.transformer.blocks.{}."),
+        "llama3",
+    ),
+    "llada-moe": (
+        {**_QWEN, **_EXPERTS, "architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "rope_theta": 50000.0,
+         "expert_intermediate_size": FFN, "norm_topk_prob": None},
+        weights(_TOP) + _layers(_ROUTED), "qwen2",
+    ),
+    "rnd1": (
+        {**_QWEN, **_EXPERTS, "architectures": ["RND1"], "model_type": "rnd1", "moe_intermediate_size": FFN,
+         "norm_topk_prob": True},
+        weights(_TOP) + _layers(_ROUTED), "qwen2",
+    ),
+}  # fmt: skip
+
+
+def write_own(name: str, folder: Path, **config: Any) -> None:
+    """Write a folder with some keys of config.json replaced; None takes one away."""
+    folder.mkdir(exist_ok=True)
+    given, tensors, tokenizer = OWN[name]
+    left = {key: value for key, value in {**given, **config}.items() if value is not None}
+    write_folder({"config": left, "tensors": tensors, "tokenizer": tokenizer}, folder)
+
+
+def digest(values: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values, np.float32).tobytes()).hexdigest()[:16]
+
+
+def read_expected() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(gzip.decompress((DATA / "hf_own.json.gz").read_bytes()))
+    return found
+
+
+_PROGRAM = """
+import runpy, sys
+source = sys.argv.pop(1)
+sys.path[:0] = [source, source + "/gguf-py"]
+import conversion.base
+conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "default"  # it knows real vocabularies alone
+sys.argv[0] = source + "/convert_hf_to_gguf.py"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def _expected(name: str, source: str) -> dict[str, Any]:
+    """What llama.cpp's converter writes."""
+    import gguf
+
+    with tempfile.TemporaryDirectory() as place:
+        folder, path = Path(place) / name, Path(place) / "model.gguf"
+        write_own(name, folder)
+        command = [sys.executable, "-c", _PROGRAM, source, str(folder), "--outtype", "f32", "--outfile", str(path)]
+        subprocess.run(command, check=True)
+        reader = gguf.GGUFReader(path)
+        keys = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+        tensors = {
+            x.name: [[int(n) for n in reversed(x.shape)], digest(x.data)] for x in reader.tensors
+        }  # fmt: skip
+    skipped = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type", "tokenizer.ggml.pre")
+    return {"keys": {key: value for key, value in keys.items() if key not in skipped}, "tensors": tensors}
+
+
+if __name__ == "__main__":
+    everything = {own: _expected(own, sys.argv[1]) for own in OWN}
+    text = json.dumps(everything, separators=(",", ":")).encode()
+    (DATA / "hf_own.json.gz").write_bytes(gzip.compress(text, mtime=0))

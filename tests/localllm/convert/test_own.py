@@ -1,0 +1,95 @@
+"""Folders of models that transformers does not have: keys, shapes and bytes of llama.cpp's converter, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.convert import ConvertError, open_checkpoint
+from tests.localllm.convert.hf_models import ids
+from tests.localllm.convert.hf_own import OWN, digest, read_expected, write_own
+from tests.localllm.convert.support import logits_of, values
+
+EXPECTED = read_expected()
+# Names are made of the folder's; the others are said in another way, or by a file of llama.cpp alone.
+OTHERWISE = ("general.name", "general.size_label", "general.file_type", "general.quantization_version", "general.type")
+OF_MODEL: dict[str, tuple[str, ...]] = {"llada-moe": ("tokenizer.ggml.mask_token_id",)}  # beyond this vocabulary
+
+
+def test_every_model_has_what_llama_cpp_writes() -> None:
+    assert EXPECTED.keys() == OWN.keys()
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_files_are_those_of_llama_cpp_s_converter(name: str, tmp_path: Path) -> None:
+    write_own(name, folder := tmp_path / name)
+    with open_checkpoint(folder) as model:
+        assert model.notes == ()
+        found = {key: [list(x.shape), digest(values(x))] for key, x in model.tensors.items()}
+        keys = {key: np.asarray(value).tolist() for key, value in model.metadata.items()}
+        assert np.isfinite(logits_of(model, ids())).all()
+    assert found == EXPECTED[name]["tensors"]
+    for key, value in EXPECTED[name]["keys"].items():
+        if key not in (*OTHERWISE, *OF_MODEL.get(name, ())):
+            real = isinstance(value, float)
+            assert keys.get(key) == (pytest.approx(value, rel=1e-6) if real else value), key
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "blocks of another kind": ("llada", {"block_type": "sequential"}, "block_type is sequential; the GGUF"),
+    "layer norms": ("llada", {"layer_norm_type": "default"}, "layer_norm_type is default; the GGUF architecture"),
+    "ALiBi": ("llada", {"alibi": True}, "alibi is True; the GGUF architecture"),
+    "not rotated": ("llada", {"rope": False}, "rope is False; the GGUF architecture"),
+    "norms of queries": ("llada", {"attention_layer_norm": True}, "attention_layer_norm is True; the GGUF"),
+    "activation": ("llada", {"activation_type": "gelu"}, "hidden_act is gelu; expected silu"),
+    "no sizes": ("llada", {"d_model": None}, "d_model is missing; expected a whole number"),
+    "scores of experts": ("rnd1", {"norm_topk_prob": False}, "norm_topk_prob is False; the GGUF architecture"),
+    "scores to sum to one": ("llada-moe", {"norm_topk_prob": True}, "norm_topk_prob is True; the GGUF architecture"),
+    "dense layers": ("rnd1", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]; the GGUF architecture"),
+    "shared experts": ("llada-moe", {"num_shared_experts": 1}, "num_shared_experts is 1; the GGUF architecture"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
+    name, config, message = REFUSED[case]
+    write_own(name, tmp_path, **config)
+    with pytest.raises(ConvertError, match=message) as error:
+        open_checkpoint(tmp_path)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(str(tmp_path))
+
+
+def test_the_vocabulary_of_dream(tmp_path: Path) -> None:
+    """Its folder has vocab.json and merges.txt, and a class of its own that cuts text as Qwen 2 does."""
+    write_own("dream", tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        theirs = model.metadata
+    fast = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(fast["model"]["vocab"]))
+    pairs = "\n".join(" ".join(pair) for pair in fast["model"]["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{pairs}\n")
+    (tmp_path / "tokenizer.json").unlink()
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    decoder = {str(i): {"content": text, "special": True} for i, text in enumerate(("<pad>", "<s>", "</s>"))}
+    known = {**settings, "tokenizer_class": "DreamTokenizer", "added_tokens_decoder": decoder}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(known))
+    with open_checkpoint(tmp_path) as model:
+        assert model.notes == ()
+        for key, value in theirs.items():
+            if key.startswith("tokenizer.") and not key.endswith("_token"):
+                np.testing.assert_array_equal(model.metadata[key], value, key)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**known, "tokenizer_class": "OtherTokenizer"}))
+    with pytest.raises(ConvertError, match=r"holds no tokenizer\.json and no tokenizer\.model"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(known))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b c\n")
+    with pytest.raises(ConvertError, match="merges is not a list of pairs"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "merges.txt").write_bytes(b"\xff\xff")
+    with pytest.raises(ConvertError, match=r"merges\.txt: cannot be read"):
+        open_checkpoint(tmp_path)
