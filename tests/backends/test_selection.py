@@ -73,6 +73,34 @@ def test_far_positions_are_selected_as_by_the_reference(cpu: CpuBackend, s: Sele
     assert len(seen) > 100, "rows select the same positions"
 
 
+@pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q5_1")], ids=str)
+@pytest.mark.parametrize("s", FAR[:3], ids=str)
+def test_attention_reads_whole_blocks_where_they_are(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
+    """Blocks of positions that are cache blocks are not gathered; rows and tables as above."""
+    plan = record(MemoryWeight.of("table", rows_of(s, 500)), attend_selected(s))
+    ours, theirs = (Driver(bind(b, plan, rows=300, blocks=18, cache=cache), 2) for b in (cpu, ReferenceBackend()))
+    values = rows_of(s, 500)[:, : sum(s.heads.widths)]
+    slack = attention_slack(values, s.heads, s.most, CACHE_TYPES[cache.values].blocks)
+    for batch in batches([[(0, 215)], [(1, 131), (0, 97)], [(0, 1), (1, 1)], [(1, 38)], [(0, 70), (1, 45)], [(0, 3)]]):
+        np.testing.assert_allclose(ours.step(batch), theirs.step(batch), rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize("name", CACHE_TYPES)
+def test_values_that_begin_the_keys_are_stored_once(cpu: CpuBackend, name: str) -> None:
+    """The bits are those of separate values. Types that rotate heads by their width still store both."""
+    s, cache = replace(SELECTING[3], heads=Heads(5, 1, 576, value_dim=512)), CacheTypes(name, name)
+    bound = []
+    for values in ("copied", "prefix"):
+        plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s, values))
+        bound.append(bind(cpu, plan, rows=128, cache=cache))
+    apart, once = (Driver(executable, sequences=2) for executable in bound)
+    for batch in batches(STEPS):
+        np.testing.assert_array_equal(once.step(batch), apart.step(batch))
+    sizes = [executable.block_bytes[1] for executable in bound]
+    assert sizes[1] == sizes[0] if CACHE_TYPES[name].rotated else 17 * sizes[1] == 9 * sizes[0]
+    assert (bound[0].cache_layout == bound[1].cache_layout) == CACHE_TYPES[name].rotated
+
+
 @pytest.mark.parametrize(("s", "cache"), [*((s, F16_CACHE) for s in SELECTING), *MORE], ids=str)
 def test_attention_reads_what_is_selected(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
     ours, theirs = drivers(s, attend_selected(s), cache, cpu, ReferenceBackend())

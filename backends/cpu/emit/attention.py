@@ -33,7 +33,8 @@ def attention(low: Lowering, op: Attention) -> None:
     work, sinks, scratch = WorkOf(shape, op.window, rows), vector(op.sinks), low.scratch_rows["attention"]
     arguments = kernels.AttentionArguments(
         step=step, q=rows_in(q), y=output_to(y), k_cache=CacheOf(op.layer, "keys"),
-        v_cache=CacheOf(op.layer, "values"), scale=op.scale, counter=COUNTER, scratch=scratch, work=work,
+        v_cache=CacheOf(op.layer, "keys" if shape.once else "values"), scale=op.scale, counter=COUNTER,
+        scratch=scratch, work=work,
         window=window, softcap=op.softcap, sinks=sinks, selection=selection, slopes=vector(op.slopes),
         partials=PARTIALS, distances=EdgedOf(op.distances, kernels.EDGE) if op.distances else 0,
     )  # fmt: skip
