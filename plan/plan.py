@@ -28,6 +28,8 @@ class CacheLayer:
     value_dim: int  # 0: an indexer's keys
     window: int = 0  # positions that a row sees; 0: all
     selected: int = 0  # maximum number of positions that a row reads; 0: all that it sees
+    whole: bool = False  # those that are selected come as whole cache blocks, but for the last one
+    prefix: bool = False  # values are the first numbers of the keys
 
 
 Store = CacheLayer | RowLayer | StateLayer | ScanLayer | MatrixLayer

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from localllm.plan.attention import Append, Attention, Rotate, SelectPositions
+from localllm.plan.batch import BLOCK
 from localllm.plan.connections import Connect, connect_width
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.matrix_scan import MatrixScan
@@ -125,10 +126,13 @@ class Recorder:
         self._operations.append(Rotate(out, x, head_dim, rope))
         return out
 
-    def append(self, k: Value, v: Value, kv_heads: int) -> int:
-        """Return the number of the new cache layer. A layer of the model that has none reads another's."""
+    def append(self, k: Value, v: Value, kv_heads: int, prefix: bool = False) -> int:
+        """Return the number of the new cache layer. A layer of the model that has none reads another's.
+
+        With `prefix`, v holds the first numbers of k.
+        """
         layer = len(self._layers)
-        self._layers.append(CacheLayer(kv_heads, k.width // kv_heads, v.width // kv_heads))
+        self._layers.append(CacheLayer(kv_heads, k.width // kv_heads, v.width // kv_heads, prefix=prefix))
         self._operations.append(Append(layer, k, v))
         return layer
 
@@ -167,7 +171,9 @@ class Recorder:
             assert not after, "rows that read a selection follow no encoder's text"
             assert slices in (1, stored.kv_heads), f"{slices} slices for {stored.kv_heads} key-value heads"
             assert selection.rows == q.rows
-            self._layers[layer] = stored = replace(stored, selected=selection.width // slices - 1)
+            chooser = next(op for op in self._operations if isinstance(op, SelectPositions) and op.out == selection)
+            most, whole = selection.width // slices - 1, chooser.block % BLOCK == 0 and not chooser.pooled
+            self._layers[layer] = stored = replace(stored, selected=most, whole=whole)
         elif causal:  # else a row sees what is behind it, so nothing leaves the window before the end
             self._layers[layer] = replace(stored, window=window)
         assert (selection is None) == (not stored.selected), "a layer is read by selections alone, or never"

@@ -102,18 +102,23 @@ def gather_keys(
         copy(f.i64(full), head_dim - full)
 
 
-def gather_values(f: Function, row: CacheRow, rows: Value, entries: Value, out: Value, head_dim: int, n: Value) -> None:
-    """Write the values of the first `n` entries to the block at `out`; of types that store integers all 64."""
-    size = row_bytes(row, head_dim)
+def gather_values(
+    f: Function, row: CacheRow, rows: Value, entries: Value, out: Value, head_dim: int, n: Value, key_dim: int = 0
+) -> None:
+    """Write the values of the first `n` entries to the block at `out`; of types that store integers all 64.
+
+    With `key_dim` the rows are keys of that width, which begin with the values.
+    """
+    size, stride = row_bytes(row, head_dim), row_bytes(row, key_dim or head_dim)
     if isinstance(row, Floats):
         kind = vector(_INTEGERS[row.bytes])
         with f.loop(0, n) as j:
-            source, to = rows + f.load(entries + j * 8, I64, 8) * size, out + j * size
+            source, to = rows + f.load(entries + j * 8, I64, 8) * stride, out + j * size
             with f.loop(0, size, LANES * row.bytes) as d:
                 f.store(to + d, f.load(source + d, kind))
         return
     with f.loop(0, BLOCK) as j, f.loop(0, groups(head_dim)) as group:
-        source = rows + f.load(entries + j * 8, I64, 8) * size + group * row.group_bytes
+        source = rows + f.load(entries + j * 8, I64, 8) * stride + group * row.group_bytes
         at = out + group * (BLOCK * row.group_bytes)
         scales = source + 4 * (row.words + row.fifth)
         for half in range(1 + row.minimum):
@@ -121,6 +126,8 @@ def gather_values(f: Function, row: CacheRow, rows: Value, entries: Value, out: 
         if row.fifth:
             f.store(at + (j * 4 + 2 * BLOCK * (1 + row.minimum)), f.load(source + 4 * row.words, I32))
         integers = f.load(source, vector(I8, 4 * row.words))
+        if key_dim and row.integer_bits == 8:
+            integers = integers ^ -128  # keys are stored as q + 128
         to = at + (j // FOUR * (FOUR * 4 * row.words) + j % FOUR + row.value_integers)
         for number in range(4 * row.words):
             f.store(to + FOUR * number, f.lane(integers, number))

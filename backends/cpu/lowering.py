@@ -10,6 +10,7 @@ from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cpu import weights
 from localllm.backends.cpu.arguments import Rows, Struct
 from localllm.backends.cpu.buffers import activation_stride, float_stride
+from localllm.backends.cpu.cache_layout import layout_of
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.kernels import attention_shape, indexer, rowwise
@@ -124,10 +125,11 @@ def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
 def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Shape:
     """Return the shape that the kernels of this attention are compiled for."""
     layer = plan.attention_layer(op.layer)
+    layout = layout_of(layer, cache)
     return attention_shape.Shape(
         layer.head_dim, layer.value_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
         op.window > 0, op.softcap > 0.0, op.sinks is not None, op.slopes is not None,
-        op.chunked, op.causal, op.after, op.reach, layer.selected, op.slices,
+        op.chunked, op.causal, op.after, op.reach, layer.selected, op.slices, layer.whole, layout.once,
     )  # fmt: skip
 
 

@@ -65,14 +65,16 @@ def select(s: Selecting) -> Build:
     return build
 
 
-def attend_selected(s: Selecting) -> Build:
-    """Attention to what is selected."""
+def attend_selected(s: Selecting, values: str = "own") -> Build:
+    """Attention to what is selected; values are "own", "copied" from the beginning of keys, or a known "prefix"."""
     cuts, h = np.cumsum([0, *s.widths]), s.heads
 
     def build(r: Recorder, x: Value) -> Value:
         selection = select(s)(r, x)
         q, k, v = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts[:4]))
-        layer = r.append(k, v, h.kv_heads)
+        if values != "own":
+            v = r.columns(k, 0, h.value_dim or h.head_dim)
+        layer = r.append(k, v, h.kv_heads, prefix=values == "prefix")
         return r.attention(q, layer, h.heads, h.head_dim**-0.5, selection=selection, slices=s.groups)
 
     return build

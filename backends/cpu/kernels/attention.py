@@ -9,8 +9,8 @@ A task is a tile of neighbouring rows of one sequence, some key-value heads with
 partition ("split") or all of them. Split tasks take as many heads as possible, because the heads of a block are
 neighbours in memory: a sequential read is two to three times as fast as reading pieces of 8 KiB.
 
-With a selection, 64 selected positions at a time are gathered to a block of the usual layout. So a row that selects
-all it sees gets the same bits as without a selection.
+With a selection, 64 selected positions at a time are gathered to a block of the usual layout, unless they are a block
+of the cache already. So a row that selects all it sees gets the same bits as without a selection.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Rows:
         f, shape = self.f, self.shape
         softcap = f.splat(a.softcap) if shape.softcap else None
         key_bytes, value_bytes = shape.keys.key_bytes(shape.head_dim), shape.values.value_bytes(shape.value_dim)
-        if shape.selected:
+        if shape.gathered:
             self.gather(a, number, head)
             keys, values = self.keys, self.values
         else:
@@ -184,7 +184,9 @@ class _Rows:
         )  # fmt: skip
 
     def physical(self, number: Value) -> Value:
-        """Return the physical block of a block of the sequence."""
+        """Return the physical block of a block of the sequence, or of those that are selected."""
+        if self.shape.whole:
+            number = _integer(self.f, self.selection + (number * (4 * BLOCK) + 4)) // BLOCK
         return self.f.load_i32(self.table(), number)
 
     def table(self) -> Value:
@@ -201,7 +203,8 @@ class _Rows:
         n = f.minimum(last + 1 - number * BLOCK, BLOCK)
         with f.loop(0, panels_of(n)) as panel:
             gather_keys(f, shape.keys, a.k_cache, self.entries, self.keys, shape.head_dim, panel)
-        gather_values(f, shape.values, a.v_cache, self.entries, self.values, shape.value_dim, n)
+        of_keys = shape.head_dim if shape.once else 0
+        gather_values(f, shape.values, a.v_cache, self.entries, self.values, shape.value_dim, n, of_keys)
 
     def partition(self, a: AttentionArguments, number: Value, head: Value, heads: Value, states: Value) -> None:
         """Compute fresh states of some heads, one after the other in memory, from all blocks of a partition."""

@@ -31,6 +31,8 @@ class Shape:
     reach: int = 0  # farthest distance that has a number in `distances`; 0: there are none
     selected: int = 0  # maximum number of positions that a row reads of those it sees; 0: all
     slices: int = 1  # of a row's selection: one, or one per key-value head
+    whole: bool = False  # whole cache blocks are selected
+    once: bool = False  # a row of values begins the row of keys
 
     @property
     def name(self) -> str:
@@ -39,9 +41,15 @@ class Shape:
         extras += "_after" if self.after else ""
         extras += f"_reach{self.reach}" if self.reach else ""
         extras += f"_selected_{self.selected}_{self.slices}" if self.selected else ""
+        extras += "_whole" * self.whole + "_once" * self.once
         return (
             f"{self.head_dim}_{self.value_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
         )
+
+    @property
+    def gathered(self) -> bool:
+        """Whether selected positions are copied to a block before they are read."""
+        return self.selected > 0 and not self.whole
 
     @property
     def keys(self) -> CacheRow:
@@ -100,9 +108,9 @@ def scratch(shape: Shape) -> Scratch:
         2 * row_bytes(rows),
         shape.state_bytes(rows),
         shape.state_bytes(rows),
-        8 * BLOCK if shape.selected else 0,
-        shape.keys.key_bytes(shape.head_dim) if shape.selected else 0,
-        shape.values.value_bytes(shape.value_dim) if shape.selected else 0,
+        8 * BLOCK if shape.gathered else 0,
+        shape.keys.key_bytes(shape.head_dim) if shape.gathered else 0,
+        shape.values.value_bytes(shape.value_dim) if shape.gathered else 0,
     )
     offsets = [0]
     for size in sizes:

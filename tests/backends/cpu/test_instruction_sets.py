@@ -25,7 +25,7 @@ from localllm.backends.cpu.kernels.common import kernel
 from localllm.backends.cpu.unpack import INTEGER_PANELS
 from localllm.plan import Plan, Recorder, Value
 from tests.backends.cases import linear_attention, ngrams
-from tests.backends.selecting import SELECTING, attend_selected, rows_of
+from tests.backends.selecting import SELECTING, Selecting, attend_selected, rows_of
 from tests.backends.support import Shape, bind, feed, plan, record, stored, tokens
 from tests.models.support import MemoryWeight
 
@@ -78,11 +78,21 @@ def test_hashes_of_tokens_have_the_same_bits(cpu: CpuBackend, name: str) -> None
     backend.close()
 
 
-@pytest.mark.parametrize("cache", [CacheTypes("f16", "bf16"), CacheTypes("q8_0", "q5_1")], ids=str)
+SELECTED = (  # gathered; blocks of the cache as they are; values that begin the keys
+    (SELECTING[0], "own", CacheTypes("f16", "bf16")),
+    (SELECTING[0], "own", CacheTypes("q8_0", "q5_1")),
+    (SELECTING[6], "own", CacheTypes("f16", "f16")),
+    (SELECTING[1], "prefix", CacheTypes("q8_0", "q8_0")),
+)
+
+
+@pytest.mark.parametrize(("s", "values", "cache"), SELECTED, ids=str)
 @pytest.mark.parametrize("name", ["avx2", "generic"])
-def test_what_an_indexer_selects_has_the_same_bits(cpu: CpuBackend, name: str, cache: CacheTypes) -> None:
+def test_what_an_indexer_selects_has_the_same_bits(
+    cpu: CpuBackend, name: str, s: Selecting, values: str, cache: CacheTypes
+) -> None:
     """A prompt whose rows choose for themselves, then rows whose work is shared."""
-    plan = record(MemoryWeight.of("t", rows_of(SELECTING[0], 97)), attend_selected(SELECTING[0]))
+    plan = record(MemoryWeight.of("t", rows_of(s, 97)), attend_selected(s, values))
     backend = CpuBackend(2, needs(name))
     ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
     np.testing.assert_array_equal(ours, theirs)
