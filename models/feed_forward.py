@@ -148,7 +148,17 @@ class FeedForward:
             builder.row.routing.weighted_input,
             groups=experts.groups,
             groups_used=experts.groups_used,
+            choices=self.given(name, router, experts),
         )
+
+    def given(self, name: str, router: Value, experts: ExpertConfig) -> Value | None:
+        """The experts of every token, of layers whose experts follow from the token alone."""
+        recorder = self.builder.recorder
+        table = self.builder.tensors.integers(f"{name}ffn_gate_tid2eid.weight", experts.used, experts.count)
+        if table is None:
+            return None
+        chosen = recorder.embed(table)
+        return recorder.select_rows(chosen) if router.rows == "logits" else chosen
 
     def gate_and_up(self, name: str, width: int, experts: ExpertConfig) -> tuple[Stack, Stack]:
         """The stacks of gate and up matrices: two tensors, or one that holds the rows of both, the gate's first."""

@@ -88,6 +88,20 @@ class Tensors:
         """A vector of one number per head as weights (heads, width), each number times `factor` `width` times."""
         return Weight.of(_Repeated(self.column(name, heads), width, factor))
 
+    def integers(self, name: str, width: int, most: int) -> Weight | None:
+        """A table of integers from 0 to `most` - 1, (vocabulary, width), as numbers; None if the file has none."""
+        if name not in self:
+            return None
+        tensor = self._tensors[self._stored(name)]
+        if tensor.format not in ("I32", "F32") or len(tensor.shape) != 2 or tensor.shape[1] != width:
+            raise ModelError(f"{name}: expected I32 (tokens, {width}), found {tensor.format} {_text(tensor.shape)}")
+        raw = tensor.read(0, tensor.shape[0])
+        values = np.ascontiguousarray(raw).view(np.int32 if tensor.format == "I32" else np.float32)
+        if not ((values >= 0) & (values < most)).all():
+            raise ModelError(f"{name}: expected numbers from 0 to {most - 1}")
+        self._used.add(name)
+        return Weight.of(_Table(name, values.astype(np.float32).reshape(tensor.shape)))
+
     def inverse(self, name: str, width: int) -> Weight:
         """One divided by each number of a vector."""
         return Weight.of(_Inverse(self.vector(name, width)))
@@ -188,6 +202,22 @@ class _Numbers:
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         return np.array([self.values] * (stop - start), np.float32).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """A matrix of numbers in memory as a tensor."""
+
+    name: str
+    values: NDArray[np.float32]
+    format: str = "F32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(self.values[start:stop]).view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

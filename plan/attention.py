@@ -99,6 +99,10 @@ class Attention(Producer):
 
     With a `selection`, a row reads only the positions that it lists (`SelectPositions`), in order. All key-value heads
     share the one slice of a row, or each has its own. Such a layer has no window and is causal.
+
+    With `pools`, a row also reads that layer of the cache, which holds a key and a value for every pool of positions
+    (`Append` with `every`): those of all pools that it sees the end of. A selection then chooses among these, by the
+    positions that end a pool, and not among the positions of `layer`.
     """
 
     q: Value
@@ -113,6 +117,7 @@ class Attention(Producer):
     causal: bool = True
     selection: Value | None = None  # (T, slices * (1 + maximum number of positions))
     slices: int = 1  # 1: all key-value heads read the same positions; else there is a slice for each
+    pools: int | None = None  # a layer of the cache
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -124,7 +129,7 @@ class Attention(Producer):
 
     @property
     def state(self) -> tuple[int, ...]:
-        return (self.layer,)
+        return (self.layer,) if self.pools is None else (self.layer, self.pools)
 
     @property
     def flops_per_position(self) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from localllm.plan.attention import Attention
+from localllm.plan.batch import BLOCK
 from localllm.plan.fused import flattened
 from localllm.plan.matrix_scan import MatrixLayer
 from localllm.plan.operation import Operation, Read
@@ -27,7 +28,13 @@ class CacheLayer:
     head_dim: int  # width of a key
     value_dim: int  # 0: an indexer's keys
     window: int = 0  # positions that a row sees; 0: all
+    every: int = 1  # positions of a pool: there are rows for those that end one, not for each
     selected: int = 0  # maximum number of positions that a row reads; 0: all that it sees
+
+
+def rows_of_block(layer: CacheLayer) -> int:
+    """Rows of a block of the cache; pools longer than a block have one, which some blocks leave empty."""
+    return max(1, BLOCK // layer.every)
 
 
 Store = CacheLayer | RowLayer | StateLayer | ScanLayer | MatrixLayer

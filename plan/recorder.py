@@ -109,10 +109,13 @@ class Recorder:
         self._operations.append(Rotate(out, x, head_dim, rope))
         return out
 
-    def append(self, k: Value, v: Value, kv_heads: int) -> int:
-        """Return the number of the new cache layer. A layer of the model that has none reads another's."""
+    def append(self, k: Value, v: Value, kv_heads: int, every: int = 1) -> int:
+        """Return the number of the new cache layer. A layer of the model that has none reads another's.
+
+        It gets the rows at positions every - 1, 2 every - 1, ... alone.
+        """
         layer = len(self._layers)
-        self._layers.append(CacheLayer(kv_heads, k.width // kv_heads, v.width // kv_heads))
+        self._layers.append(CacheLayer(kv_heads, k.width // kv_heads, v.width // kv_heads, every=every))
         self._operations.append(Append(layer, k, v))
         return layer
 
@@ -138,18 +141,24 @@ class Recorder:
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
         chunked: bool = False, causal: bool = True, selection: Value | None = None, slices: int = 1,
+        pools: int | None = None,
     ) -> Value:  # fmt: skip
         """`selection` has that many slices: one, or one for each key-value head."""
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
-        if selection is not None:
+        if pools is not None:
+            assert causal, "rows that read pools see no later ones"
+            self._layers[layer] = replace(stored, window=window)
+        elif selection is not None:
             assert causal, "rows that read a selection see no later ones"
             assert not window, "rows that read a selection have no window"
             assert slopes is None, "rows that read a selection have no slopes"
             assert slices in (1, stored.kv_heads), f"{slices} slices for {stored.kv_heads} key-value heads"
             assert selection.rows == q.rows
             self._layers[layer] = stored = replace(stored, selected=selection.width // slices - 1)
-        assert (selection is None) == (not stored.selected), "a layer is read by selections alone, or never"
+        assert pools is not None or (selection is None) == (not stored.selected), (
+            "a layer is read by selections alone, or never"
+        )
         if (
             causal and selection is None
         ):  # else a row sees what is behind it, so nothing leaves the window before the end
@@ -157,7 +166,9 @@ class Recorder:
         assert causal or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
         out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")
         own = _given(sinks), _given(slopes)
-        operation = Attention(out, q, layer, heads, scale, window, softcap, *own, chunked, causal, selection, slices)
+        operation = Attention(
+            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, selection, slices, pools
+        )
         self._operations.append(operation)
         return out
 

@@ -39,6 +39,7 @@ class Rope:
     temperature: float = 0.0
     temperature_length: int = 1
     temperature_start: int = 0
+    back: int = 0  # angles are those of so many positions before
 
     def factors(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what cosines and sines are multiplied by at these positions."""
@@ -49,5 +50,5 @@ class Rope:
 def rope_table(rope: Rope, positions: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return cosines and sines, float64 (positions, n_rot/2), of every pair and position, magnitude included."""
     p = positions.astype(np.float64)[:, None]
-    angle = p * np.array(rope.inverse_frequency)  # (positions, n_rot/2)
+    angle = (p - rope.back) * np.array(rope.inverse_frequency)  # (positions, n_rot/2)
     return np.cos(angle) * rope.factors(p), np.sin(angle) * rope.factors(p)

@@ -33,6 +33,7 @@ from localllm.models.reading.bounds import (
     MAX_WIDTH,
     REASON,
 )
+from localllm.models.reading.compression import compressed_rope, read_compression
 from localllm.models.reading.connections import read_connections
 from localllm.models.reading.feed_forward import (
     read_activation,
@@ -84,6 +85,8 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
     of_full, of_sliding = read_head_dims(keys, width, heads, row)
     head_dim, value_dim = zip(*[of_sliding if window else of_full for window in windows], strict=True)
     rope = read_rope(keys, row, of_full[0], context_length)
+    if row.compressed:
+        rope = compressed_rope(keys, rope)
     embedding_scale, residual_scale, logit_scale = _multipliers(keys, row, width, layers)
     return Config(
         architecture=architecture,
@@ -125,6 +128,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         streams=(streams := keys.integer("altup.num_inputs", 2, _MAX_STREAMS, default=4) if row.altup else 0),
         active_stream=keys.integer("altup.active_idx", 0, streams - 1, default=0) if row.altup else 0,
         connections=read_connections(keys, row),
+        compression=read_compression(keys, row, heads) if row.compressed else None,
         checkpoint_interval=keys.integer("attn_res.block_size", 0, MAX_LAYERS) if row.checkpoints else 0,
         cap_ratio=read_caps(keys)[1] / read_caps(keys)[0] if row.limits == "situ" else 1.0,
         sparsity=read_sparsity(keys, row, layers),
