@@ -24,6 +24,7 @@ from localllm.plan import (
     Tensor,
     Value,
     Weight,
+    rows_of_block,
 )
 from localllm.printable import printable
 
@@ -79,7 +80,7 @@ class Memory:
     cache: int
     scratch: int
     weights_per_token: int
-    cache_per_token: int  # in layers of which a row reads all
+    cache_per_token: int  # in layers that a row reads whole
     window_per_token: int = 0  # in layers that see at most the last `window` tokens
     window: int = 0
     states: int = 0  # of the cache, what recurrent layers have
@@ -98,7 +99,8 @@ class Memory:
 def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Limits) -> dict[str, int]:
     """Return the cache fields of `Memory`, given the bytes of a block in every layer."""
     pairs = list(zip(layers, block_bytes, strict=True))
-    of_token = [(layer, size // BLOCK) for layer, size in pairs if isinstance(layer, CacheLayer)]
+    cached = [(layer, size // rows_of_block(layer.every)) for layer, size in pairs if isinstance(layer, CacheLayer)]
+    of_token = [(layer, size // layer.every) for layer, size in cached]  # bytes; a pool has one row
     return {
         "cache_per_token": sum(size for layer, size in of_token if not layer.window and not layer.selected),
         "window_per_token": sum(size for layer, size in of_token if layer.window),

@@ -100,6 +100,25 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
         raise BackendError("batch: rows of one sequence must stand together, in order of position")
 
 
+def check_texts(batch: Batch) -> None:
+    """Raise BackendError unless every text that an encoder reads is whole, and nobody wants logits of its rows."""
+    borders = batch.borders
+    if borders is None or len(borders) != len(batch.tables):
+        raise BackendError("batch: borders must hold the length of every sequence's text")
+    if not within(batch.sequence, len(borders)):
+        raise BackendError(f"batch: sequence must be from 0 to {len(borders) - 1}")
+    if (borders[batch.sequence] < 1).any():
+        raise BackendError("batch: borders must be at least 1, because an answer sees a text")
+    of_text = batch.positions < borders[batch.sequence]
+    if not of_text.any():
+        return
+    counts = np.bincount(batch.sequence[of_text], minlength=len(borders))
+    if ((counts != 0) & (counts != borders)).any():
+        raise BackendError("batch: a text comes in one batch, because its rows see later ones")
+    if not within(batch.logit_rows, len(of_text)) or of_text[batch.logit_rows].any():
+        raise BackendError("batch: logit_rows must be of rows after the text, which has no logits")
+
+
 def _check_places(
     which: str, slots: NDArray[Any], tables: NDArray[Any], batch: Batch, blocks: int, window: int = 0
 ) -> None:

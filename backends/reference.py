@@ -20,8 +20,7 @@ from localllm.backends.reference_operations import OPERATIONS
 from localllm.backends.reference_state import State
 from localllm.backends.shell import Shell
 from localllm.notice import Notice, Setting
-from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Store, Tensor, Value, flattened
-from localllm.plan.plan import rows_of_block
+from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Store, Tensor, Value, flattened, rows_of_block
 
 
 class ReferenceBackend:
@@ -176,7 +175,7 @@ class _Cache:
             return [self.stores[layer].view(np.uint8)]
         own = self._layers[layer]
         assert isinstance(own, CacheLayer)
-        slots, rows = [part[layer] for part in (self.keys, self.values)], rows_of_block(own)
+        slots, rows = [part[layer] for part in (self.keys, self.values)], rows_of_block(own.every)
         return [part.reshape(len(part) // rows, rows, *part.shape[1:]) for part in slots]
 
     def _parts(self, layer: int, content: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
@@ -191,7 +190,7 @@ def _slots(own: Store, blocks: int, type_: CacheType, width: str) -> NDArray[np.
     """Memory for the keys or the values of a layer; `width` names the width of one."""
     if not isinstance(own, CacheLayer):
         return np.zeros((0, 0, 0), np.uint8)
-    return np.zeros((blocks * rows_of_block(own), own.kv_heads, type_.head_bytes(getattr(own, width))), np.uint8)
+    return np.zeros((blocks * rows_of_block(own.every), own.kv_heads, type_.head_bytes(getattr(own, width))), np.uint8)
 
 
 def _numbers(own: Store, blocks: int) -> F32:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from localllm.backends import cache
 from localllm.backends.reference_state import State
-from localllm.plan import BLOCK, Append, Attention, SelectPositions
+from localllm.plan import BLOCK, Append, Attention, SelectPositions, rows_of_block
 
 Seen = NDArray[np.intp]
 Stored = NDArray[np.uint8]
@@ -30,7 +30,7 @@ def append(state: State, op: Append) -> None:
 
 def _slots_of(slots: Seen, every: int) -> Seen:
     """Where a layer with a row for every n-th position has those that belong to these slots."""
-    per = max(1, BLOCK // every)  # rows of a block
+    per = rows_of_block(every)
     return slots // BLOCK * per + slots % BLOCK // every % per
 
 
@@ -79,6 +79,7 @@ def attention(state: State, op: Attention) -> None:
     if op.sinks is not None:
         sinks = state.weight(op.sinks).reshape(kv_heads, -1, 1)
     slopes = None if op.slopes is None else state.weight(op.slopes).reshape(kv_heads, -1, 1)
+    distances = None if op.distances is None else state.weight(op.distances).reshape(kv_heads, -1, 2 * op.reach + 1)
     ends = batch.positions if op.causal else batch.ends()
     for row in range(len(q)):
         own = batch.positions[row]
@@ -94,6 +95,8 @@ def attention(state: State, op: Attention) -> None:
                 scores = op.softcap * np.tanh(scores / op.softcap)
             if slopes is not None:
                 scores = scores - slopes * abs(own - seen)
+            if distances is not None:
+                scores = scores + distances[:, :, np.clip(seen - own, -op.reach, op.reach) + op.reach]
             highest = np.maximum(scores.max(axis=2, keepdims=True), sinks[part])
             weights = np.exp(scores - highest)
             total = weights.sum(axis=2, keepdims=True) + np.exp(sinks[part] - highest)
@@ -103,7 +106,7 @@ def attention(state: State, op: Attention) -> None:
 
 
 def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: int) -> Iterator[tuple[slice, Seen]]:
-    """Yield key-value heads and the positions that a row sees of them."""
+    """Yield key-value heads, each with the positions that a row reads there."""
     if op.selection is not None and op.pools is None:
         each = kv_heads // op.slices
         for number, of_slice in enumerate(state.values[op.selection.index][row].reshape(op.slices, -1).astype(np.intp)):
@@ -112,6 +115,8 @@ def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: 
     first = 0
     if op.window and not op.causal:
         first, last = max(0, own - op.window // 2), min(last, own + op.window // 2)
+    elif op.after:
+        first = state.rows(op.q).ends()[row] + 1
     elif op.window:
         first = own // op.window * op.window if op.chunked else max(0, own + 1 - op.window)
     yield slice(None), np.arange(first, last + 1)

@@ -21,6 +21,7 @@ from localllm.backends.checks import (
     check_copy,
     check_limits,
     check_replacement,
+    check_texts,
     not_finite,
 )
 from localllm.plan import F32, Batch, Plan, Rope, Rows, Tensor, Value
@@ -117,9 +118,11 @@ class Shell(ABC):
     def step(self, batch: Batch) -> F32:
         """Run the batch and return its logits float32 (L, vocabulary), a view that the next step overwrites."""
         self._must_be_whole()
-        self.begin(batch)
-        self.run()
-        return self.result()
+        for stage, part in self._turns(batch):
+            self.begin(part)
+            self._stage = stage
+            self.run()
+        return self.result() if self._counts["logits"] else np.empty((0, self._plan.logits.width), np.float32)
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return [np.arange(len(batch.tokens))]
@@ -127,6 +130,13 @@ class Shell(ABC):
     def begin(self, batch: Batch) -> None:
         self._check(batch)
         self._take_in(batch)
+
+    def _turns(self, batch: Batch) -> list[tuple[int, Batch]]:
+        """Return the stages to run, each with its rows: those of texts, then those that follow texts."""
+        if not self._plan.encodes:
+            return [(0, batch)]
+        check_texts(batch)
+        return batch.turns()
 
     def _check(self, batch: Batch) -> None:
         """Check the next batch, and prepare everything that does not depend on its pieces."""
@@ -186,7 +196,7 @@ class Shell(ABC):
             self._free()
 
     def _must_be_whole(self) -> None:
-        assert self._stage_count == 1, "a split plan runs stage by stage"
+        assert self._stage_count == 1 or self._plan.encodes, "a split plan runs stage by stage"
 
     def _must_be_open(self) -> None:
         if not self._is_open:

@@ -1,9 +1,10 @@
-"""Makes the pictures of the web page in docs/pictures: desktop, phone and dark.
+"""Makes the pictures of the web page, and a page of `localllm explain` with pictures, in docs/pictures.
 
     pip install playwright pillow
     python benchmarks/screenshots.py [--out FOLDER]
 
-Needs Chromium on the PATH. The answers are written here: a picture shows the page, not a model.
+Needs Chromium on the PATH. The answers on the web page are written here: these pictures show the page, not a model.
+The page of `explain` is of the model in the box, measured now: run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import io
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,6 +104,24 @@ def shoot(page: Any, url: str, out: Path) -> None:
     save(page.screenshot(), out / "web-phone.png")
 
 
+def explained(browser: Any, out: Path) -> None:
+    """Explain the answer that docs/explain.md walks through; keep the page, and take pictures of two parts of it."""
+    html = out / "explain.html"
+    words = ["-t", "1", "--seed", "3", "-n", "64", "-f", "docs/doctor.md", "What does this page say?"]
+    command = [sys.executable, "-m", "localllm", "explain", "demo", *words, "-o", str(html), "--force"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    for name, scheme, first, last in (
+        ("explain.png", "light", "The time line", "Every token of the answer"),
+        ("explain-dark.png", "dark", "The answer", "What was read and multiplied"),
+    ):
+        page = browser.new_page(viewport={"width": 1080, "height": 900}, color_scheme=scheme)
+        page.goto(html.as_uri())
+        top, bottom = (page.locator("h2", has_text=text).first.bounding_box()["y"] for text in (first, last))
+        clip = {"x": 0, "y": top - 12, "width": 1080, "height": bottom - top}
+        save(page.screenshot(full_page=True, clip=clip), out / name)
+        page.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=PICTURES, help="folder of the pictures (default: docs/pictures)")
@@ -110,6 +130,7 @@ def main() -> None:
     with served(service, Settings(port=0)) as port, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         shoot(browser.new_page(viewport={"width": 1200, "height": 860}), f"http://127.0.0.1:{port}/", out)
+        explained(browser, out)
         browser.close()
 
 

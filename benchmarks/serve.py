@@ -2,15 +2,19 @@
 
     python benchmarks/make_model.py llama-1b Q4_K_M 1b.gguf --vocab VOCABULARY.gguf
     python benchmarks/serve.py 1b.gguf --llama-server PATH [-t 2] [--clients 1,4,8,16] [--rounds 2]
+    python benchmarks/serve.py demo --traces stories --model-draft draft [-t 2] [--clients 1,4,8]
     python benchmarks/serve.py --table
 
 The file needs a real vocabulary: servers send nothing for a token without text, and its time would be missing.
 
 A trace is a fixed list of requests; every client takes the next one when its answer ends. `chat`: prompts of about 200
 tokens without anything in common, answers of 96. `agent`: a shared beginning of 4000 tokens, 100 of one's own, answers
-of 48. Answers are greedy and ignore the end-of-text token, so both servers write the same number of tokens. TTFT is the
-time to the first token, ITL the time between two, TPOT their mean in an answer. Goodput counts the tokens of answers
-with TTFT under 5 s and TPOT under 200 ms. One JSON line per server, trace and number of clients goes to
+of 48. Answers are greedy and ignore the end-of-text token, so both servers write the same number of tokens. `stories`:
+questions in words, answers up to their end or 192 tokens. It is for a trained model, and with --model-draft for its
+draft, which random tokens would give no chance.
+
+TTFT is the time to the first token, ITL the time between two, TPOT their mean in an answer. Goodput counts tokens of
+answers with TTFT under 5 s and TPOT under 200 ms. One JSON line per server, trace and number of clients goes to
 benchmarks/results/serve.jsonl.
 """
 
@@ -41,18 +45,23 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "serve.jsonl"
 CONTEXT = 8192
 GOOD_TTFT, GOOD_TPOT = 5.0, 0.2  # seconds
+HEROES = (
+    "a bird", "a dog", "a cat", "a little girl named Lily", "a boy", "a bear", "a fish", "a tree", "a ball", "a rabbit",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """Requests: token ids of prompts, and the length of the answers."""
 
-    prompts: list[list[int]]
+    prompts: list[list[int]] | list[str]
     answer: int
+    ends: bool = False  # an answer may end before that length
+    context: int = CONTEXT
 
 
 def traces(vocabulary: int, requests: int, seed: int) -> dict[str, Trace]:
-    """Return the traces. Prompts are random tokens, so no server gains by a vocabulary of its own."""
+    """Return the traces. Prompts are random tokens, so no server gains by its vocabulary; stories are words."""
     chance = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -62,7 +71,13 @@ def traces(vocabulary: int, requests: int, seed: int) -> dict[str, Trace]:
     return {
         "chat": Trace([tokens(chance.randrange(100, 300)) for _ in range(requests)], 96),
         "agent": Trace([[*shared, *tokens(100)] for _ in range(requests)], 48),
+        "stories": Trace([_story(chance.choice(HEROES)) for _ in range(requests)], 192, ends=True, context=1024),
     }
+
+
+def _story(hero: str) -> str:
+    """Return a chat of the model in the box that asks for a story."""
+    return f"<|im_start|>user<|im_sep|>Tell me a story about {hero}.<|im_end|><|im_start|>assistant<|im_sep|>"
 
 
 @dataclass(slots=True)
@@ -72,6 +87,7 @@ class Answer:
     times: list[float] = field(default_factory=list)
     tokens: int = 0
     cached: int = 0
+    prompt: int = 0
 
 
 @dataclass(slots=True)
@@ -102,10 +118,10 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in at.items()} if ordered else {}
 
 
-async def ask(client: httpx.AsyncClient, prompt: list[int], count: int) -> Answer:
+async def ask(client: httpx.AsyncClient, prompt: list[int] | str, count: int, ends: bool) -> Answer:
     """Stream one completion."""
     body = {
-        "model": "any", "prompt": prompt, "max_tokens": count, "temperature": 0, "stream": True, "ignore_eos": True,
+        "model": "any", "prompt": prompt, "max_tokens": count, "temperature": 0, "stream": True, "ignore_eos": not ends,
         "stream_options": {"include_usage": True}, "cache_prompt": True,
     }  # fmt: skip
     answer, began = Answer(), time.perf_counter()
@@ -119,6 +135,7 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], count: int) -> Answe
             event = json.loads(line[6:])
             if event.get("usage"):
                 answer.tokens = event["usage"]["completion_tokens"]
+                answer.prompt = event["usage"]["prompt_tokens"]
                 answer.cached = (event["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             if any(choice.get("text") is not None for choice in event.get("choices", ())):
                 answer.times.append(time.perf_counter() - began)
@@ -132,7 +149,7 @@ async def load(url: str, trace: Trace, clients: int) -> tuple[list[Answer], floa
 
         async def work() -> None:
             for prompt in waiting:
-                answers.append(await ask(client, prompt, trace.answer))
+                answers.append(await ask(client, prompt, trace.answer, trace.ends))
 
         began = time.perf_counter()
         await asyncio.gather(*(work() for _ in range(clients)))
@@ -177,7 +194,7 @@ def free_port() -> int:
 
 
 def row(name: str, arguments: argparse.Namespace, trace: str, clients: int, answers: list[Answer], seconds: float,
-        prompts: Trace, pid: int) -> Row:  # fmt: skip
+        pid: int) -> Row:  # fmt: skip
     between = [b - a for one in answers for a, b in zip(one.times, one.times[1:], strict=False)]
     tpot = [(one.times[-1] - one.times[0]) / max(one.tokens - 1, 1) for one in answers]
     good = sum(
@@ -185,10 +202,10 @@ def row(name: str, arguments: argparse.Namespace, trace: str, clients: int, answ
     )
     written = sum(one.tokens for one in answers)
     return Row(
-        server=name, model=arguments.model.name, trace=trace, clients=clients, threads=arguments.threads,
+        server=name, model=Path(arguments.model).name, trace=trace, clients=clients, threads=arguments.threads,
         requests=len(answers), tokens_per_second=round(written / seconds, 2), goodput=round(good / seconds, 2),
         ttft=percentiles([one.times[0] for one in answers]), tpot=percentiles(tpot), itl=percentiles(between),
-        cached_share=round(sum(one.cached for one in answers) / sum(map(len, prompts.prompts)), 3),
+        cached_share=round(sum(one.cached for one in answers) / max(sum(one.prompt for one in answers), 1), 3),
         peak_bytes=peak_bytes(pid), seconds=round(seconds, 2), device=arguments.device,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
@@ -238,8 +255,9 @@ def _median(rows: Sequence[dict[str, Any]], *keys: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("model", nargs="?")
     parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--model-draft", help="also run localllm with this draft model")
     parser.add_argument("-t", "--threads", type=int, default=os.cpu_count())
     parser.add_argument("--clients", default="1,4,8,16")
     parser.add_argument("--traces", default="chat,agent")
@@ -260,21 +278,23 @@ def main() -> None:
             prompts = traces(vocabulary, max(4, clients * arguments.per_client), seed)[trace]
             slots, threads = str(max(clients, 1)), str(arguments.threads)
             ours = [
-                sys.executable, "-m", "localllm", "serve", str(arguments.model), "--port", str(port), "-t", threads,
-                "--parallel", slots, "-c", str(CONTEXT),
+                sys.executable, "-m", "localllm", "serve", arguments.model, "--port", str(port), "-t", threads,
+                "--parallel", slots, "-c", str(prompts.context),
             ]  # fmt: skip
             commands = {"localllm": ours}
+            if arguments.model_draft:
+                commands["localllm -md"] = [*ours, "-md", arguments.model_draft]
             if arguments.llama_server:
                 commands["llama-server"] = [
-                    str(arguments.llama_server), "-m", str(arguments.model), "--port", str(port), "-t", threads,
-                    "-np", slots, "-c", str(CONTEXT * clients), "--no-webui",
+                    str(arguments.llama_server), "-m", arguments.model, "--port", str(port), "-t", threads,
+                    "-np", slots, "-c", str(prompts.context * clients), "--no-webui",
                 ]  # fmt: skip
             for name, command in list(commands.items()) * arguments.rounds:
                 with server(command, port) as process:
                     url = f"http://127.0.0.1:{port}"
                     asyncio.run(load(url, Trace([[7] * 8], 4), 1))  # warm
                     answers, seconds = asyncio.run(load(url, prompts, clients))
-                    found = row(name, arguments, trace, clients, answers, seconds, prompts, process.pid)
+                    found = row(name, arguments, trace, clients, answers, seconds, process.pid)
                 with RESULTS.open("a") as file:
                     file.write(json.dumps(asdict(found)) + "\n")
                 print(table([asdict(found)]).splitlines()[-1], mean(one.tokens for one in answers), flush=True)

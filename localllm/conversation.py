@@ -316,6 +316,7 @@ def template_of(
 
     `given` replaces the file's template.
     """
+    model.refuse_chat()
     return choose_template(model.file.metadata, _words(model), confined, given)
 
 

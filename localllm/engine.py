@@ -72,10 +72,14 @@ class Engine:
 
     `limits` are at most those of the executable: `rows` and `logit_rows` of one step, and `positions`, the maximum
     tokens of a sequence. `pool` allocates the executable's blocks.
+
+    With an encoder, `start` is the token between a text and its answer. The first step of a sequence has the whole text
+    and that token; what comes before it goes to the encoder, and everything else to the decoder.
     """
 
-    def __init__(self, executable: Executable, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, executable: Executable, pool: BlockPool, limits: Limits, start: int | None = None) -> None:
         self.executable, self.pool, self.limits = executable, pool, limits
+        self.start = start
         self.watch: Watches | None = None  # told of every step
 
     # -- sequences -------------------------------------------------------------------------------------------------
@@ -97,6 +101,10 @@ class Engine:
     def release(self, sequence: Sequence) -> None:
         """Empty a sequence and return all its blocks."""
         sequence.free()
+
+    def opened(self, prompt: Several[int]) -> Several[int]:
+        """Return a prompt as a sequence holds it: with an encoder, the token that starts the answer follows it."""
+        return prompt if self.start is None or self.start in prompt else [*prompt, self.start]
 
     # -- capacity --------------------------------------------------------------------------------------------------
 
@@ -133,6 +141,8 @@ class Engine:
         """Take blocks of an empty sequence for tokens (whole blocks) that the caller fills inside the `with`."""
         self.copy_shared()  # copy shared blocks before the caller fills them
         sequence.occupy(tokens)
+        if self.start in tokens:
+            sequence.border = tokens.index(self.start)
         try:
             yield
         except BaseException:
@@ -188,6 +198,8 @@ class Engine:
             count = len(tokens)
             assert sequence.pool is self.pool, "a sequence of another engine"
             start = len(sequence.tokens)
+            if self.start is not None:
+                self._check_text(sequence, tokens, which)
             if start + count > limits.positions:
                 held = f"{start} are held and {count} more do not fit; start with a larger context"
                 full = f"the context of {limits.positions} tokens is full: {held} ("
@@ -211,6 +223,19 @@ class Engine:
                 raise CacheFull(total, sum(counts[:fit]), self.pool.blocks, self.pool.block_size)
         return starts, counts, wanted
 
+    def _check_text(self, sequence: Sequence, tokens: Several[int], which: Wanted) -> None:
+        """Raise LocalLLMError unless new sequences have a whole text, and no rows of it are wanted."""
+        if sequence.tokens:
+            return
+        border = tokens.index(self.start) if self.start in tokens else 0
+        if not border:
+            raise LocalLLMError(
+                "a model with an encoder answers a text, and cannot score or continue one (its text comes in one step, "
+                f"with token {self.start} behind it); use `localllm run` or model.generate"
+            )
+        if which == "all" or (isinstance(which, tuple) and any(row < border for row in which)):
+            raise LocalLLMError("a model with an encoder has no logits of the text that it answers, only of its answer")
+
     def _batch(self, rows: Several[Rows], starts: list[int], counts: list[int], wanted: list[int]) -> Batch:
         """Append `rows` to their sequences, and return them as a batch."""
         tokens, positions, slots, logit_rows, tables = [], [], [], [], []
@@ -225,6 +250,8 @@ class Engine:
             else:
                 logit_rows.append(np.arange(end - wanted[number], end, dtype=np.int32))
             slots.append(part.sequence.append(part.tokens))
+            if self.start is not None and not start:
+                part.sequence.border = part.tokens.index(self.start)
             tables.append(part.sequence.tables())
         windowed = len(tables[0]) > 1
         return Batch(
@@ -238,6 +265,7 @@ class Engine:
             logit_rows=_joined(logit_rows),
             window_slots=_joined([one[1] for one in slots]) if windowed else None,
             window_tables=_stacked([one[1] for one in tables]) if windowed else None,
+            borders=np.array([part.sequence.border for part in rows], np.int32) if self.start is not None else None,
         )
 
     def _run(self, rows: Several[Rows], batch: Batch, wanted: list[int]) -> list[Result]:

@@ -131,7 +131,7 @@ class LoadedModel(Closing):
                 f"{self.file.path}: a diffusion model, which fills in a text and cannot continue, score or chat; use "
             )
             raise LocalLLMError(Notice(problem, Written("model.diffuse", "`localllm run`")))
-        if self.plan is not None and not self.plan.causal:
+        if self.plan is not None and not self.plan.causal and not self.encodes:
             problem = "its tokens see later ones, so it cannot continue a text"
             raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
         return engine
@@ -188,6 +188,18 @@ class LoadedModel(Closing):
     def diffuses(self) -> bool:
         """Whether the model fills in texts (`Model.diffuse`) instead of continuing them."""
         return bool(self.file.tensors) and architecture_of(self.file.metadata).diffusion and not self.embeds
+
+    @property
+    def encodes(self) -> bool:
+        """Whether an encoder reads the prompt, and a decoder answers it."""
+        return self.plan is not None and self.plan.encodes
+
+    def refuse_chat(self) -> None:
+        """Raise LocalLLMError for a model that answers a text, and no chat."""
+        if self.encodes:
+            problem = "has an encoder, which reads one text and no chat; use "
+            instead = Written("model.generate", "`localllm run`")
+            raise LocalLLMError(Notice(f"{self.file.path}: {problem}", instead))
 
     @property
     def embeds(self) -> bool:

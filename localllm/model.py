@@ -21,13 +21,15 @@ from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
 from localllm.loaded import LoadedModel, refuse_serving
-from localllm.notice import Notice, NotUsed, Setting
+from localllm.models import architecture_of
+from localllm.notice import NotUsed
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
+from localllm.speculation.errors import NoDrafts
 
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
@@ -265,6 +267,7 @@ class Model(LoadedModel):
         """The chat template, and a note if it is not from the file. It is rendered in a child process."""
         from localllm.template import choose_template, renderer
 
+        self.refuse_chat()
         words = self.words
         self._confined = renderer()
         return choose_template(self.file.metadata, words, self._confined, self._given)
@@ -352,11 +355,14 @@ def load(
         model = Model(file, chosen.force)
         if sequences and file.tensors and not embeddings:
             refuse_serving(file)
+        drafts = bool(file.tensors) and chosen.speculation.kind != "off"
+        if drafts and model.diffuses and not embeddings:
+            raise NoDrafts("a diffusion model")
+        if drafts and architecture_of(file.metadata).decoder and not embeddings:
+            raise NoDrafts("a model with an encoder")
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
-            if chosen.speculation.kind != "off":
-                if model.diffuses:
-                    raise LocalLLMError(Notice("a diffusion model takes no drafts; leave ", Setting("spec"), " out"))
+            if drafts:
                 model.speculate(chosen, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()

@@ -108,7 +108,8 @@ def bind(
         executable.close()
         opened.close()
 
-    engine = Engine(executable, pool, replace(limits, positions=context))
+    start = config.decoder.start if config.decoder is not None and pooler is None else None
+    engine = Engine(executable, pool, replace(limits, positions=context), start)
     return Bound(config, plan, context, cache, engine, opened.describe(), arranged.line(executable), close, pooler)
 
 
@@ -132,6 +133,8 @@ def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = Fal
     logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
     if diffuses:
         return Limits(context, context, blocks, positions)
+    if plan.encodes:  # a text is one step, beside the rows of answers
+        return Limits(context + 16 * sequences, logit_rows, blocks, positions)
     if not plan.causal:  # rows read later ones, so a text is one batch
         return Limits(context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, positions)
     if not plan.window:

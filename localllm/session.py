@@ -121,6 +121,7 @@ class Session:
         """
         context = self.engine.limits.positions
         _check_prompt(prompt, context)
+        prompt = self.engine.opened(prompt)
         meter = Meter(len(prompt))
         meter.reused_tokens = self.rewind(self.shared(prompt[:-1]))  # the logits of the last token are needed
         sampler.constrain(constraint, self._tokenizer.eog if self._tokenizer is not None else (), ignore_eos)

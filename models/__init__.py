@@ -8,11 +8,12 @@ plan = record(config, architecture, tensors)
 from __future__ import annotations
 
 from localllm.models.architecture import Architecture
-from localllm.models.architectures import ARCHITECTURES, architecture_of
+from localllm.models.architectures import ARCHITECTURES
 from localllm.models.config import Config, ExpertConfig, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
 from localllm.models.head import Head, Pooler, unit
+from localllm.models.lookup import architecture_of
 from localllm.models.next_token import record_head, record_heads
 from localllm.models.reading.config import read_config
 

@@ -166,6 +166,10 @@ class Architecture:
     diffusion: bool = False  # rows see later ones, whatever the file says; a text is filled in, not continued
     bare_start: bool = False  # nothing norms the input of the first layer's attention if the file holds no such norm
     classifier_pooling: Literal["cls", "mean"] = "cls"  # of encoders where the file does not say it
+    distances: bool = False  # scores gain numbers by the distance, which `attn_rel_b` holds for buckets of distances
+    stack: Literal["", "enc"] = ""  # T5's names of a layer's tensors: `enc.blk.N`
+    decoder: str = ""  # the norm of the output of a decoder, which continues what layers of this row have read
+    ungated: Activation | None = None  # of feed-forwards without a gate, where others have `activation`
     shared_fused: bool = False  # the up matrix of the expert for all holds gate and up
     activation_key: bool = False  # the key `hidden_activation` counts
     routing: ExpertGating | None = None

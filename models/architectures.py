@@ -7,13 +7,9 @@ is the first; the others are in the order of their names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from difflib import SequenceMatcher
 from functools import partial
-from typing import Any
 
 from localllm.models.architecture import Architecture, ExpertGating, Indexer, Multipliers, Recurrent, Sliding
-from localllm.models.errors import ModelError
 
 COHERE = Multipliers("multiplied")
 QKV_EXTRAS = tuple([f"attn_{which}.{what}" for which in "qkv" for what in ("bias", "scale")])
@@ -22,6 +18,10 @@ GRANITE = Multipliers(switch=True)
 _bert = partial(  # encoders that norm the rows after an addition
     Architecture, encoder=True, ffn_scales=False, norm="layer", attention_norm="", ffn_norm="", output_norm="",
     sum_norms=True, attention_post_norm="attn_output_norm", ffn_post_norm="layer_output_norm",
+)  # fmt: skip
+_t5 = partial(
+    Architecture, rope_style=None, activation="gelu", ungated="relu", ffn_scales=False, stack="enc", ffn="found",
+    distances=True, score_scale=1.0, output_norm="enc.output_norm",
 )  # fmt: skip
 
 _ROWS = (
@@ -409,6 +409,8 @@ _ROWS = (
         sliding=Sliding(0, stretched=False, half=True, factors=False, rope_base=10000.0),
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
+    _t5("t5", decoder="dec.output_norm"),  # T5, Flan-T5, MADLAD-400, ...
+    _t5("t5encoder", encoder=True),  # Sentence-T5, GTR, the text encoders of Stable Diffusion 3 and FLUX
     Architecture(
         "talkie", "neox", ignored=("ffn_gate.scale", "ffn_up.scale"), norm_weights=False, embedding_norm=True,
         norms_rotated=True, unit_qk_norm=True, embedding_skip=True, multipliers=COHERE,
@@ -417,19 +419,3 @@ _ROWS = (
 )  # fmt: skip
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}
-
-
-def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
-    """The row of the file's `general.architecture`; ModelError names the nearest supported one."""
-    name = metadata.get("general.architecture")
-    row = ARCHITECTURES.get(name) if isinstance(name, str) else None
-    if row is not None:
-        return row
-    if not isinstance(name, str):
-        problem = "the key is missing" if name is None else f"expected a name, found {str(name)[:60]!r}"
-        raise ModelError(f"general.architecture: {problem}; {len(ARCHITECTURES)} architectures are supported")
-    nearest = max(ARCHITECTURES, key=lambda known: SequenceMatcher(None, name[:60], known).ratio())
-    raise ModelError(
-        f"general.architecture: {name[:60]!r} is not supported; the nearest of {len(ARCHITECTURES)} supported ones is "
-        f"{nearest!r}"
-    )

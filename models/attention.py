@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from localllm.models.builder import Builder
+from localllm.models.distances import by_distance
 from localllm.models.indexer import Selector
-from localllm.plan import Rope, Value
+from localllm.plan import Rope, Value, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Attention:
     full: Ropes
     sliding: Ropes  # of the layers with a window
     stored: dict[int, int] = field(default_factory=dict)  # the cache layer of each layer so far that has one
+    after: bool = False  # rows see only what follows the text that an encoder has read
     still: Ropes = NOT_ROTATED  # of the layers that are not rotated, whose queries may grow with the position
     selector: Selector | None = None  # of the positions that layers read
 
@@ -59,8 +61,8 @@ class Attention:
         selection = None if self.selector is None else self.selector.selection(layer, x, x, ropes.key)
         slices = 1 if selection is None else kv_heads
         mixed = recorder.attention(
-            q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked, config.causal, selection,
-            slices,
+            q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked, config.causal,
+            self.distances(layer, heads), self.after, selection, slices,
         )  # fmt: skip
         if builder.row.query_gate:
             return recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")
@@ -68,6 +70,15 @@ class Attention:
             return mixed
         each = heads if builder.tensors.height(name + "attn_gate.weight") == heads else mixed.width
         return recorder.glu(builder.linear(name + "attn_gate", x, each, config.width), mixed, builder.row.gated)
+
+    def distances(self, layer: int, heads: int) -> Weight | None:
+        """The numbers that scores gain by the distance: the layer's, or else those of the first layer."""
+        builder, buckets = self.builder, self.builder.config.buckets
+        if not buckets:
+            return None
+        own = f"blk.{layer}.attn_rel_b.weight"
+        name = own if own in builder.tensors else "blk.0.attn_rel_b.weight"
+        return by_distance(builder.tensors.matrix(name, buckets, heads), builder.config.causal)
 
     def output(self, mixed: Value, layer: int) -> Value:
         """The output matrix times what the heads see, which a file may norm first."""

@@ -128,6 +128,14 @@ class StackConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The decoder of a model whose layers otherwise are an encoder's."""
+
+    layers: int
+    start: int  # the token that stands between a text and its answer
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The shape of a transformer; tuples hold one entry per layer."""
 
@@ -153,6 +161,7 @@ class Config:
     attention_scale: tuple[float, ...]
     norm: NormKind
     alibi: float  # steepness of the fall of scores with the distance; 0: none
+    buckets: int  # of distances, each with a number that scores gain; 0: none
     unit_qk_norm: bool  # queries and keys of rotated layers are normed without weights
     limits: tuple[float, ...]  # of dense feed-forwards, by layer; 0: none
     xielu: tuple[tuple[float, float, float, float], ...]  # positive, negative, beta, eps by layer, if it has them
@@ -175,6 +184,7 @@ class Config:
     per_layer_width: int  # of the slice of per-layer embeddings; 0: there are none
     recurrent: RecurrentConfig | None
     stacks: StackConfig | None  # that run in turn, each several times
+    decoder: DecoderConfig | None  # that follows the layers
     attends: tuple[bool, ...]  # whether the layer has attention
     recurs: tuple[bool, ...]  # whether it has a recurrent mixer
     heads_after: int  # layers of the file after these: each is a next-token head (`models.next_token`)

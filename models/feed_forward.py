@@ -106,7 +106,7 @@ class FeedForward:
         return recorder.scale(recorder.glu(gate, recorder.scale(up, 1.0 / ratio), activation, limit), ratio)
 
     def activated(self, x: Value, layer: int) -> Value:
-        activation, recorder = self.builder.config.activation, self.builder.recorder
+        activation, recorder = self.builder.row.ungated or self.builder.config.activation, self.builder.recorder
         if activation == "xielu":
             return recorder.xielu(x, *self.builder.config.xielu[layer])
         return recorder.activate(x, activation)

@@ -6,7 +6,7 @@ The tensors in the file (biases, q/k norms, experts, output matrix, frequency fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +18,8 @@ from localllm.models.checkpoints import CheckpointRecorder
 from localllm.models.compressed import CompressedAttention
 from localllm.models.config import Config, RopeConfig
 from localllm.models.connections import ConnectionRecorder
+from localllm.models.decoder import decoder_of, tensors_of
+from localllm.models.distances import name_in_stack
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
 from localllm.models.head import Head
@@ -49,8 +51,7 @@ def record(
     models with `embeddings`. With `every_row` the plan's hidden rows are those of all rows of a batch, as a next-token
     head reads them, and not only of the rows whose logits are wanted.
     """
-    stored = str if config.stacks is None else partial(stored_name, config.stacks)
-    checked, recorder = Tensors(tensors, architecture.ignored, stored), Recorder()
+    checked, recorder = Tensors(tensors, architecture.ignored, _stored(config, architecture)), Recorder()
     table = checked.matrix("token_embd.weight", config.vocabulary, config.width)
     x = recorder.embed(table)
     if config.embedding_scale != 1.0:
@@ -68,20 +69,34 @@ def record(
         per_layer.begin(x)
     attention = attention_of(builder, context or config.context_length)
     recurrence = _recurrence(builder)
-    layers = _kind(config, architecture)(builder, attention, recurrence, FeedForward(builder), per_layer, every_row)
+    all_rows = every_row or (config.decoder is not None and not embeddings)
+    layers = _kind(config, architecture)(builder, attention, recurrence, FeedForward(builder), per_layer, all_rows)
     x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
         x = layers.layer(x, layer)
         if architecture.embedding_skip:
             x = _skip(builder, embedding, x, layer)
-    recorder.begin_layer()
+    if config.decoder is None or embeddings:
+        recorder.begin_layer()
     x = layers.end(x)
     if embeddings or architecture.encoder:
         Head.read(config, checked)  # what it needs is checked before weights are loaded
         normed = builder.norm(architecture.output_norm, x) if architecture.output_norm else x
         return recorder.finish(normed, checked.used())
+    if config.decoder is not None:
+        decoder = decoder_of(builder, tensors_of(checked))
+        x = decoder.record(builder.norm(architecture.output_norm, x), table)
+        recorder.begin_layer()
+        return finish(decoder.builder, x, architecture.decoder, "output")
     return finish(builder, x, architecture.output_norm, "output", every_row)
+
+
+def _stored(config: Config, architecture: Architecture) -> Callable[[str], str]:
+    """What gives the file's names of tensors."""
+    if architecture.stack:
+        return partial(name_in_stack, architecture.stack)
+    return str if config.stacks is None else partial(stored_name, config.stacks)
 
 
 def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
@@ -116,6 +131,8 @@ def _logits(builder: Builder, x: Value, name: str) -> Value:
     given = f"{name}.weight" in tensors
     weight = tensors.matrix(f"{name}.weight" if given else "token_embd.weight", config.vocabulary, config.width)
     scale = config.logit_scale * (builder.scale(name) if given else 1.0)
+    if builder.row.decoder and not given:  # as T5 was trained
+        scale *= config.width**-0.5
     logits = recorder.linear(x, weight, tensors.optional(f"{name}.bias", config.vocabulary), scale)
     return recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits
 

@@ -35,6 +35,12 @@ class Tensors:
         self._tensors = {name: tensor for name, tensor in tensors.items() if _LAYER.sub("", name) not in ignored}
         self._used: set[str] = set()
 
+    def renamed(self, stored: Callable[[str], str]) -> Tensors:
+        """The same tensors by other names; what is used of one is used of both."""
+        other = Tensors(self._tensors, (), stored)
+        other._used = self._used
+        return other
+
     def matrix(self, name: str, rows: int, columns: int) -> Weight:
         return self._checked(name, (rows, columns))
 

@@ -87,7 +87,9 @@ class SelectPositions(Producer):
 class Attention(Producer):
     """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
 
-    If not `causal`, a row also sees the later positions of its sequence that are in the batch.
+    If not `causal`, a row also sees the later positions of its sequence that are in the batch. Where an encoder reads
+    the text of a sequence (`Batch.borders`), a row that is not `causal` sees all of the text and nothing else, and one
+    that sees `after` it nothing of the text.
 
     Head h of q reads key-value head h // (heads / kv_heads); values may have another width than keys. With a `window`,
     a row at position p sees only positions above p - window, itself included; if `chunked`, from the last multiple of
@@ -95,7 +97,8 @@ class Attention(Producer):
     softcap * tanh(s / softcap) after scaling.
     `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
     sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
-    (ALiBi, arXiv:2108.12409).
+    (ALiBi, arXiv:2108.12409). With `distances` (heads, 2 reach + 1), a score gains the number of its head for how far
+    the key is ahead of the query, from -reach to reach; farther keys count as that far (T5, arXiv:1910.10683).
 
     With a `selection`, a row reads only the positions that it lists (`SelectPositions`), in order. All key-value heads
     share the one slice of a row, or each has its own. Such a layer has no window and is causal.
@@ -115,6 +118,8 @@ class Attention(Producer):
     slopes: Weight | None = None  # (heads,)
     chunked: bool = False
     causal: bool = True
+    distances: Weight | None = None  # (heads, 2 reach + 1), without slopes
+    after: bool = False  # only positions after the text that an encoder has read
     selection: Value | None = None  # (T, slices * (1 + maximum number of positions))
     slices: int = 1  # 1: all key-value heads read the same positions; else there is a slice for each
     pools: int | None = None  # a layer of the cache
@@ -125,7 +130,12 @@ class Attention(Producer):
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
-        return given(self.sinks, self.slopes)
+        return given(self.sinks, self.slopes, self.distances)
+
+    @property
+    def reach(self) -> int:
+        """The farthest distance that has a number of its own in `distances`; 0 without them."""
+        return self.distances.shape[1] // 2 if self.distances is not None else 0
 
     @property
     def state(self) -> tuple[int, ...]:

@@ -29,12 +29,33 @@ class Batch:
     logit_rows: NDArray[np.int32]  # (L,)
     window_slots: NDArray[np.int32] | None = None  # (T,)
     window_tables: NDArray[np.int32] | None = None  # (sequences, blocks)
+    borders: NDArray[np.int32] | None = None  # (sequences,): first position after the text that an encoder reads
 
     def ends(self) -> NDArray[np.int32]:
-        """The last position of each row's sequence in the batch, (T,): what rows see that see later ones."""
+        """The last position that rows see which see later ones, (T,): of the sequence in the batch, or of its text."""
+        if self.borders is not None:
+            return self.borders[self.sequence] - 1
         last = np.append(self.sequence[1:] != self.sequence[:-1], True)
         stops = np.flatnonzero(last)
         return np.repeat(self.positions[stops], np.diff(stops, prepend=-1))
+
+    def turns(self) -> list[tuple[int, Batch]]:
+        """Return the rows of texts as a batch for stage 0 of a plan with an encoder, and the others for stage 1."""
+        assert self.borders is not None
+        after = self.positions >= self.borders[self.sequence]
+        if after.all():
+            return [(1, self)]
+        found = [(stage, np.flatnonzero(after == bool(stage))) for stage in (0, 1)]
+        return [(stage, self._part(rows)) for stage, rows in found if len(rows)]
+
+    def _part(self, rows: NDArray[np.intp]) -> Batch:
+        place = np.full(len(self.tokens), -1, np.int32)
+        place[rows] = np.arange(len(rows))
+        wanted = place[self.logit_rows]
+        return replace(
+            self, tokens=self.tokens[rows], positions=self.positions[rows], slots=self.slots[rows],
+            sequence=self.sequence[rows], logit_rows=wanted[wanted >= 0],
+        )  # fmt: skip
 
     def wanted(self) -> Batch:
         """The rows whose logits are wanted, as a batch: in the order of `logit_rows`, where a row may occur twice."""

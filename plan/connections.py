@@ -39,5 +39,5 @@ class Connect(Unary):
 
 
 def connect_width(streams: int, parts: int) -> int:
-    """The numbers of so many parts of `Connect`."""
+    """Return how many numbers `parts` parts of `Connect` have."""
     return (streams, 2 * streams, (2 + streams) * streams)[parts - 1]

@@ -30,11 +30,17 @@ class CacheLayer:
     window: int = 0  # positions that a row sees; 0: all
     every: int = 1  # positions of a pool: there are rows for those that end one, not for each
     selected: int = 0  # maximum number of positions that a row reads; 0: all that it sees
+    pooled: bool = False  # holds rows of pools, or is read with a layer that does
+
+    @property
+    def gathered(self) -> bool:
+        """Return whether attention reads this layer row by row, not block by block."""
+        return self.pooled or self.selected > 0
 
 
-def rows_of_block(layer: CacheLayer) -> int:
-    """Rows of a block of the cache; pools longer than a block have one, which some blocks leave empty."""
-    return max(1, BLOCK // layer.every)
+def rows_of_block(every: int) -> int:
+    """Rows of a cache block with a row per pool of `every` positions; some blocks leave the only row empty."""
+    return max(1, BLOCK // every)
 
 
 Store = CacheLayer | RowLayer | StateLayer | ScanLayer | MatrixLayer
@@ -55,6 +61,7 @@ class Plan:
     starts: tuple[int, ...] = ()  # the first operation of each layer, and of the output after the last
     tensors: frozenset[str] = frozenset()  # of the file: of the weights, and those whose numbers are in the operations
     hidden: Value | None = None  # the rows that next-token heads read
+    encodes: bool = False  # the first of two stages runs on the text of a sequence, the second on the rows after it
 
     @property
     def window(self) -> int:
@@ -89,8 +96,9 @@ class Plan:
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """The parts of weights that a row reads, operation by operation."""
-        return tuple([read for op in self.operations for read in op.reads])
+        """The parts of weights that a row reads, operation by operation: with an encoder, a row after the text."""
+        operations = self.operations[self.stages[-1].start :] if self.encodes else self.operations
+        return tuple([read for op in operations for read in op.reads])
 
     @property
     def uses(self) -> Counter[int]:

@@ -31,6 +31,7 @@ from localllm.plan.operations import (
     Receive,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Weigh,
     Xielu,
@@ -53,6 +54,7 @@ class Recorder:
         self._values: list[Value] = []
         self._layers: list[Store] = []
         self._starts: list[int] = []
+        self._encodes = False
 
     def begin_layer(self) -> None:
         """Start the next layer, or the output after the last layer."""
@@ -137,37 +139,54 @@ class Recorder:
         self._operations.append(SelectPositions(out, q, weights, layer, heads, count, block, local, pooled))
         return out
 
+    def _read_pools(self, layer: int, pools: int, window: int, selection: Value | None) -> None:
+        """Note in both layers that a row reads a window of one and, at most by a selection, pools of the other."""
+        near, far = self._layers[layer], self._layers[pools]
+        assert isinstance(near, CacheLayer)
+        assert isinstance(far, CacheLayer)
+        assert window > 0, "rows that read pools see others in a window"
+        assert replace(far, every=1) == CacheLayer(near.kv_heads, near.head_dim, near.value_dim), "layers differ"
+        most = 0
+        if selection is not None:
+            chooser = next(op for op in self._operations if isinstance(op, SelectPositions) and op.out == selection)
+            assert chooser.pooled, "a selection among pools"
+            assert chooser.block == far.every, "a selection among other pools"
+            most = chooser.count * chooser.block
+        self._layers[layer] = replace(near, window=window, pooled=True)
+        self._layers[pools] = replace(far, pooled=True, selected=most)
+
     def attention(
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
-        chunked: bool = False, causal: bool = True, selection: Value | None = None, slices: int = 1,
-        pools: int | None = None,
+        chunked: bool = False, causal: bool = True, distances: Tensor | None = None, after: bool = False,
+        selection: Value | None = None, slices: int = 1, pools: int | None = None,
     ) -> Value:  # fmt: skip
         """`selection` has that many slices: one, or one for each key-value head."""
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
-        if pools is not None:
-            assert causal, "rows that read pools see no later ones"
-            self._layers[layer] = replace(stored, window=window)
-        elif selection is not None:
+        if selection is not None:
             assert causal, "rows that read a selection see no later ones"
-            assert not window, "rows that read a selection have no window"
             assert slopes is None, "rows that read a selection have no slopes"
+            assert distances is None, "rows that read a selection have no numbers by distance"
+            assert not after, "rows that read a selection follow no encoder's text"
             assert slices in (1, stored.kv_heads), f"{slices} slices for {stored.kv_heads} key-value heads"
             assert selection.rows == q.rows
+        both_ways = not causal or after
+        if pools is not None:
+            self._read_pools(layer, pools, window, selection)
+            assert not (both_ways or chunked or slopes or distances), "rows that read pools see those in a window"
+        elif selection is not None:
+            assert not window, "rows that read a selection have no window"
             self._layers[layer] = stored = replace(stored, selected=selection.width // slices - 1)
-        assert pools is not None or (selection is None) == (not stored.selected), (
-            "a layer is read by selections alone, or never"
-        )
-        if (
-            causal and selection is None
-        ):  # else a row sees what is behind it, so nothing leaves the window before the end
+        elif causal:  # else a row sees what is behind it, so nothing leaves the window before the end
             self._layers[layer] = replace(stored, window=window)
-        assert causal or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
+        assert pools is not None or (selection is None) == (not stored.selected), "read by selections alone, or never"
+        assert not both_ways or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
         out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")
-        own = _given(sinks), _given(slopes)
+        assert slopes is None or distances is None, "scores fall with the distance in one way"
+        own, far = (_given(sinks), _given(slopes)), _given(distances)
         operation = Attention(
-            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, selection, slices, pools
+            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far, after, selection, slices, pools
         )
         self._operations.append(operation)
         return out
@@ -337,13 +356,19 @@ class Recorder:
         self._operations.append(SelectRows(out, x))
         return out
 
+    def end_encoder(self) -> None:
+        """End what runs on the rows of a text; what follows runs on the rows after it."""
+        self._operations.append(Send(()))
+        self._encodes = True
+
     def finish(self, logits: Value, tensors: Collection[str] = (), hidden: Value | None = None) -> Plan:
         """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the file.
 
         `hidden` are the rows that next-token heads read.
         """
         operations, layers = tuple(self._operations), tuple(self._layers)
-        return Plan(operations, tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden)
+        made = tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden
+        return Plan(operations, *made, encodes=self._encodes)
 
 
 def _given(tensor: Tensor | None) -> Weight | None:

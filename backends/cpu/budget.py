@@ -10,7 +10,16 @@ from localllm.backends.cpu.cache import CACHE
 from localllm.backends.cpu.cache_rows import row_bytes
 from localllm.backends.cpu.isa import host
 from localllm.backends.cpu.memory import aligned
-from localllm.backends.cpu.places import ColumnsOf, ExpertVectorsOf, ListOf, RopeOf, ScoresOf, VectorOf, WorkOf
+from localllm.backends.cpu.places import (
+    ColumnsOf,
+    EdgedOf,
+    ExpertVectorsOf,
+    ListOf,
+    RopeOf,
+    ScoresOf,
+    VectorOf,
+    WorkOf,
+)
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.sharing import Sharing
 from localllm.backends.cpu.stores import store_bytes
@@ -33,6 +42,8 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
                 vectors += 4 * weight.shape[1] * (-(-weight.shape[0] // lanes) * lanes)
             case ExpertVectorsOf(weight, width):
                 vectors += 4 * weight.shape[0] * width
+            case EdgedOf(weight, more):
+                vectors += 4 * weight.shape[0] * (weight.shape[1] + 2 * more)
             case ListOf(offset=0):
                 lists += place.bytes
             case RopeOf(rope):
@@ -60,11 +71,8 @@ def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:
 
 def _cache_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
     keys, values = CACHE[cache.keys], CACHE[cache.values]
-    if layer.selected:
-        key, value = BLOCK * row_bytes(keys, layer.head_dim), BLOCK * row_bytes(values, layer.value_dim)
-    else:
-        key, value = keys.key_bytes(layer.head_dim), values.value_bytes(layer.value_dim)
-    return layer.kv_heads * key, layer.kv_heads * value
+    sizes = head_bytes(keys, values, layer.head_dim, layer.value_dim, layer.gathered, layer.every)
+    return layer.kv_heads * sizes[0], layer.kv_heads * sizes[1]
 
 
 def _weights_per_token(plan: Plan, panels: dict[str, weights.Panels]) -> int:

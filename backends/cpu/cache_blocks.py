@@ -23,7 +23,7 @@ class CacheBlocks:
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
         self._layers = plan.layers
         self._types = CACHE[cache.keys], CACHE[cache.values]
-        rows = any(isinstance(layer, CacheLayer) and layer.selected for layer in plan.layers)
+        rows = any(isinstance(layer, CacheLayer) and layer.gathered for layer in plan.layers)
         # as defined by backends.cpu.cache, and by backends.cpu.cache_rows
         self.layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}{' rows' * rows}"
         parts = [
@@ -57,7 +57,7 @@ class CacheBlocks:
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         keys, values = self._types
-        if own.selected:
+        if own.gathered:
             return finite_rows(keys, content[:, :size]) and finite_rows(values, content[:, size:])
         return keys.finite_keys(content[:, :size]) and values.finite_values(content[:, size:])
 

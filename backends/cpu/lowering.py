@@ -123,11 +123,14 @@ def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
 
 def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Shape:
     """Return the shape that the kernels of this attention are compiled for."""
-    layer = plan.attention_layer(op.layer)
+    layer, every, chosen = plan.attention_layer(op.layer), 0, 0
+    if op.pools is not None:
+        every = plan.attention_layer(op.pools).every
+        chosen = plan.attention_layer(op.pools).selected // every
     return attention_shape.Shape(
         layer.head_dim, layer.value_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
-        op.window > 0, op.softcap > 0.0, op.sinks is not None, op.slopes is not None,
-        op.chunked, op.causal, layer.selected, op.slices,
+        op.window > 0 and not every, op.softcap > 0.0, op.sinks is not None, op.slopes is not None,
+        op.chunked, op.causal, op.after, op.reach, layer.selected, op.slices, every, chosen,
     )  # fmt: skip
 
 

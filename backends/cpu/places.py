@@ -124,6 +124,14 @@ class ExpertVectorsOf(Place):
 
 
 @dataclass(frozen=True, slots=True)
+class EdgedOf(Place):
+    """A small matrix as float32; on either side of a row stand its first and its last number `more` times again."""
+
+    weight: Weight
+    more: int
+
+
+@dataclass(frozen=True, slots=True)
 class RopeOf(Place):
     """The table of cosines and sines."""
 

@@ -22,6 +22,7 @@ from localllm.backends.cpu.places import (
     ColumnsOf,
     Counter,
     CountOf,
+    EdgedOf,
     ExpertVectorsOf,
     ListOf,
     PanelsOf,
@@ -59,6 +60,8 @@ class Storage:
                 self._vectors[place] = weights.columns(place.weight, place.lanes)
             elif isinstance(place, ExpertVectorsOf):
                 self._vectors[place] = weights.expert_vectors(place.weight, place.width)
+            elif isinstance(place, EdgedOf):
+                self._vectors[place] = weights.edged(place.weight, place.more)
         self._lists = {p.memory: np.zeros(p.bytes, np.uint8) for p in named if isinstance(p, ListOf)}
         self.sharing = {p: Sharing(p.shape, p.window, limits, threads, p.rows) for p in named if isinstance(p, WorkOf)}
         self._partials = Arena(max((s.partial_bytes for s in self.sharing.values()), default=0), "attention")
@@ -85,7 +88,7 @@ class Storage:
                 return self._scratch[what].address
             case PanelsOf(weight):
                 return self.panels[weight.name].address
-            case VectorOf() | ColumnsOf() | ExpertVectorsOf():
+            case VectorOf() | ColumnsOf() | ExpertVectorsOf() | EdgedOf():
                 return address(self._vectors[place])
             case RopeOf(rope):
                 return self.ropes[rope].address

@@ -194,6 +194,13 @@ def columns(weight: Weight, lanes: int) -> NDArray[np.float32]:
     return out.ravel()
 
 
+def edged(weight: Weight, more: int) -> NDArray[np.float32]:
+    """Return a small matrix as flat float32; the first and the last number of a row stand `more` times more there."""
+    rows, count = weight.shape
+    numbers = dequantize(weight.read(0, rows), weight.format)[:, :count].astype(np.float32)
+    return np.pad(numbers, ((0, 0), (more, more)), "edge").ravel()
+
+
 def expert_vectors(weight: Weight, width: int) -> NDArray[np.float32]:
     """Return numbers (experts, rows) as flat float32; the numbers of each expert are zero-padded to `width`."""
     experts, rows = weight.shape

@@ -136,12 +136,13 @@ class GpuExecutable(Shell):
 
     def _run(self, batch: Batch, picked: int) -> None:
         self._must_be_whole()
-        self._check(batch)
-        self._upload(batch)
-        for rows in self.pieces(batch):
-            wanted = self._send(batch, rows)
-            passes = self._launch(self._program.stages[0], picked)
-            self._read(batch, rows, wanted, picked, passes)
+        for stage, part in self._turns(batch):
+            self._check(part)
+            self._upload(part)
+            for rows in self.pieces(part):
+                wanted = self._send(part, rows)
+                passes = self._launch(self._program.stages[stage], picked)
+                self._read(part, rows, wanted, picked, passes)
 
     def _upload(self, batch: Batch) -> None:
         """Upload the data that all pieces of a batch share."""

@@ -70,7 +70,7 @@ def fill_step(
     for i, array in enumerate((batch.tokens, batch.positions, batch.slots, batch.sequence)):
         step[HEADER + i * limit : HEADER + i * limit + len(rows)] = array[rows]
     counts = {"batch": len(rows), "logits": len(wanted), TILES["batch"]: 0, TILES["logits"]: 0}
-    counts["partitions"] = int(last[rows].max()) // PARTITION + 1
+    counts["partitions"] = int(np.maximum(last, batch.positions)[rows].max()) // PARTITION + 1
     if len(rows) <= FEW_ROWS:
         counts["partitions"] = min(bucket(counts["partitions"]), partitions(limits))
     else:

@@ -16,7 +16,7 @@ class Placement:
     """Put the last `layers` layers on the card; the output counts as one layer.
 
     The experts of the first `host_experts` layers stay on the host. If all layers and the output go to the card, so do
-    the embeddings.
+    the embeddings. A model with an encoder goes to the card as a whole or not at all.
     """
 
     layers: int
@@ -32,6 +32,8 @@ def sides(plan: Plan, placement: Placement) -> list[Side]:
     """Return the side of each operation."""
     count, starts = len(plan.operations), plan.starts
     on_card = min(placement.layers, len(starts))
+    if plan.encodes and on_card < len(starts):  # two stages that are one or the other, never one after the other
+        on_card = 0
     first = (0 if on_card == len(starts) else starts[-on_card]) if on_card else count
     host_experts = starts[min(placement.host_experts, len(starts) - 1)]
     caches: dict[int, Side] = {}  # a layer that reads the cache of an earlier one attends where that one is

@@ -189,5 +189,7 @@ def arrange(
         return Arrangement(HybridBackend(opened, host, placement), plan.name, placed)
     none_fits = f"no layer fits into the usable {_size(max(plan.room, 0))}"
     why = Notice(Setting("gpu_layers", 0)) if offload.gpu_layers == 0 else none_fits
+    if plan.plan.encodes and offload.gpu_layers != 0:
+        why = f"a model with an encoder runs whole on one device, not {placement.layers} of {most} layers of it"
     opened.close()
     return Arrangement(host, note=Notice(f"{plan.name}: ", why, f"; all runs on {host.describe()}"))

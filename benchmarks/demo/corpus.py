@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from tasks import task
+from tasks import arithmetic, task
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tools import chat_with_tools
 from words import NAMES
@@ -192,15 +192,19 @@ class Corpus:
         return [[("system", rng.choice(SYSTEM_PROMPTS)), *c] if rng.random() < 0.1 else c for c in chats]
 
     def tuning(self, seed: int) -> list[Chat]:
-        """Return mostly tasks and small talk, with some of all other kinds, in random order."""
+        """Return mostly tasks, tools and small talk, with some of all other kinds, in random order.
+
+        Here tools often have odd names: without them the model guessed names instead of copying them.
+        """
         rng = random.Random(seed)
         order = rng.sample(self.stories, len(self.stories) // 3)
         chats = [self._dialogue(chat, rng) for chat in rng.sample(self.dialogues, len(self.dialogues) // 10)]
         while order:
             chats.append(self._story(order, rng))
-        chats += [self._smalltalk(rng) for _ in range(4000)]
-        chats += [self._tasks(rng) for _ in range(24000)]
-        chats += [self._tools(rng) for _ in range(2000)]
+        chats += [self._smalltalk(rng) for _ in range(3000)]
+        chats += [self._tasks(rng) for _ in range(14000)]
+        chats += [self._sums(rng) for _ in range(4000)]
+        chats += [self._tools(rng, odd=0.6) for _ in range(5000)]
         rng.shuffle(chats)
         return chats
 
@@ -218,9 +222,17 @@ class Corpus:
             chat += self._exchange(rng) if rng.random() < 0.15 else self._task(rng)
         return chat
 
-    def _tools(self, rng: random.Random) -> Chat:
+    def _sums(self, rng: random.Random) -> Chat:
+        """Return a chat of sums, which are rare among the tasks."""
+        return [
+            turn
+            for asked, answer in (arithmetic(rng, self.sentences) for _ in range(rng.randint(2, 6)))
+            for turn in (("user", asked), ("assistant", answer))
+        ]
+
+    def _tools(self, rng: random.Random, odd: float = 0.0) -> Chat:
         system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.3 else ""
-        return chat_with_tools(rng, lambda: (self._exchange if rng.random() < 0.5 else self._task)(rng), system)
+        return chat_with_tools(rng, lambda: (self._exchange if rng.random() < 0.5 else self._task)(rng), system, odd)
 
     def _introduction(self, rng: random.Random) -> Chat:
         """Return two turns: a name, and later the question for it."""

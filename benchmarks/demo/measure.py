@@ -3,9 +3,9 @@
     python benchmarks/demo/measure.py [--count 500] [--texts FOLDER]
 
 Answers are greedy. A task is right if the answer is the expected text; lists and sentences are left out, because many
-are right. A call is right if it is the expected JSON, and in form if it is JSON with a defined name. Tasks are drawn
-from a seed that training does not use, but most facts in them (capitals, opposites) were also in training, in other
-words or order.
+are right. A call is in form if it is JSON with a name and arguments between the tags. Its name may be defined, and it
+is right if it is the expected JSON. Tasks are drawn from a seed that training does not use, but most facts in them
+(capitals, opposites) were also in training, in other words or order.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import localllm
 
 HERE = Path(__file__).parent
 SEED = 12345
+CALLS = ("calls in form", "calls by a defined name", "right calls")
 MANY_RIGHT = (tasks.short_list, tasks.sentence_with)
 
 
@@ -53,14 +54,15 @@ def main() -> None:
             system = {"role": "system", "content": system_turn([each.definition() for each in named])}
             said = answer([system, {"role": "user", "content": turns[0][1]}])
             call, wanted = _called(said), _called(turns[1][1])
-            total["calls in form"] += 1
-            total["right calls"] += 1
-            right["calls in form"] += isinstance(call, dict) and call.get("name") in [each.name for each in named]
-            right["right calls"] += call is not None and call == wanted
+            total += Counter(CALLS)
+            if isinstance(call, dict) and isinstance(call.get("arguments"), dict):
+                right["calls in form"] += 1
+                right["calls by a defined name"] += call.get("name") in [each.name for each in named]
+                right["right calls"] += call == wanted
     for kind, count in sorted(total.items()):
-        print(f"{kind:18} {right[kind]:4} of {count:4}")
-    tasks_right = sum(right.values()) - right["calls in form"] - right["right calls"]
-    print(f"{'all tasks':18} {tasks_right:4} of {asked.count:4}")
+        print(f"{kind:24} {right[kind]:4} of {count:4}")
+    tasks_right = sum(count for kind, count in right.items() if kind not in CALLS)
+    print(f"{'all tasks':24} {tasks_right:4} of {asked.count:4}")
 
 
 def _same(answer: str, expected: str) -> bool:

@@ -239,9 +239,20 @@ class Named:
         }
 
 
-def with_names(tool: Tool, rng: random.Random) -> Named:
+def with_names(tool: Tool, rng: random.Random, odd: float = 0.0) -> Named:
+    """Return the tool with one of its usual names, or with the chance `odd` an unusual one, which cannot be guessed."""
+    name = rng.choice(tool.names)
     parameters = tuple(rng.choice(names) for names, _, _ in tool.parameters)
-    return Named(tool, rng.choice(tool.names), rng.choice(tool.descriptions), parameters)
+    if rng.random() < odd:
+        name = _odd(name, rng)
+    if rng.random() < odd:
+        parameters = tuple(_odd(each, rng) for each in parameters)
+    return Named(tool, name, rng.choice(tool.descriptions), parameters)
+
+
+def _odd(name: str, rng: random.Random) -> str:
+    word = rng.choice(LISTS[rng.choice(("animal", "color", "fruit", "vegetable", "vehicle"))].split()).lower()
+    return rng.choice((f"{word}_{name}", f"{name}_{word}", f"{name}{rng.randint(1, 99)}", f"{word}{rng.randint(1, 9)}"))
 
 
 def system_turn(definitions: Sequence[Values], system: str = "") -> str:
@@ -279,9 +290,9 @@ def exchange(named: Named, rng: random.Random) -> list[Turn]:
     ]
 
 
-def chat_with_tools(rng: random.Random, other: Callable[[], list[Turn]], system: str) -> list[Turn]:
-    """Return a chat with one to three tools; `other` returns an exchange that needs none."""
-    tools = [with_names(tool, rng) for tool in rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3)))]
+def chat_with_tools(rng: random.Random, other: Callable[[], list[Turn]], system: str, odd: float = 0.0) -> list[Turn]:
+    """Return a chat with one to three tools; `other` returns an exchange that needs none; `odd` as in `with_names`."""
+    tools = [with_names(tool, rng, odd) for tool in rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3)))]
     if len({named.name for named in tools}) < len(tools):
         tools = tools[:1]
     chat: list[Turn] = [("system", system_turn([named.definition() for named in tools], system))]

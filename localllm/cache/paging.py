@@ -224,6 +224,7 @@ class Sequence:
     def __init__(self, tables: abc.Sequence[_Table]) -> None:
         self._tables = tables
         self.tokens: list[int] = []
+        self.border = 0  # tokens of the text that an encoder has read; the next one starts the answer
 
     @property
     def blocks(self) -> list[int]:
@@ -279,8 +280,11 @@ class Sequence:
     def reach(self, length: int) -> int:
         """Return the length after truncating to `length` tokens: `length`, or 0 if a window has moved too far.
 
-        In that case the tokens that the window saw must be evaluated again, and all that depend on them.
+        In that case the tokens that the window saw must be evaluated again, and all that depend on them. A text that an
+        encoder has read stays whole, with the token after it, or goes.
         """
+        if self.border and length <= self.border:
+            return 0
         return length if all(table.reaches(length) for table in self._tables) else 0
 
     def truncate(self, length: int) -> None:
@@ -288,13 +292,15 @@ class Sequence:
         assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
         assert self.reach(length) == length, f"what {length} tokens see has been given up"
         del self.tokens[length:]
+        if not length:
+            self.border = 0
         for table in self._tables:
             table.truncate(length)
 
     def fork(self) -> Sequence:
         """Return a second sequence with the same tokens and blocks. The tokens must have been evaluated."""
         other = Sequence([_Table(table.pool) for table in self._tables])
-        other.tokens = self.tokens.copy()
+        other.tokens, other.border = self.tokens.copy(), self.border
         for mine, theirs in zip(self._tables, other._tables, strict=True):
             theirs.share(mine)
         return other

@@ -119,6 +119,9 @@ def restore(kept: Kept, model: Model, sequence: Cached) -> None:
         return
     executable = model.executable
     blocks = len(kept.tokens) // BLOCK
+    held = kept.tokens[: blocks * BLOCK]
+    if model.engine.opened(held) is not held:  # a part of a text that an encoder has read is of no use
+        blocks = 0
     try:
         with kept.path.open("rb") as file:
             file.seek(kept._offset)
@@ -132,7 +135,7 @@ def restore(kept: Kept, model: Model, sequence: Cached) -> None:
         raise CacheFileError(f"{kept.path}: cannot be read: {error.strerror or error}") from None
     except BackendError as error:
         raise CacheFileError(Notice(f"{kept.path}: ", said(error))) from None
-    if len(kept.tokens) % BLOCK:
+    if len(kept.tokens) > blocks * BLOCK:
         model.engine.step([Rows(sequence, kept.tokens[blocks * BLOCK :], "none")])
 
 

@@ -5,6 +5,7 @@ The files are those of `prompt_cache.py`. Names come from strangers, so they are
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -26,11 +27,8 @@ class SlotFiles:
     """A folder of saved sequences of one model. Only the thread that runs the engine uses it."""
 
     def __init__(self, folder: Path, model: Model) -> None:
+        check_folder(folder)
         self._folder, self._model = folder, model
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LocalLLMError(f"{folder}: cannot hold slots: {error.strerror}; give another folder") from None
 
     def save(self, name: str, sequence: Cached) -> int:
         """Write a sequence; return the size of the file in bytes. It replaces only files of this kind."""
@@ -73,6 +71,16 @@ class SlotFiles:
     def _without_folder(self, error: LocalLLMError) -> CacheFileError:
         """Return an error that tells clients nothing about the server's folders."""
         return CacheFileError(said(error).replace(f"{self._folder}/", ""))
+
+
+def check_folder(folder: Path) -> None:
+    """Raise LocalLLMError unless slots can be saved in a folder. It is not made: a wrong name would go unnoticed."""
+    if not folder.exists():
+        raise LocalLLMError(f"no such folder: {folder}; create it first, so that slots can be saved there")
+    if not folder.is_dir():
+        raise LocalLLMError(f"{folder}: not a folder; give one in which slots can be saved")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise LocalLLMError(f"{folder}: slots cannot be saved there: permission denied; give another folder")
 
 
 def _surrogate(name: str) -> bool:

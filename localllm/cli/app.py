@@ -35,13 +35,17 @@ class UsageError(Exception):
 
 
 class Command(NamedTuple):
-    """A command: its arguments, a one-line summary, more help, its option groups, and the function that runs it."""
+    """A command: its arguments, a one-line summary, more help, its option groups, and the function that runs it.
+
+    `placed`: the function also gets, first, the place of each option that is not on the command line, by name.
+    """
 
     arguments: str
     line: str
     more: str
     groups: tuple[type[Options], ...]
     call: Callable[..., None]
+    placed: bool = False
 
 
 class Filled(NamedTuple):
@@ -67,9 +71,10 @@ class Call(NamedTuple):
 
     command: Command
     groups: tuple[Any, ...]
+    where: Mapping[str, str]  # the place of each option that is not on the command line
 
     def run(self) -> None:
-        self.command.call(*self.groups)
+        self.command.call(*([self.where] if self.command.placed else []), *self.groups)
 
 
 def read(commands: Mapping[str, Command], words: Sequence[str], fill: Fill | None = None) -> Call | None:
@@ -98,7 +103,8 @@ def read(commands: Mapping[str, Command], words: Sequence[str], fill: Fill | Non
         return None
     filled = fill(done.name, done.values) if fill is not None else Filled(done.name, done.values, {})
     command = commands[filled.command]
-    return Call(command, tuple(_value(group, filled) for group in command.groups if group is not Configuration))
+    groups = tuple(_value(group, filled) for group in command.groups if group is not Configuration)
+    return Call(command, groups, filled.where)
 
 
 def _root(

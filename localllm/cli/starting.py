@@ -25,19 +25,20 @@ def chat(model: options.ModelName, own: options.Chat, *rest: Any) -> None:
     chat(own, name, going_on, opening, answering, display, keeping, sampling, format_)
 
 
-def run(own: options.Run, *rest: Any) -> None:
+def run(where: Mapping[str, str], own: options.Run, *rest: Any) -> None:
+    from localllm.cli.commands.asking import Asking
     from localllm.cli.commands.run import read_prompt, run
 
     name, words = model_and_words(own)
-    run(own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
+    run(name, Asking(where, own, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest)))
 
 
-def explain(own: options.Explain, *rest: Any) -> None:
+def explain(where: Mapping[str, str], own: options.Explain, *rest: Any) -> None:
     from localllm.cli.commands.explain import explain
     from localllm.cli.commands.run import read_prompt
 
     name, words = model_and_words(own)
-    explain(own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
+    explain(where, own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
 
 
 def _formatted(

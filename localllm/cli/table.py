@@ -29,6 +29,7 @@ _COMMANDS: dict[str, Command] = {
         "model fills in the answer step by step; see docs/diffusion.md.",
         (options.Run, *_ANSWERING, DiffusionOptions),
         starting.run,
+        placed=True,
     ),
     "explain": Command(
         "MODEL [PROMPT]",
@@ -37,6 +38,7 @@ _COMMANDS: dict[str, Command] = {
         "this run. See docs/explain.md.",
         (options.Explain, *_EXPLAINING),
         starting.explain,
+        placed=True,
     ),
     "embed": Command(
         "MODEL [TEXT...]",

@@ -142,6 +142,11 @@ def squeezed(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.squeezed(parts[0])
 
 
+def column(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Return the numbers one below the other: (n, 1)."""
+    return t.column(parts[0])
+
+
 def shaped(width: Callable[[Sizes], int]) -> Change:
     """Return a vector as rows of equal length."""
 

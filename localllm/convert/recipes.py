@@ -6,6 +6,7 @@ from __future__ import annotations
 from localllm.convert import (
     encoder_recipes,
     gemma_recipes,
+    hybrid_recipes,
     mamba_recipes,
     newer_recipes,
     older_recipes,
@@ -242,6 +243,7 @@ _ROWS = (
 _ALL = (
     *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
     *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
+    *hybrid_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

@@ -88,6 +88,12 @@ def _linear(given: _Given) -> RopeKeys:
 
 
 def _dynamic(given: _Given) -> RopeKeys:
+    """Hunyuan's models stretch the base by a fixed alpha; others stretch it with the length of the text."""
+    alpha, width = given.rope.real("alpha"), given.head_dim
+    if alpha is not None and not alpha >= 1.0:
+        raise given.rope.error("alpha", alpha, "a number from 1 up")
+    if alpha is not None and width > 2:
+        return RopeKeys({"rope.freq_base": given.base * alpha ** (width / (width - 2))})
     return RopeKeys({}, notes=("dynamic rope scaling is left out: right up to the context the model was trained on",))
 
 
@@ -172,6 +178,7 @@ _KINDS: dict[str, Callable[[_Given], RopeKeys]] = {
     "mrope": _default,  # for text
     "linear": _linear,
     "dynamic": _dynamic,
+    "xdrope": _dynamic,
     "yarn": _yarn,
     "llama3": _llama3,
     "longrope": _longrope,

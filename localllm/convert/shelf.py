@@ -19,13 +19,13 @@ _PREFIXES = (
     ("transformer.", "model."), ("h.", "model.layers."),
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
-    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower|embed_vision|embed_audio|mlp_AR)\."
+    r"(model\.)?(vit|vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower|embed_vision|embed_audio|mlp_AR)\."
 )
 _DRAFTS = re.compile(r"(model\.)?mtp\.")
 _BARE = ("embed_tokens.", "layers.", "norm.", "wte.", "wpe.", "ln_f.")  # a model saved without its head
 _COMPUTED = (
     "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attention.masked_bias",
-    ".attn.masked_bias", ".attn.bias",
+    ".attn.masked_bias", ".attn.bias", ".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay",
 )  # fmt: skip
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
 _FP8_OTHERS = ("activation_scale", "input_scale")

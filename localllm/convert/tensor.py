@@ -72,6 +72,18 @@ def squeezed(tensor: LazyTensor) -> LazyTensor:
     return replace(tensor, shape=(*tensor.shape[:-2], tensor.shape[-1]))
 
 
+def column(tensor: LazyTensor) -> LazyTensor:
+    """Return the numbers of a small tensor as rows of one: (n, 1)."""
+    if tensor.format not in ITEM_BYTES:
+        raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
+    size = ITEM_BYTES[tensor.format]
+
+    def read(start: int, stop: int) -> U8:
+        return tensor.read(0, tensor.rows).reshape(-1, size)[start:stop]
+
+    return replace(tensor, shape=(tensor.nbytes // size, 1), row_bytes=size, _read=read)
+
+
 def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
     """Return a vector as rows of `width` values."""
     count = tensor.shape[-1]

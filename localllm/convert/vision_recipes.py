@@ -51,7 +51,28 @@ def _deepstack(config: HfConfig) -> int:
 _QWEN2: dict[str, Key] = {"rope.dimension_sections": _sections}
 _QWEN3: dict[str, Key] = {**_QWEN2, "n_deepstack_layers": _deepstack}
 
+
+def _is_count(value: object) -> bool:
+    """Return whether a value is a whole number of pairs, which older folders write as 16.0."""
+    return type(value) in (int, float) and value in range(1 << 16)
+
+
+def _four_sections(config: HfConfig) -> np.ndarray | None:
+    """Return the pairs of a head that are rotated by position, width, height and number of the picture."""
+    sizes = config.table("rope_parameters", "rope_scaling")
+    found = sizes.get("mrope_section") or sizes.get("xdrope_section")
+    if found is None:
+        return None
+    if not isinstance(found, list) or len(found) not in (3, 4) or not all(_is_count(n) for n in found):
+        raise config.error("mrope_section", found, "three or four numbers of pairs")
+    return np.array([*found, 0][:4], np.int32)
+
+
 ROWS = (
+    Recipe(
+        "hunyuan_vl", ("HunYuanVLForConditionalGeneration",), of.HUNYUAN,
+        keys={"rope.dimension_sections": _four_sections}, checks=(must_be("attention_bias", False),),
+    ),
     Recipe(
         "paddleocr", ("PaddleOCRVLForConditionalGeneration",), of.QWEN, keys=_QWEN2,
         checks=(must_be("use_bias", False),), defaults={"head_dim": 128, "rope_theta": 5e5},

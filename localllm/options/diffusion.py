@@ -69,6 +69,6 @@ class DiffusionOptions(Options):
             raise OptionError(Notice(*both, " exclude each other; give one"))
 
     @property
-    def first(self) -> str:
-        """The first option that was given, or ""."""
-        return next((name for name, value in self.values().items() if value is not None), "")
+    def given_names(self) -> list[str]:
+        """The options that were given, in the order of declaration."""
+        return [name for name, value in self.values().items() if value is not None]

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -75,6 +75,7 @@ class Scheduler(Closing):
         context = self.engine.limits.positions
         if not request.prompt:
             raise LocalLLMError("the prompt has no tokens; give some text")
+        request = replace(request, prompt=self.engine.opened(request.prompt))
         if len(request.prompt) > context:
             counts = f"the prompt has {len(request.prompt)} tokens, the context holds {context}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))

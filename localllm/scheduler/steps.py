@@ -77,20 +77,31 @@ class Steps:
                 part.answering.verified, part.count = 0, 1
             rows = len(parts)
         budget = min(self._budget.prompt_rows(rows, len(reading)), limits.rows - rows)
-        return parts + self._prompt_parts(reading, budget, limits.logit_rows - rows)
+        return parts + self._prompt_parts(reading, budget, limits.logit_rows - rows, rows)
 
-    def _prompt_parts(self, reading: list[Answering], budget: int, logits_left: int) -> list[Part]:
-        """Divide the budget: half for the prompt that waits longest, the rest for the shortest first."""
+    def _whole(self, one: Answering) -> bool:
+        """Whether all that is pending comes in one step, because an encoder reads it."""
+        return self._engine.start is not None and one.sequence is not None and not one.sequence.length
+
+    def _prompt_parts(self, reading: list[Answering], budget: int, logits_left: int, rows: int) -> list[Part]:
+        """Divide the budget: half for the prompt that waits longest, the rest for the shortest first.
+
+        The step has `rows` rows of answers.
+        """
         parts: list[Part] = []
         oldest = sorted(reading, key=lambda one: (-one.request.priority, one.number))
         order = [*oldest[:1], *sorted(oldest[1:], key=lambda one: one.pending)]
+        room = self._engine.limits.rows - rows
         for place, one in enumerate(order):
             if logits_left <= 0 or budget <= 0:
                 break
             share = max(budget // 2, 1) if place == 0 and len(order) > 1 else budget
             count = self._chunk(one, min(share, logits_left) if one.request.prompt_logprobs else share)
+            if self._whole(one):  # whatever the budget says
+                count = one.pending if one.pending <= room else 0
             if not count:
                 continue
+            room -= count
             whole = count == one.pending
             wanted: Wanted = "all" if one.request.prompt_logprobs else "last" if whole else "none"
             parts.append(Part(one, count, wanted, prompt=True))
@@ -123,7 +134,7 @@ class Steps:
             room = self._engine.room(part.sequence)
             if room >= part.count:
                 break
-            if room:
+            if room and not self._whole(part.answering):
                 part.count = min(room, part.count)
                 part.wanted = "last" if part.count == part.answering.pending else part.wanted
                 part.answering.verified = min(part.answering.verified, part.count - 1)

@@ -103,7 +103,7 @@ def _capabilities(model: Model | None, embeds: bool, template: str) -> tuple[str
     if embeds or (model is not None and model.embeds):
         ranks = model is not None and model.embeds and model.embedder.pooling("auto") == "rank"
         return ("embedding", "rerank") if ranks else ("embedding",)
-    found = ["completion", "chat"]
+    found = ["completion"] if model is not None and model.encodes else ["completion", "chat"]
     found += ["tools"] if "tools" in template else []
     found += ["insert"] if model is not None and model.tokenizer is not None and Prompts(model).fills else []
     found += ["thinking"] if any(mark in template for mark in ("think", "reasoning")) else []

@@ -69,6 +69,8 @@ class Prompts:
 
     @property
     def template(self) -> ChatTemplate:
+        if self._model.encodes:
+            raise NotSupported("this model has an encoder, which reads one text and no chat; ask for a completion")
         return self._model.template[0]
 
     @property

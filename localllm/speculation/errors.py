@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting
 
 
 class SpeculationError(LocalLLMError):
     """Speculation is not possible as requested."""
+
+
+class NoDrafts(SpeculationError):
+    """The model takes no drafts of any kind; `what` it is says why."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(Notice(f"{what} takes no drafts; leave ", Setting("spec"), " out"))
+        self.what = what

@@ -13,7 +13,7 @@ from typing import Any, cast, get_args
 
 from localllm.models.architecture import Architecture
 from localllm.models.architectures import ARCHITECTURES
-from localllm.models.config import Config, Pooling
+from localllm.models.config import Config, DecoderConfig, Pooling
 from localllm.models.errors import ModelError
 from localllm.models.reading.attention import (
     check_layouts,
@@ -25,6 +25,7 @@ from localllm.models.reading.attention import (
     read_windows,
 )
 from localllm.models.reading.bounds import (
+    MAX_BUCKETS,
     MAX_CONTEXT,
     MAX_EXPERTS,
     MAX_FACTOR,
@@ -110,6 +111,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         windows=windows,
         norm=norm,
         alibi=read_alibi(keys, row, layers),
+        buckets=keys.integer("attention.relative_buckets_count", 4, MAX_BUCKETS) if row.distances else 0,
         unit_qk_norm=row.unit_qk_norm and not (row.unit_qk_norm_but and row.unit_qk_norm_but == count),
         limits=read_limits(keys, row, "shexp", blocks),
         xielu=read_xielu(keys, layers) if row.activation == "xielu" else (),
@@ -135,6 +137,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         per_layer_width=_per_layer_width(keys, row),
         recurrent=read_recurrent(keys, row, heads),
         stacks=read_stacks(keys, layers) if row.stacks else None,
+        decoder=_decoder(keys, layers) if row.decoder else None,
         attends=attends,
         recurs=recurs,
         heads_after=heads_after,
@@ -146,10 +149,21 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
 
 
 def _causal(keys: Keys, row: Architecture) -> bool:
+    if row.decoder:
+        return False
     causal = keys.flag("attention.causal", not row.encoder) and not row.diffusion  # as llama.cpp
     if not causal and (row.recurrent is not None or row.kv_layers is not None or row.latent):
         raise ModelError(f"{row.name}.attention.causal: only causal models (true) are supported, found false")
     return causal
+
+
+def _decoder(keys: Keys, layers: int) -> DecoderConfig:
+    """The decoder; where the file names no token that starts an answer, it is the one that starts texts."""
+    count = keys.integer("decoder_block_count", 1, MAX_LAYERS, default=layers)
+    own, last = replace(keys, prefix=""), _vocabulary(keys) - 1
+    starts = "tokenizer.ggml.bos_token_id"
+    default = own.integer(starts, 0, last) if starts in keys.metadata else None
+    return DecoderConfig(count, keys.integer("decoder_start_token_id", 0, last, default=default))
 
 
 def _norm(keys: Keys, row: Architecture) -> NormKind:

@@ -29,7 +29,7 @@ def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int)
         n_rot=_n_rot(
             keys, "rope.dimension_count", head_dim, head_dim, 0 if row.latent and row.rope_style is None else 2
         ),
-        base=keys.real("rope.freq_base", 1.001, 1e30, default=10000.0),
+        base=_stretched(keys, keys.real("rope.freq_base", 1.001, 1e30, default=10000.0), head_dim),
         scaling=cast(RopeScaling, scaling),
         factor=1.0 if factor == 0.0 or scaling == "none" else factor,
         original_context=original,
@@ -43,6 +43,14 @@ def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int)
         temperature_length=temperature_length or original,
         sections=_sections(keys),
     )
+
+
+def _stretched(keys: Keys, base: float, head_dim: int) -> float:
+    """The base after NTK-aware scaling by a fixed alpha, which files of Hunyuan VL have."""
+    alpha = keys.real("rope.scaling.alpha", 0.0, MAX_FACTOR, default=0.0)
+    if 0.0 < alpha < 1.0:
+        raise ModelError(f"{keys.prefix}rope.scaling.alpha: expected 0 or a number from 1 up, found {alpha:g}")
+    return base * alpha ** (head_dim / (head_dim - 2)) if alpha and head_dim > 2 else base
 
 
 def halved(keys: Keys, rope: RopeConfig) -> RopeConfig:

@@ -28,6 +28,7 @@ class Heads:
     chunked: bool = False
     value_dim: int = 0  # 0: as wide as a key
     causal: bool = True
+    reach: int = 0  # of the numbers of distances; 0: there are none
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -59,6 +60,8 @@ HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows 
     Heads(6, 2, 16, window=9, sinks=True, value_dim=40),
     Heads(16, 1, 72, value_dim=64),
     Heads(5, 1, 576, value_dim=512),
+    Heads(4, 2, 32, reach=5),
+    Heads(3, 1, 20, reach=40, softcap=2.0),
 )
 
 
@@ -72,9 +75,18 @@ def attend(h: Heads) -> Build:
     def build(r: Recorder, x: Value) -> Value:
         q, k, v = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts))
         r.append(k, v, h.kv_heads)
-        return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks, slopes, h.chunked, h.causal)
+        how = (h.window, h.softcap, sinks, slopes, h.chunked, h.causal, distances(h))
+        return r.attention(q, 0, h.heads, h.head_dim**-0.5, *how)
 
     return build
+
+
+def distances(h: Heads) -> MemoryWeight | None:
+    """A number for every head and distance."""
+    if not h.reach:
+        return None
+    numbers = np.random.RandomState(5).standard_normal((h.heads, 2 * h.reach + 1))
+    return MemoryWeight.of("distances", numbers)
 
 
 def attend_twice(h: Heads) -> Build:
@@ -118,6 +130,7 @@ MANY = (
     Heads(37, 1, 4),
     Heads(263, 1, 4, sinks=True),
     Heads(37, 1, 4, slopes=True),
+    Heads(37, 1, 4, reach=20),
 )  # groups that kernels loop over
 
 
@@ -127,6 +140,8 @@ BOTH_WAYS = (
     Heads(4, 2, 32, slopes=True, causal=False),
     Heads(6, 2, 16, window=9, causal=False),
     Heads(2, 2, 32, window=140, slopes=True, causal=False),
+    Heads(6, 2, 16, reach=3, causal=False),
+    Heads(4, 4, 24, reach=128, causal=False),
 )
 
 

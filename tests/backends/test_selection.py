@@ -36,7 +36,7 @@ def batches(steps: list[list[tuple[int, int]]]) -> Iterator[list[tuple[int, np.n
 
 @pytest.mark.parametrize(("s", "cache"), [*((s, F16_CACHE) for s in SELECTING), *MORE], ids=str)
 def test_the_selection_is_that_of_the_reference(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
-    """The same positions: a token that occurs twice has equal scores, of which the first is taken."""
+    """Both choose the same positions. Equal scores of a repeated token go to the first."""
     ours, theirs = drivers(s, select(s), cache, cpu, ReferenceBackend())
     seen: list[float] = []
     for batch in batches(STEPS):
@@ -110,7 +110,7 @@ def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: 
 
 
 def test_blocks_are_read_and_written(cpu: CpuBackend) -> None:
-    """What one executable stores another goes on from; numbers that are not finite are refused."""
+    """One executable continues from what another stored, and refuses numbers that are not finite."""
     s = SELECTING[2]
     for cache in (F16_CACHE, CacheTypes("q8_0", "q5_1")):
         (first, second) = drivers(s, attend_selected(s), cache, cpu, cpu)

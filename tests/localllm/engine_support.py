@@ -37,6 +37,8 @@ RECURRENT: dict[str, Callable[[], Plan]] = {
     "convolutions": lambda: plan_of(*KIT["lfm2-dense"].loaded()),
     "delta net": lambda: plan_of(*KIT["qwen35-mtp"].loaded()),
     "decays by channel": lambda: plan_of(*KIT["kimi-linear-moe"].loaded()),
+    "lightning attention": lambda: plan_of(*KIT["minimax-01-moe"].loaded()),
+    "blends of earlier sums": lambda: plan_of(*KIT["kimi-k3-moe"].loaded()),
     "pools of positions": lambda: plan_of(*KIT["glm5-next-8of40"].loaded()),
     "selective scan": lambda: plan_of(*KIT["jamba-dense"].loaded()),
     "RWKV-6": lambda: plan_of(*KIT["rwkv6"].loaded()),

@@ -159,14 +159,17 @@ class Terminal:
         return text
 
     def end(self) -> int:
-        code = self.process.wait(60)
-        while select.select([self.master], [], [], 0)[0]:
+        """Read the rest of the output, and return the exit code."""
+        limit = monotonic() + 60
+        while (running := self.process.poll() is None) or select.select([self.master], [], [], 0)[0]:
+            assert monotonic() < limit, f"it does not end: {self.seen!r}"
             try:
-                self._read()
-            except OSError:
+                if not running or select.select([self.master], [], [], 0.1)[0]:
+                    self._read()
+            except OSError:  # the program has closed the terminal
                 break
         os.close(self.master)
-        return code
+        return self.process.wait(60)
 
     def _read(self) -> None:
         text = os.read(self.master, 4096).decode("utf-8", "replace")

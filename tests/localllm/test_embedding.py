@@ -18,7 +18,7 @@ from localllm.gguf import open_gguf
 from localllm.gguf.writer import NewTensor, write_gguf
 from localllm.model import Model
 from tests.localllm.support import PROGRAM, write_model
-from tests.models.kit import EMBEDDERS
+from tests.models.kit import EMBEDDERS, KitModel
 from tests.models.support import Driver, nmse, open_model, plan_of
 from tests.models.test_embeddings import pooler_of
 
@@ -29,9 +29,9 @@ TEXTS = ["a cat", "one two three four " * 5, "z", "dogs and cats " * 3]
 CLS, SEP = 2, 3
 
 
-def write_embedder(path: Path, name: str, extra: dict[str, Any] | None = None) -> Path:
+def write_embedder(path: Path, name: str, extra: dict[str, Any] | None = None, kit: KitModel | None = None) -> Path:
     """A model of the kit, with a WordPiece vocabulary of letters."""
-    EMBEDDERS[name].write(path)
+    (kit or EMBEDDERS[name]).write(path)
     with open_gguf(path) as file:
         keys: dict[str, Any] = {k: v for k, v in file.stored.items() if not k.startswith("tokenizer.")}
         tensors = [
@@ -52,6 +52,21 @@ def write_embedder(path: Path, name: str, extra: dict[str, Any] | None = None) -
     return path
 
 
+def write_t5(path: Path, name: str = "t5encoder", kit: KitModel | None = None) -> Path:
+    """The same with T5's kind of vocabulary: a score for every token, and an end behind every text."""
+    tokens = ["<pad>", "</s>", "<unk>", "\u2581", *LETTERS, *(f"\u2581{c}" for c in LETTERS)]
+    tokens += [f"<extra_id_{n}>" for n in range(128 - len(tokens))]
+    kinds = {"<pad>": 3, "</s>": 3, "<unk>": 2}
+    return write_embedder(path, name, {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([kinds.get(t, 4 if "extra" in t else 1) for t in tokens], np.int32),
+        "tokenizer.ggml.scores": -np.arange(len(tokens), dtype=np.float32) / 16,
+        "tokenizer.ggml.unknown_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+    }, kit)  # fmt: skip
+
+
 def load(path: Path, **options: Any) -> Model:
     return localllm.load(path, cache_type_k="f32", cache_type_v="f32", **options)
 
@@ -69,7 +84,8 @@ def expected(path: Path, ids: list[int], pooling: str) -> np.ndarray:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("embedders")
     names = ("bert-mean", "bert-rank", "gemma-embedding", "qwen3-embedding")
-    return {name: write_embedder(folder / f"{name}.gguf", name) for name in names}
+    written = {name: write_embedder(folder / f"{name}.gguf", name) for name in names}
+    return written | {"t5encoder": write_t5(folder / "t5encoder.gguf")}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +95,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("bert-mean", "mean", "opencl"),
         ("gemma-embedding", "mean", "cpu"),
         ("qwen3-embedding", "last", "cpu"),
+        ("t5encoder", "mean", "cpu"),
+        ("t5encoder", "mean", "opencl"),
     ],
 )
 def test_texts_are_pooled_as_the_file_says(files: dict[str, Path], name: str, pooling: str, backend: str) -> None:

@@ -79,6 +79,7 @@ LIMIT = 1e-6  # of the normalized mean squared error: GELU from a table of halve
 COARSE = {
     "gemma3n": 0.05,  # exact GELU leads further away: much follows each one
     "gemma4": 2e-5,
+    "t5-gated": 1e-5,
     "minimax-m3-3of10": 2e-5,  # llama.cpp selects only with flash attention, which alone is 5e-6 off
 }
 CHAOTIC = {  # with GELU of halves too
@@ -113,12 +114,20 @@ class KitModel:
     def tokens(self) -> list[int]:
         return [int(token) for token in self.stored["tokens"]]
 
+    @property
+    def text(self) -> list[int]:
+        """Tokens that the encoder reads, if the model has one; the others are the decoder's."""
+        return [int(token) for token in self.stored.get("enc_tokens", ())]
+
     def logits(self, driver: Driver) -> np.ndarray:
         """Return the logits of all tokens, (T, vocabulary), evaluated as llama.cpp did: the prompt, then one by one.
 
         llama.cpp has no cache for diffusion models, so that each later token was a text of its own.
         """
-        results = [driver.step([(0, self.tokens[: self.prompt])])]
+        text, prompt = self.text, self.tokens[: self.prompt]
+        if text:
+            driver.borders = [len(text)]
+        results = [driver.step([(0, text + prompt)], range(len(text), len(text + prompt)))]
         for token in self.tokens[self.prompt :]:
             if self.path.stem.startswith(DIFFUSION):
                 driver.lengths[0] = 0

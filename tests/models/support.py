@@ -71,6 +71,7 @@ class Driver:
         self.sequences = sequences
         self.columns = executable.limits.blocks // sequences
         self.lengths = [0] * sequences
+        self.borders: list[int] | None = None  # lengths of the texts that an encoder reads
         blocks = np.arange(self.columns * sequences, dtype=np.int32)
         self.tables = np.ascontiguousarray(blocks.reshape(self.columns, sequences).T)  # (sequences, blocks)
 
@@ -85,7 +86,9 @@ class Driver:
         p, s_ = np.array(positions, np.int32), np.array(sequence, np.int32)
         slots = self.tables[s_, p // BLOCK] * BLOCK + p % BLOCK
         wanted = np.arange(len(tokens)) if logit_rows is None else np.array(logit_rows)
-        batch = Batch(np.array(tokens, np.int32), p, slots, s_, self.tables, wanted.astype(np.int32))
+        borders = None if self.borders is None else np.array(self.borders, np.int32)
+        tokens_, rows = np.array(tokens, np.int32), wanted.astype(np.int32)
+        batch = Batch(tokens_, p, slots, s_, self.tables, rows, borders=borders)
         return self.executable.step(batch).copy()
 
 

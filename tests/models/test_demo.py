@@ -119,7 +119,7 @@ CHAT = (  # our own words, so that no model has seen them
     "bird saw a big cat. The cat was sad, so the bird sang a song and they became friends.<|im_end|>"
 )
 # Nats per token of CHAT, from train.py's network with the unquantized weights.
-TORCH_LOSS = {"target": 1.7415, "draft": 2.1393}
+TORCH_LOSS = {"target": 1.6426, "draft": 2.1178}
 
 
 @pytest.fixture(scope="module")

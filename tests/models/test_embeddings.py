@@ -15,6 +15,7 @@ from localllm.backends.base import Backend, CacheTypes, Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
 from localllm.models import Head, ModelError, Pooler, architecture_of, read_config, record, unit
+from localllm.models.distances import bucket
 from localllm.plan import Attention, Plan
 from tests.models.kit import EMBEDDERS
 from tests.models.support import Driver, MemoryWeight, nmse, plan_of
@@ -62,7 +63,7 @@ def test_cpu(name: str) -> None:
         backend.close()
 
 
-@pytest.mark.parametrize("name", ["bert-cls", "jina-bert-v2", "modern-bert", "gemma-embedding"])
+@pytest.mark.parametrize("name", ["bert-cls", "jina-bert-v2", "modern-bert", "gemma-embedding", "t5encoder"])
 def test_rows_do_not_depend_on_other_texts(name: str) -> None:
     """Texts of one step see only themselves: the bits are those of a step of its own, over several cache blocks."""
     model, backend = EMBEDDERS[name], CpuBackend(2)
@@ -104,6 +105,33 @@ def test_rankers_of_several_labels_give_probabilities() -> None:
     rows[-1, :2] = 1.0, 3.0
     assert pooler.ranks
     assert pooler(rows, "rank") == pytest.approx([1 / (1 + np.exp(2)), 1 / (1 + np.exp(-2))])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("buckets", [8, 32])
+def test_buckets_of_distances(buckets: int, causal: bool) -> None:
+    """As T5's code computes them, in float32: the logarithm of the distance, rounded down."""
+    own = buckets if causal else buckets // 2
+    exact = own // 2
+    for distance in range(-300, 301):
+        behind = max(-distance, 0) if causal else abs(distance)
+        logarithm = np.log(np.float32(max(behind, exact) / exact)) * np.float32(own - exact) / np.log(128 / exact)
+        expected = behind if behind < exact else min(exact + int(np.float32(logarithm)), own - 1)
+        assert bucket(distance, buckets, causal) == expected + (own if distance > 0 and not causal else 0)
+
+
+def test_layers_may_have_numbers_of_distances_of_their_own() -> None:
+    """A layer without them takes those of the first."""
+    metadata, tensors = EMBEDDERS["t5encoder"].loaded()
+    first = tensors["enc.blk.0.attn_rel_b.weight"]
+    given = {f"enc.blk.{n}.attn_rel_b.weight": MemoryWeight.of(f"own {n}", first.values()) for n in (1, 2)}
+    tokens = EMBEDDERS["t5encoder"].tokens
+    ours, same = (
+        driver(ReferenceBackend(), plan_of(metadata, t)).step([(0, tokens)]) for t in (tensors, tensors | given)
+    )
+    assert np.array_equal(ours, same)
+    given["enc.blk.2.attn_rel_b.weight"] = MemoryWeight.of("own 2", first.values()[::-1])
+    assert not np.allclose(ours, driver(ReferenceBackend(), plan_of(metadata, tensors | given)).step([(0, tokens)]))
 
 
 def test_vectors_of_length_one() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from localllm.models import ModelError, record
-from localllm.models.architectures import architecture_of
+from localllm.models.lookup import architecture_of
 from localllm.models.reading.config import read_config
 from localllm.plan import Linear, Norm, Rotate, SelectRows
 from tests.models import tiny

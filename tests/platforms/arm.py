@@ -4,9 +4,9 @@
     python -m tests.platforms.arm FOLDER [PYTEST ARGUMENTS...]
 
 FOLDER gets the interpreter and the packages, about 700 MB, if they are not there. Without arguments it runs SUBSET:
-conformance of the kernels, and bits that do not depend on threads, chunks or instruction sets. Code is compiled for the
-processor that is emulated (`--cpu`, a name that qemu knows), so its dot products and half-precision run as on hardware.
-Speed under emulation means nothing.
+conformance of the kernels, and bits that do not depend on threads, chunks or instruction sets, of which SPARSE takes
+each fifth test. Code is compiled for the processor that is emulated (`--cpu`, a name that qemu knows), so its dot
+products and half-precision run as on hardware. Speed under emulation means nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ SUBSET = (
     *("tests/backends/test_conformance.py", "tests/backends/test_reproducible.py", "tests/backends/cpu/test_pool.py"),
     *("tests/backends/cpu/test_instruction_sets.py", "tests/models/test_demo.py", "tests/platforms/test_bits.py"),
 )
-
+SPARSE = ("-p", "tests.platforms.every", "--every", "tests/backends/test_reproducible.py=5")
+STARTS = (  # a program of this interpreter, which only qemu can run
+    *("--deselect", "tests/backends/cpu/test_pool.py::test_a_program_that_closes_nothing_ends_well"),
+    *("--deselect", "tests/backends/cpu/test_pool.py::test_too_many_threads_for_the_memory_are_an_error_that_says_so"),
+)
 
 # qemu's processors, and what LLVM, which reads the host's /proc/cpuinfo here, must be told of them.
 FEATURES = {"neoverse-n1": "+dotprod,+fullfp16,+neon", "cortex-a72": "+neon"}
@@ -90,7 +94,7 @@ def main() -> int:
         make(folder)
     if given.python:
         return python(folder, given.cpu, ["-c", given.python])
-    return python(folder, given.cpu, ["-m", "pytest", "-q", "-p", "no:xdist", *(words or SUBSET)])
+    return python(folder, given.cpu, ["-m", "pytest", "-q", "-p", "no:xdist", *(words or (*SPARSE, *STARTS, *SUBSET))])
 
 
 if __name__ == "__main__":

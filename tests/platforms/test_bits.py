@@ -7,7 +7,7 @@ import hashlib
 import localllm
 
 TEXT = "Once upon a time there was a little bird who wanted to book a table for two."
-LOGITS = "926d52efbcac84417b046eceea27880e"  # a change of the arithmetic changes it, on all processors alike
+LOGITS = "0b454677a4670ea0c27e440a9bdee1bf"  # a change of the arithmetic changes it, on all processors alike
 
 
 def test_the_logits_of_the_model_in_the_box_are_those_of_other_processors() -> None:

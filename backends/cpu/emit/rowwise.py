@@ -38,9 +38,8 @@ def append_(low: Lowering, op: Append) -> None:
         step=StepOf(low.limits.own_blocks(layer)), k=rows_in(k), v=rows_in(v), k_cache=CacheOf(op.layer, "keys"),
         v_cache=CacheOf(op.layer, "values"), heads=layer.kv_heads,
     )  # fmt: skip
-    kernel = (append.append_rows if layer.selected else append.append)(
-        layer.head_dim, layer.value_dim, low.cache.keys, low.cache.values
-    )
+    types = low.cache.keys, low.cache.values
+    kernel = append.append(layer.head_dim, layer.value_dim, *types, rows=layer.gathered, every=layer.every)
     low.call(kernel, arguments, "batch", "append")
 
 

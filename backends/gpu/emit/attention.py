@@ -103,14 +103,16 @@ def attention(low: Lowering, op: Attention) -> None:
         MAX_ROWS=low.rows[rows], PARTITIONS=kernels.partitions(low.limits), GROUPED=kernels.grouped(group),
         cache=kernels.cache_shape(low.cache, layer), HEADS=op.heads, Q_STRIDE=q.stride, FACTOR=float(op.scale),
         WINDOW=window, CHUNKED=op.chunked, CAUSAL=op.causal, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap),
-        HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, TABLE_STRIDE_AT=3 if own_blocks else 2,
+        HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, AFTER=op.after, REACH=op.reach,
+        TABLE_STRIDE_AT=3 if own_blocks else 2,
     )  # fmt: skip
     partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.value_dim + 2) * 4
     low.program.scratch[Fixed.PARTIAL] = max(low.program.scratch.get(Fixed.PARTIAL, 0), partial)
     keys, values = CacheOf(op.layer, "keys"), CacheOf(op.layer, "values")
-    sinks, slopes = low.vector(op.sinks), low.vector(op.slopes)
+    sinks, slopes = low.vector(op.sinks), low.vector(op.distances or op.slopes)
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = _prepared(low, q, rows, op.heads, shape.cache)
+    tile = kernels.attend_tile(shape)  # or an error: heads are too wide
     if op.selection is not None:
         selected = kernels.AttendSelected(shape=shape, SELECTED=layer.selected, SLICES=op.slices)
         chosen = kernels.AttendSelectedBuffers(
@@ -137,7 +139,6 @@ def attention(low: Lowering, op: Attention) -> None:
             kernels.AttendCombineBuffers(step=step, sinks=sinks, y=to.y, blocks=to.y_blocks),
         ),
     ]
-    tile = kernels.attend_tile(shape)
     buffers = kernels.AttendTileBuffers(
         q=queries, step=step, tables=tables, keys=keys, values=values, sinks=sinks, slopes=slopes, y=tiled
     )

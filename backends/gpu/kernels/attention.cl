@@ -1,6 +1,6 @@
 // Attention over the paged cache. Constants besides the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW (positions that a row
 // sees up to its own, 0: all; as many behind it, if not CAUSAL), CHUNKED, CAUSAL, SOFTCAP (0: none), HAS_SINKS,
-// HAS_SLOPES, PARTITION, GROUPED (query heads of a work-group that share keys and values, a power of two).
+// AFTER (only positions after the text that an encoder has read), HAS_SLOPES, REACH (farthest distance with a number of its own, 0: distances have none), PARTITION, GROUPED (query heads of a work-group that share keys and values, a power of two).
 
 #define GROUP (HEADS / KV_HEADS)
 #define Y_STRIDE (HEADS * VALUE_HEAD)
@@ -19,9 +19,11 @@
 #endif
 
 // `behind`: how many positions the key is behind the query, negative; how many it is ahead, positive.
+// `slopes`: one number per head, or, if REACH, those of all distances, (HEADS, 2 REACH + 1).
 DEVICE float shaped(SHAPE_PARAMETER float score, GLOBAL const float *slopes, int head, int behind) {
   score *= FACTOR;
   if (HAS_SOFTCAP) score = SOFTCAP * hyperbolic_tangent(score / SOFTCAP);
+  if (REACH) score += slopes[head * (2 * REACH + 1) + smaller(larger(behind, -REACH), REACH) + REACH];
   if (HAS_SLOPES) score = FMA(slopes[head], (float)(CAUSAL || behind < 0 ? behind : -behind), score);
   return score;
 }
@@ -38,7 +40,9 @@ DEVICE void value_unit(SHAPE_PARAMETER GLOBAL const uchar *values, size_t block,
   unit_values(VALUE_TYPE, (GLOBAL const uint *)at + own * VALUE_WORDS, 1, scales, 1, unit, v);
 }
 
-DEVICE int first_seen(SHAPE_PARAMETER int position) {
+DEVICE int first_seen(SHAPE_PARAMETER GLOBAL const int *step, int row) {
+  int position = POSITIONS_OF(step)[row];
+  if (AFTER) return ENDS_OF(step)[row] + 1;
   if (CHUNKED) return position / larger(WINDOW, 1) * WINDOW;
   return WINDOW ? larger(0, position + 1 - WINDOW) : 0;
 }
@@ -62,7 +66,7 @@ KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
   LOCAL_MEMORY
   int row = GROUP_Z, start = GROUP_Y * PARTITION, position = POSITIONS_OF(step)[row];
   int kv_head = GROUP_X / GROUP_PARTS, g0 = GROUP_X % GROUP_PARTS * GROUPED, heads = smaller(GROUPED, GROUP - g0);
-  int from = larger(start, first_seen(SHAPE position)), stop = smaller(start + PARTITION, last_seen(SHAPE step, row) + 1);
+  int from = larger(start, first_seen(SHAPE step, row)), stop = smaller(start + PARTITION, last_seen(SHAPE step, row) + 1);
   if (from >= stop) return;
   GLOBAL const int *table = tables + (size_t)SEQUENCE_OF(step)[row] * step[TABLE_STRIDE_AT];
   LOCAL float *s = local_memory, *p = s + 128, *own = p + GROUPED * PARTITION;
@@ -191,9 +195,9 @@ KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL 
                             GLOBAL float *y, GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL float *out = local_memory + 128;
-  int head = GROUP_X, row = GROUP_Y, position = POSITIONS_OF(step)[row];
+  int head = GROUP_X, row = GROUP_Y;
   GLOBAL const float *in = partial + ((size_t)row * HEADS + head) * PARTITIONS * STATE;
-  int from = first_seen(SHAPE position) / PARTITION, stop = last_seen(SHAPE step, row) / PARTITION + 1;
+  int from = first_seen(SHAPE step, row) / PARTITION, stop = last_seen(SHAPE step, row) / PARTITION + 1;
   float largest = HAS_SINKS ? sinks[head] : LOWEST, weight = 0.0f;
   for (int i = from; i < stop; i++) largest = FMAX(largest, in[i * STATE + VALUE_HEAD]);
   if (HAS_SINKS) weight = exponential(sinks[head] - largest);
@@ -252,7 +256,7 @@ KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int
   }
   BARRIER();
   int last = last_seen(SHAPE step, row0 + rows - 1);
-  for (int k0 = first_seen(SHAPE position[0]) / TILE_KEYS * TILE_KEYS; k0 <= last; k0 += TILE_KEYS) {
+  for (int k0 = first_seen(SHAPE step, row0) / TILE_KEYS * TILE_KEYS; k0 <= last; k0 += TILE_KEYS) {
     int count = smaller(TILE_KEYS, last + 1 - k0), units = KEY_SIZE / UNIT_VALUES(KEY_TYPE);
     for (int i = ITEM; i < TILE_KEYS * units; i += 128) {
       int j = i % TILE_KEYS, u = i / TILE_KEYS;
@@ -280,7 +284,7 @@ KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int
     for (int r = 0; r < ROWS_EACH; r++)
       for (int i = 0; i < KEYS_EACH; i++) {
         int own = ty + 8 * r, j = tx + 16 * i, at = k0 + j, row = smaller(own, rows - 1), here = position[row];
-        int seen = own < rows && at <= last_seen(SHAPE step, row0 + row) && at >= first_seen(SHAPE here);
+        int seen = own < rows && at <= last_seen(SHAPE step, row0 + row) && at >= first_seen(SHAPE step, row0 + row);
         if (j < TILE_KEYS)
           p[own * (TILE_KEYS + 1) + j] = seen ? shaped(SHAPE score[r][i], slopes, head, at - here) : -1.0f / 0.0f;
       }

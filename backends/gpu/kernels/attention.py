@@ -206,6 +206,8 @@ class AttentionShape(Macros):
     SOFTCAP: Factor
     HAS_SINKS: Flag
     HAS_SLOPES: Flag
+    AFTER: Flag
+    REACH: Shape
     TABLE_STRIDE_AT: Shape
 
 

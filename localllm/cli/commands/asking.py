@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.cli.options import Display, Keeping, Opening, Run
+from localllm.cli.terminal.console import YELLOW, say
+from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting
 from localllm.options import AnswerOptions, DiffusionOptions
 
 if TYPE_CHECKING:
@@ -13,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class Asking(NamedTuple):
-    """Everything that the command line asks of an answer."""
+    """Everything that the command line and the configuration ask of an answer."""
 
+    where: Mapping[str, str]  # the place of each option that is not on the command line
     own: Run
     prompt: str
     opening: Opening
@@ -23,4 +27,26 @@ class Asking(NamedTuple):
     keeping: Keeping
     sampling: Mapping[str, Any]
     diffusion: DiffusionOptions
-    format_: Family | None
+    format_: Family | None  # replaces the chat template
+
+    def leave_out(self, names: Collection[str], problem: str, on: str) -> None:
+        """Refuse options that do not fit the model if the command line gives one; otherwise say so, and go on.
+
+        LocalLLMError with `problem` and the first option that was typed. One that is configured for every model must
+        not keep the other models from running, so it gets a note that it has no effect (`on` what).
+        """
+        for name in names:
+            if name not in self.where:
+                raise LocalLLMError(Notice(f"{problem}; leave ", Setting(name), " out"))
+        for name in names:
+            say(Notice("note: ", Setting(name), f" ({self.where[name]}) has no effect on {on}"), YELLOW)
+
+
+def without_template(answering: AnswerOptions, where: Mapping[str, str]) -> None:
+    """Refuse typed instructions for a model that continues plain text. Configured ones get a note. LocalLLMError."""
+    if not answering.system_prompt:
+        return
+    name = next((each for each in ("system_prompt", "system_prompt_file") if each in where), "")
+    if not name:
+        raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
+    say(Notice("note: ", Setting(name), f" ({where[name]}) has no effect on plain text"), YELLOW)

@@ -29,6 +29,7 @@ from localllm.cli.terminal.answer import Roof, read_bandwidth, tell
 from localllm.cli.terminal.console import LoadProgress, room, say
 from localllm.cli.terminal.formatting import markdown_row, parameters, record, size
 from localllm.cli.tool_options import Bench
+from localllm.errors import LocalLLMError
 from localllm.machine.energy import Energy, find_energy
 from localllm.machine.memory import peak_memory, reset_peak
 from localllm.model import Model
@@ -106,6 +107,9 @@ def bench(own: Bench, names: Sequence[str]) -> None:
             with LoadProgress() as progress:
                 model = load(name, options, progress=progress, ctx_size=context, threads=threads)
             with model:
+                if model.encodes:
+                    problem = "has an encoder, and bench measures models that continue a text"
+                    raise LocalLLMError(f"{name}: {problem}; `localllm run --stats` measures an answer")
                 loaded = perf_counter_ns() - began
                 tell(model)
                 meter = energy if model.device.startswith("cpu") else Energy(())

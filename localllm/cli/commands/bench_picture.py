@@ -67,7 +67,7 @@ def _drawn(runs: Sequence[Run], kind: str) -> bytes:
     from localllm.cli.plots.picture import picture_of
 
     picture = picture_of(runs)
-    return draw(picture, kind) if kind != "html" else page(picture.title, draw(picture, "svg"), runs)
+    return draw(picture, kind) if kind != "html" else page(picture.title, draw(picture, "svg", titled=False), runs)
 
 
 def _print_ratios(new: Run, old: Run, tell: Callable[[str], None]) -> None:

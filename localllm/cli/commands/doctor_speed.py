@@ -19,6 +19,7 @@ READ = 256 << 20  # bytes, if memory allows: several times the size of any proce
 PASSES = 9
 SECONDS = 0.02  # of one pass of products
 FIRST_TURNS = 1 << 12
+FIRST_PASSES = 8  # a program that interrupts one makes it a thousand times as long
 STEADY = 1.25  # the best of the passes is at most this much above the median
 OURS = 0.9  # share of the time in which our threads had a processor
 LOAD = 0.5  # programs that wanted to run before the measurement
@@ -51,7 +52,7 @@ def measure_speed(main: Memory) -> Speed:
         at = arena.take(arena.size)
         arena.view(at, arena.size)[:] = 1  # pages that were never written are all the same one
         reading = _watch(pool.threads, lambda: read_rates(library, pool, at, arena.size, PASSES))
-        rate = product_rates(library, pool, FIRST_TURNS, 2)[-1]
+        rate = max(product_rates(library, pool, FIRST_TURNS, FIRST_PASSES))
         per_turn = product_operations(pool.threads)
         turns = max(FIRST_TURNS, int(SECONDS * rate / per_turn))
         multiplying = _watch(pool.threads, lambda: product_rates(library, pool, turns, PASSES))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 def explain(
+    where: Mapping[str, str],
     own: Explain,
     name: str,
     prompt: str,
@@ -39,7 +40,10 @@ def explain(
     sampling: Mapping[str, Any],
     format_: Family | None = None,
 ) -> None:
-    """Answer `prompt` as `run` does, then show what happened. KeyboardInterrupt after Ctrl-C stopped the answer."""
+    """Answer `prompt` as `run` does, then show what happened. KeyboardInterrupt after Ctrl-C stopped the answer.
+
+    `where`: the place of each option that is not on the command line.
+    """
     from localllm.template import renderer
 
     target = Path(own.html) if own.html else None
@@ -54,7 +58,7 @@ def explain(
         with model, interruptible() as cancel:
             tell(model)
             cache, before = PromptCache(keeping, model, opening.force), measure_roofs(model)
-            asked = ask(own.raw, model, prompt, confined, answering, sampling, format_, cancel)
+            asked = ask(own.raw, model, prompt, confined, answering, sampling, format_, cancel, where)
             cache.take_up(asked.session)
             answer, recorder, statistics = _answer(own, model, asked)
             account = Account(recorder.record, model, best(before, measure_roofs(model)), statistics)

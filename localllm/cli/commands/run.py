@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm import load
 from localllm.cli.app import UsageError
-from localllm.cli.commands.asking import Asking
-from localllm.cli.options import Display, Keeping, Opening, Run
+from localllm.cli.commands.asking import Asking, without_template
+from localllm.cli.options import Display
 from localllm.cli.terminal.answer import (
     Roof,
     converse,
@@ -24,11 +24,10 @@ from localllm.cli.terminal.answer import (
 )
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache, check_place
-from localllm.errors import LocalLLMError
 from localllm.held import held_text
-from localllm.notice import Notice, Setting
-from localllm.options import AnswerOptions, DiffusionOptions
+from localllm.options import AnswerOptions
 from localllm.session import Session
+from localllm.speculation.errors import NoDrafts
 
 if TYPE_CHECKING:
     from localllm.confined import Confined
@@ -51,37 +50,34 @@ def read_prompt(given: Sequence[str], file: str) -> str:
     return prompt
 
 
-def run(
-    own: Run,
-    name: str,
-    prompt: str,
-    opening: Opening,
-    answering: AnswerOptions,
-    display: Display,
-    keeping: Keeping,
-    sampling: Mapping[str, Any],
-    diffusion: DiffusionOptions,
-    format_: Family | None = None,
-) -> None:
-    """Answer `prompt`. KeyboardInterrupt after Ctrl-C stopped the answer. `format_` replaces the chat template."""
+def run(name: str, asked: Asking) -> None:
+    """Answer a prompt. KeyboardInterrupt after Ctrl-C stopped the answer."""
     from localllm.template import renderer
 
-    check_place(keeping)
+    check_place(asked.keeping)
     with renderer() as confined:
-        if not own.raw:
+        if not asked.own.raw:
             confined.start()  # starts while the model loads
-        with LoadProgress() as progress:
-            model = load(name, opening.options, progress=progress)
-        with model:
+        with _loaded(name, asked) as model:
             if model.diffuses:
                 from localllm.cli.commands.run_diffusion import run_diffusion
 
-                asked = Asking(own, prompt, opening, answering, display, keeping, sampling, diffusion, format_)
                 return run_diffusion(model, confined, asked)
-            if diffusion.first:
-                problem = Notice(f"{name}: not a diffusion model; leave ", Setting(diffusion.first), " out")
-                raise LocalLLMError(problem)
-            _answer(own, model, prompt, confined, opening.force, answering, display, keeping, sampling, format_)
+            asked.leave_out(asked.diffusion.given_names, f"{name}: not a diffusion model", "this model")
+            _answer(model, confined, asked)
+
+
+def _loaded(name: str, asked: Asking) -> Model:
+    """Load a model. If it takes no drafts, and only the configuration asks for some, load it without."""
+    options = asked.opening.options
+    try:
+        with LoadProgress() as progress:
+            return load(name, options, progress=progress)
+    except NoDrafts as problem:
+        names = [each for each in ("spec", "model_draft") if options.values()[each]]
+        asked.leave_out(names, f"{problem.what} takes no drafts", problem.what)
+    with LoadProgress() as progress:
+        return load(name, options.changed({"spec": None, "model_draft": ""}), progress=progress)
 
 
 class Asked(NamedTuple):
@@ -101,13 +97,13 @@ def ask(
     sampling: Mapping[str, Any],
     format_: Family | None,
     cancel: threading.Event,
+    where: Mapping[str, str],
 ) -> Asked:
-    """Put a prompt to a model, as one turn of a chat or, if `raw`, as plain text."""
-    conversation = None if raw else _conversation(model, confined, answering, sampling, format_)
+    """Put a prompt to a model, as one turn of a chat or, if `raw`, as plain text. `where`: as in `Asking`."""
+    conversation = None if raw or model.encodes else _conversation(model, confined, answering, sampling, format_)
     if conversation is not None:
         return Asked(conversation.session, conversation.say(prompt, cancel), conversation)
-    if answering.system_prompt:
-        raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
+    without_template(answering, where)
     session = model.session()
     ids = model.prompt_ids(prompt, parse_special=True)  # whether its control tokens count as such
     options = (answering.max_tokens, answering.stops, cancel, answering.ignore_eos)
@@ -117,26 +113,18 @@ def ask(
     return Asked(session, session.generate(ids, sampler, *options, constraint=constraint), None)
 
 
-def _answer(
-    own: Run,
-    model: Model,
-    prompt: str,
-    confined: Confined,
-    force: bool,
-    answering: AnswerOptions,
-    display: Display,
-    keeping: Keeping,
-    sampling: Mapping[str, Any],
-    format_: Family | None,
-) -> None:
+def _answer(model: Model, confined: Confined, asked: Asking) -> None:
+    own, keeping, answering = asked.own, asked.keeping, asked.answering
     with interruptible() as cancel:
         tell(model)
         if own.prompt_cache_all and not keeping.prompt_cache:
             say("note: --prompt-cache-all has no effect without --prompt-cache FILE", YELLOW)
-        cache = PromptCache(keeping, model, force)
-        session, pieces, conversation = ask(own.raw, model, prompt, confined, answering, sampling, format_, cancel)
+        cache = PromptCache(keeping, model, asked.opening.force)
+        session, pieces, conversation = ask(
+            own.raw, model, asked.prompt, confined, answering, asked.sampling, asked.format_, cancel, asked.where
+        )
         cache.take_up(session)
-        statistics = write(pieces, display if conversation else Display(plain=True), conversation)
+        statistics = write(pieces, asked.display if conversation else Display(plain=True), conversation)
         if statistics.reason == "context":
             say(explain_end(model), YELLOW)
         if own.stats:

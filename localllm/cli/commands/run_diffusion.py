@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.commands.asking import Asking
+from localllm.cli.commands.asking import Asking, without_template
 from localllm.cli.terminal.answer import interruptible, sampling_of, tell
 from localllm.cli.terminal.console import YELLOW, raw, say
 from localllm.cli.terminal.shown import shown_on
 from localllm.diffusion.canvas import Canvas
 from localllm.diffusion.choice import SAMPLED_BY
 from localllm.diffusion.model import answer_text, diffuse
-from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.notice import Notice, Setting
 from localllm.printable import printable
@@ -56,12 +55,11 @@ def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:
 
 
 def _refuse(asked: Asking) -> None:
-    """Raise LocalLLMError for what needs an answer that is written from left to right."""
-    if asked.keeping.prompt_cache:
-        name = Setting("prompt_cache")
-        raise LocalLLMError(Notice("a diffusion model computes all tokens in each step; leave ", name, " out"))
-    if asked.answering.asked.structure is not None:
-        raise LocalLLMError("a diffusion model cannot be held to a schema or a grammar; leave it out")
+    """Refuse, or leave out if configured, what needs an answer that is written from left to right. LocalLLMError."""
+    cache = ["prompt_cache"] if asked.keeping.prompt_cache else []
+    structure = [name for name in ("json_schema", "grammar") if asked.answering.values()[name] not in (None, "")]
+    asked.leave_out(cache, "a diffusion model computes all tokens in each step", "a diffusion model")
+    asked.leave_out(structure, "a diffusion model cannot be held to a schema or a grammar", "a diffusion model")
 
 
 def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int], tuple[str, ...]]:
@@ -83,8 +81,7 @@ def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int],
             return encoder.encode(rendered.text), (*answering.stops, *template.stops)
         problem = "the file has no chat template; the model fills in what follows the prompt as plain text"
         say(f"note: {problem} (--raw hides this note)", YELLOW)
-    if answering.system_prompt:
-        raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
+    without_template(answering, asked.where)
     return model.prompt_ids(asked.prompt, parse_special=True), answering.stops
 
 
@@ -103,7 +100,10 @@ def _write(text: str, asked: Asking) -> None:
 
 @contextmanager
 def _shown(model: Model, asked: Asking) -> Iterator[Any]:
-    """Yield what shows a canvas: on a terminal the text so far, in place; elsewhere nothing."""
+    """Yield what shows a canvas: on a terminal the text so far, on a screen of its own; elsewhere nothing.
+
+    Drawn in place among other lines it would leave a copy of itself whenever the terminal gets narrower.
+    """
     out = raw(sys.stdout)
     if not out.isatty() or os.environ.get("TERM", "dumb") == "dumb" or asked.display.plain:
         yield lambda canvas: None
@@ -113,16 +113,23 @@ def _shown(model: Model, asked: Asking) -> Iterator[Any]:
     from rich.text import Text
 
     console = Console(file=out, highlight=False)
-    with Live(
-        console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-    ) as live:
+    with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
 
         def show(canvas: Canvas) -> None:
-            lines = Text(f"step {canvas.step} of {canvas.steps}\n", style="dim")
-            lines.append(picture(model, canvas), style="not dim")
-            live.update(lines, refresh=True)
+            width, height = console.size
+            lines = [str(line) for line in Text(picture(model, canvas)).wrap(console, width)]
+            text = Text(f"step {canvas.step} of {canvas.steps}", style="dim")
+            text.append("".join("\n" + line for line in around_first(lines, height - 1)), style="not dim")
+            live.update(text, refresh=True)
 
         yield show
+
+
+def around_first(lines: list[str], height: int) -> list[str]:
+    """Return as many lines as fit, with the first that has masked tokens among them; the last ones if none has any."""
+    first = next((number for number, line in enumerate(lines) if MASK in line), len(lines))
+    start = max(0, min(first - height // 2, len(lines) - height))
+    return lines[start : start + height]
 
 
 def picture(model: Model, canvas: Canvas) -> str:

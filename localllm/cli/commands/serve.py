@@ -11,7 +11,7 @@ from typing import Any
 from localllm import load
 from localllm.box import resolve
 from localllm.cache.prefix_files import PrefixFiles
-from localllm.cache.slot_files import SlotFiles
+from localllm.cache.slot_files import SlotFiles, check_folder
 from localllm.cli.commands.page import page_address, show_page
 from localllm.cli.naming import title
 from localllm.cli.options import Opening
@@ -33,6 +33,7 @@ from localllm.server.shelf import Shelf, models_in
 from localllm.sizes import size
 from localllm.template import given_template
 
+UVICORN = "uvicorn.error"  # what uvicorn calls the log of its own starts and stops
 ALIGNED = 256  # tokens: on a card prompts are cut at multiples of this
 
 
@@ -41,10 +42,13 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
     settings = Settings.of(own, own.max_tokens)
+    if own.slot_save_path:
+        check_folder(Path(own.slot_save_path))
     format_ = given_template(own.chat_template) if own.chat_template else None
     places = models_in(Path(own.models)) if own.models else [(own.alias or _title(name), Path(resolve(name)))]
     sockets = listen(settings)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until all is ready: an error while opening is one line
     metrics, admission = Metrics(), Admission(settings.limits)
 
     def opened(path: Path) -> Served:
@@ -79,6 +83,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             say(f"{len(places)} models in {own.models}; each is loaded when a request names it")
         for address in settings.addresses:
             say(f"listening on http://{address}:{port} (stop with Ctrl-C)")
+        logging.getLogger(UVICORN).setLevel(logging.INFO)
         if browser:
             show_page(page_address(settings.addresses[0], port))
 

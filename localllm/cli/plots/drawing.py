@@ -47,7 +47,7 @@ def check_installed() -> None:
         raise PlotError(f"--plot needs matplotlib ({error}); pip install 'localllm[plot]'") from None
 
 
-def draw(picture: Picture, kind: str) -> bytes:
+def draw(picture: Picture, kind: str, titled: bool = True) -> bytes:
     """Return a picture as "svg" or "png"."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -59,7 +59,8 @@ def draw(picture: Picture, kind: str) -> bytes:
         rows = -(-count // 2)
         heights = [HEIGHT] * rows + [1.2 + BAR * len(picture.bars)]
         figure = Figure(figsize=(2 * WIDTH, sum(heights) + 0.5), layout="constrained")
-        figure.suptitle(short(picture.title, 100), color=INK, fontsize=12)
+        if titled:
+            figure.suptitle(short(picture.title, 100), color=INK, fontsize=12)
         grid = figure.add_gridspec(rows + 1, 2, height_ratios=heights)
         wide = count % 2  # the last one of an odd number has its row for itself
         places = [grid[n // 2, n % 2] if n < count - wide else grid[n // 2, :] for n in range(count)]

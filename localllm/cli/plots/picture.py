@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from localllm.cli.plots.runs import Row, Run
 
+SURE = 1.05  # a test can be this much above a roof that was measured well
 MOST_TESTS = 30  # in the panel of all tests; the HTML page has a table of all
 
 
@@ -20,6 +21,7 @@ class Roof:
     run: int
     gb: float  # GB/s that it reads
     gop: float  # GOP/s that it computes
+    disturbed: bool = False  # other programs ran while its products were measured
 
     @property
     def ridge(self) -> float:
@@ -148,10 +150,14 @@ def _machine(run: Run, of_threads: bool) -> str:
 
 
 def _roof(number: int, run: Run) -> Roof | None:
-    """Return the highest limits that a run measured: before it, or around one of its tests."""
+    """Return the highest limits that a run measured: before it, or around one of its tests.
+
+    A test that is faster than the machine's products of bytes shows that these were disturbed: they are left out.
+    """
     gb = max((max(row.roof, row.machine_gb) for row in run.rows), default=0.0)
     gop = max((row.machine_gop for row in run.rows), default=0.0)
-    return Roof(number, gb, gop) if gb else None
+    disturbed = any(row.gop > SURE * gop for row in run.rows)
+    return Roof(number, gb, 0.0 if disturbed else gop, disturbed and bool(gop)) if gb else None
 
 
 def _panel(axis: _Axis, rows: Sequence[tuple[int, Row]], several: bool) -> Panel | None:

@@ -9,7 +9,7 @@ import pytest
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import BackendError, Limits
-from localllm.backends.cpu.arguments import Rows
+from localllm.backends.cpu.arguments import Rows, RowsOrNone
 from localllm.backends.cpu.bind import program
 from localllm.backends.cpu.emit import EMITTERS
 from localllm.backends.cpu.isa import host
@@ -91,6 +91,7 @@ def test_what_a_call_reads_and_writes_follows_from_its_arguments() -> None:
     arguments = experts.RouteArguments(
         logits=rows_in(A), choices=choices, weights=chosen, experts=16, scale=1.0, bias=bias, rows=CountOf("batch"),
         scratch=Rows(address=ScratchOf("attention"), stride=64), groups=1, groups_used=1,
+        given=RowsOrNone(address=0, stride=0),
     )  # fmt: skip
     made = Call("route", arguments, "batch", "route")
     assert (made.reads, made.writes) == ({BufferOf(A)}, {choices, ListOf(2, 64)})

@@ -16,7 +16,7 @@ from localllm.backends.gpu import formats
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Recorder, Rope, Value
-from tests.backends.attending import Heads
+from tests.backends.attending import Heads, distances
 from tests.backends.cases import (
     RECURRENT,
     VOCABULARY,
@@ -27,6 +27,7 @@ from tests.backends.cases import (
     pool,
     selective_scan,
 )
+from tests.backends.selecting import Selecting, attend_selected, rows_of
 from tests.backends.support import Build, bind, record, stored
 from tests.models.support import Driver, MemoryWeight, stack
 
@@ -118,9 +119,16 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
         if h.kv_heads < h.heads:
             k, v = (r.linear(x, MemoryWeight.of(f"pick{number}", pick)) for number, pick in enumerate(picks))
         r.append(k, v, h.kv_heads)
-        return r.attention(x, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks, slopes, causal=h.causal)
+        how = (h.window, h.softcap, sinks, slopes, h.chunked, h.causal, distances(h))
+        return r.attention(x, 0, h.heads, h.head_dim**-0.5, *how)
 
     return Small(build, table(width), CacheTypes(keys, values), 2e-3, steps=(2, 17))  # one row runs as few do
+
+
+def selected(s: Selecting, keys: str = "f16", values: str = "f16") -> Small:
+    """Attention to the positions that an indexer chooses."""
+    rows = MemoryWeight.of("table", rows_of(s, VOCABULARY))
+    return Small(attend_selected(s), rows, CacheTypes(keys, values), 4e-3, steps=(2, 17))
 
 
 def heads(name: str, columns: int) -> Small:
@@ -176,6 +184,12 @@ PLANS: dict[str, tuple[Small, ...]] = {
         attended(Heads(3, 3, 7, window=9, softcap=2.0, sinks=True), "bf16", "fp8"),
         attended(Heads(2, 2, 20, window=12, slopes=True, causal=False), "fp8", "bf16"),
         attended(Heads(2, 1, 5), "f32", "f32"),
+        attended(Heads(2, 2, 6, reach=4, causal=False)),
+    ),
+    "selections": (
+        selected(Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 9)),
+        selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 4, 1, weighted=False), "q8_0", "q4_0"),
+        selected(Selecting(Heads(4, 1, 24), 3, 20, 2, 4, pooled=True)),
     ),
     "keys and values in blocks": tuple(
         attended(Heads(1, 1, 12), *names)

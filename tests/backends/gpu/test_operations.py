@@ -115,7 +115,7 @@ CHOOSING = [
 
 @pytest.mark.parametrize(("s", "cache"), CHOOSING, ids=str)
 def test_attention_to_selected_positions(gpu: Backend, s: Selecting, cache: CacheTypes) -> None:
-    """The positions of the reference, and what attention makes of them; decoded rows have one result in any company."""
+    """Positions and results equal the reference's, and a decoded row does not depend on its company."""
     for build, slack in ((select(s), 0.0), (attend_selected(s), 4e-3 if cache == F16_CACHE else 1e-2)):
         plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), build)
         ours, theirs = (Driver(bind(b, plan, 160, 12, cache), sequences=2) for b in (gpu, ReferenceBackend()))
@@ -267,4 +267,5 @@ def test_every_operation_is_in_the_table() -> None:
     plans += [record(table(24), attend(Heads(1, 1, 8))), record(table(24), lambda r, x: r.select_rows(x))]
     plans.append(record(TABLE, MIXTURES["softmax"]))
     plans += [record(table(48), build) for build in RECURRENT.values()]
+    plans.append(record(table(sum(SELECTING[0].widths)), select(SELECTING[0])))
     assert {type(op) for plan in plans for op in plan.operations} == EVERY_OPERATION

@@ -294,7 +294,8 @@ def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:
             assert session.length == (0 if problem else 151)
             if problem:
                 session.evaluate([*ids, ids[3]], logits=False)
-            assert np.abs(session.evaluate([ids[5]], logits=False) - truth).max() < 1e-2 * np.abs(truth).max()
+            limit = 2e-2 if problem else 1e-2  # another layer rounds what it multiplies to 8 bits
+            assert np.abs(session.evaluate([ids[5]], logits=False) - truth).max() < limit * np.abs(truth).max()
 
 
 def test_experts_of_a_reference_model_on_the_cpu() -> None:

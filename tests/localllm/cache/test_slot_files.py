@@ -21,6 +21,7 @@ def model() -> Iterator[localllm.Model]:
 
 @pytest.fixture
 def files(model: localllm.Model, tmp_path: Path) -> Iterator[SlotFiles]:
+    (tmp_path / "slots").mkdir()
     yield SlotFiles(tmp_path / "slots", model)
     assert model.pool.free_blocks == model.pool.blocks
 

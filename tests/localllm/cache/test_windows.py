@@ -22,7 +22,10 @@ IDS = np.random.RandomState(3).randint(0, 29, 1100).tolist()
 Opener = tuple[Path, str]
 
 
-RECURRENT = ["lfm2-dense", "qwen35-mtp", "jamba-dense", "kimi-linear-moe", "minimax-01-moe", "rwkv7", "glm5-next-8of40"]
+RECURRENT = [
+    "lfm2-dense", "qwen35-mtp", "jamba-dense", "kimi-linear-moe", "kimi-k3-moe", "minimax-01-moe", "rwkv7",
+    "glm5-next-8of40",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["gpt-oss", "gemma3", "gemma2", *RECURRENT])

@@ -23,14 +23,14 @@ SMALLTALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 
 # Sum of the mean squares, and that of column 7: llama-imatrix of 2026-10-01, -c 128 --chunks 8 on the same files.
 LLAMA_CPP = {
-    "blk.0.attn_k.weight": (311.301, 0.658781),
-    "blk.0.attn_output.weight": (2207.09, 4.28581),
-    "blk.0.ffn_down.weight": (5457.28, 7.11796),
-    "blk.0.ffn_gate.weight": (379.21, 0.65002),
-    "blk.3.attn_v.weight": (438.808, 1.25641),
-    "blk.3.attn_output.weight": (2662.16, 6.32048),
-    "blk.3.ffn_down.weight": (37787.3, 27.9635),
-    "blk.3.ffn_up.weight": (588.894, 1.47513),
+    "blk.0.attn_k.weight": (254.951, 0.528198),
+    "blk.0.attn_output.weight": (2279.51, 3.29557),
+    "blk.0.ffn_down.weight": (4658.93, 3.03074),
+    "blk.0.ffn_gate.weight": (334.624, 0.453397),
+    "blk.3.attn_v.weight": (392.639, 0.782107),
+    "blk.3.attn_output.weight": (3075.54, 6.8273),
+    "blk.3.ffn_down.weight": (53778.6, 18.7028),
+    "blk.3.ffn_up.weight": (581.653, 1.1217),
 }
 
 

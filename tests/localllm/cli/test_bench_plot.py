@@ -134,6 +134,15 @@ def test_roofs_that_other_programs_lowered_are_told(
     assert capsys.readouterr().err.splitlines() == [told, f"wrote {tmp_path / 'a.svg'}"]
 
 
+@pytest.mark.parametrize(("share", "kept"), [(0.9, 0), (0.99, 1), (2.0, 1)])
+def test_products_slower_than_a_test_are_no_roof(share: float, kept: int) -> None:
+    fastest = max(row.gop for row in run_of("now", [result(), *prompts(64, 128)]).rows)
+    measured = {"machine_gb_per_s": 20.0, "machine_gop_per_s": share * fastest}
+    rows = [row | measured for row in [result(), *prompts(64, 128)]]
+    (roof,) = picture_of([run_of("now", rows)]).roofs
+    assert (roof.gb, roof.gop, roof.disturbed) == (30.0, kept * share * fastest, not kept)
+
+
 def test_what_was_not_varied_has_no_panel() -> None:
     assert picture_of([run_of("now", [result()])]).panels == ()
     (panel,) = picture_of([run_of("now", prompts(64, 128))]).panels
@@ -314,7 +323,9 @@ def test_a_page_stands_alone_and_holds_the_table() -> None:
     from localllm.cli.plots.page import page
 
     runs, picture = hostile_picture()
-    text = page(picture.title, draw(picture, "svg"), runs).decode()
+    text = page(picture.title, draw(picture, "svg", titled=False), runs).decode()
+    words = [unescape(found) for found in re.findall(r"<(?:h1|text)[^>]*>([^<]*)<", text)]
+    assert [word for word in words if word.startswith(picture.title[:9])] == [picture.title]  # not in the picture too
     assert text.startswith("<!doctype html>")
     assert text.count("<svg") == 1
     assert "<?xml" not in text

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
+import pytest
+
 import localllm
 from localllm.cli.commands.serve import plan_line
 from localllm.scheduler.interfaces import SchedulerLimits
@@ -10,6 +16,8 @@ from localllm.server.served import Served
 from localllm.sizes import size
 from tests.localllm.scheduler.support import ask
 from tests.localllm.scheduler.test_scheduler import each_alone
+from tests.localllm.support import localllm as program
+from tests.localllm.support import write_model
 
 
 def test_a_draft_model_is_used_and_its_memory_told() -> None:
@@ -26,3 +34,36 @@ def test_a_draft_model_is_used_and_its_memory_told() -> None:
         assert [answer.tokens for answer in answers] == expected
     own = model.draft.executable.memory
     assert f", draft model {size(own.weights + own.cache + own.scratch)};" in line
+
+
+def refused(*words: object) -> str:
+    """The one line, without "error: ", that a server says which cannot begin."""
+    done = program("serve", *words, "--port", 0, environ={"NO_COLOR": "1"})
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    return line.removeprefix("error: ")
+
+
+def test_what_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    """uvicorn accepts connections while a model loads, and would tell of its start and end."""
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(write_model(tmp_path / "whole.gguf").read_bytes()[:3000])
+    assert refused(cut).startswith(f"{cut}: ")
+    assert re.match(r"the cache needs \d+ MiB, and \d+ MiB are free", refused("demo", "-c", 10**11))
+    assert refused(tmp_path / "none.gguf").startswith(f"No such file: {tmp_path}/none.gguf")
+
+
+def test_a_folder_of_slots_is_not_made(tmp_path: Path) -> None:
+    """A mistyped name must not go unnoticed; llama-server refuses it too."""
+    missing, file = tmp_path / "none", write_model(tmp_path / "tiny.gguf")
+    said = refused("demo", "--slot-save-path", missing)
+    assert said == f"no such folder: {missing}; create it first, so that slots can be saved there"
+    assert not missing.exists()
+    assert refused("demo", "--slot-save-path", file) == f"{file}: not a folder; give one in which slots can be saved"
+    assert refused("--models", tmp_path, "--slot-save-path", missing) == said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_of_slots_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "fixed").mkdir(mode=0o500)
+    assert "permission denied" in refused("demo", "--slot-save-path", tmp_path / "fixed")

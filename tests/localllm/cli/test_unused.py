@@ -114,3 +114,19 @@ def test_a_prompt_cache_without_a_file(tiny: Path, capsys: pytest.CaptureFixture
     ]
     assert main(["chat", str(tiny), "--prompt-cache-ro", "--no-stats"]) == 0
     assert "--prompt-cache-ro has no effect" in capsys.readouterr().err
+
+
+def test_configured_instructions_for_plain_text(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are meant for the models that chat; only typed ones are refused."""
+    config = tmp_path / "config.toml"
+    config.write_text('system-prompt = "Be brief."\n')
+    plain, _ = run(capsys, tiny)
+    monkeypatch.setenv("LOCALLLM_CONFIG", str(config))
+    note = f"note: -sys ({config}:1) has no effect on plain text"
+    assert run(capsys, tiny) == (plain, [note])
+    assert main(["explain", str(tiny), *WORDS]) == 0
+    assert note in capsys.readouterr().err.splitlines()
+    _, (error,) = run(capsys, tiny, "-sys", "Be brief.", code=1)
+    assert error == "error: -sys/--system-prompt needs a chat template; put the text into the prompt"

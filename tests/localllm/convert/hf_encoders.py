@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from tests.localllm.convert.hf_models import ids
+from tests.localllm.convert.hf_settings import CONTEXT, WINDOW
 from tests.localllm.convert.hf_synthetic import DATA, POSITIONS, numbers, write_folder
-from tests.localllm.convert.hf_table import CONTEXT, WINDOW
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
 from tests.localllm.convert.support import save
 

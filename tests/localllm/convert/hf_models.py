@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tests.localllm.convert.hf_mxfp4 import mxfp4, replace_experts
-from tests.localllm.convert.hf_table import COMMON, MODELS, VISION, XIELU, sees
+from tests.localllm.convert.hf_settings import COMMON, VISION, XIELU
+from tests.localllm.convert.hf_table import MODELS
 from tests.localllm.convert.hf_tokenizers import VOCABULARY, save_tokenizer
 
 TOKENS = 24  # tokens to evaluate: more than the windows below
@@ -52,6 +53,11 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
         replace_experts(folder / "model.safetensors", experts)
     save_tokenizer(tokenizer, folder)
     return logits
+
+
+def sees(name: str) -> bool:
+    """Return whether the model of that name has a part for pictures."""
+    return "VL" in MODELS[name][0] or MODELS[name][0] == "Mistral3Config"
 
 
 def by_tanh(model: Any) -> None:

@@ -28,6 +28,16 @@ def metadata_of(name: str, folder: Path, **config: Any) -> dict[str, Any]:
         return dict(model.metadata)
 
 
+def check_refused(name: str, config: dict[str, Any], message: str, folder: Path) -> None:
+    """A model's folder with these changes is refused in one line, which begins with the folder."""
+    if "text_config" in config:
+        config = {"text_config": {**SPECS[name]["config"]["text_config"], **config["text_config"]}}
+    with pytest.raises(ConvertError, match=message) as error:
+        metadata_of(name, folder, **config)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(str(folder))
+
+
 def test_dbrx_in_folders_of_2024(tmp_path: Path) -> None:
     """They tell the base of the rotation with attention; transformers 5 reads it elsewhere, and takes 10000."""
     inner = {"clip_qkv": 8, "kv_n_heads": 2, "rope_theta": 5e5}
@@ -81,13 +91,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
-    name, config, message = REFUSED[case]
-    if "text_config" in config:
-        config = {"text_config": {**SPECS[name]["config"]["text_config"], **config["text_config"]}}
-    with pytest.raises(ConvertError, match=message) as error:
-        metadata_of(name, tmp_path, **config)
-    assert "\n" not in str(error.value)
-    assert str(error.value).startswith(str(tmp_path))
+    check_refused(*REFUSED[case], tmp_path)
 
 
 def test_learned_numbers_of_apertus_are_keys(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -168,8 +169,15 @@ def test_wrong_requests(files: dict[str, Path], tmp_path: Path) -> None:
             model.diffuse("a")
 
 
-def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PROGRAM, *map(str, words)], capture_output=True, text=True, input="", timeout=120)
+def run(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *map(str, words)],
+        capture_output=True,
+        text=True,
+        input="",
+        timeout=120,
+        env=os.environ | environ,
+    )
 
 
 def test_command_line(files: dict[str, Path], tmp_path: Path) -> None:
@@ -194,3 +202,49 @@ def test_command_line(files: dict[str, Path], tmp_path: Path) -> None:
         assert (told.returncode != 0, message in told.stderr.splitlines()[-1]) == (True, True), told.stderr
     noted = run("run", files["llada"], "--raw", "--min-p", "0.1", "-n", "4", "a")
     assert "--min-p has no effect on a diffusion model" in noted.stderr
+
+
+CONFIGURED = """
+spec = "ngram"
+prompt-cache = "kept"
+grammar = 'root ::= "a"'
+
+[run]
+diffusion-steps = 4
+diffusion-alg-temp = 0.5
+"""
+
+
+def test_configured_options_that_do_not_fit_the_model_are_noted(files: dict[str, Path], tmp_path: Path) -> None:
+    """They are meant for the other models, so they refuse only on the command line."""
+    (tmp_path / "config.toml").write_text(CONFIGURED)
+    config, ordinary = str(tmp_path / "config.toml"), write_model(tmp_path / "llama.gguf")
+    words = ("--raw", "-n", "2", "--temp", "0", "-c", "64", "a")
+    off = ("--spec", "off", "--prompt-cache", "", "--grammar", "")
+    plain = run("run", ordinary, *words)
+    told = run("run", ordinary, *off, *words, LOCALLLM_CONFIG=config, LOCALLLM_DIFFUSION_EPS="0.5")
+    assert (told.returncode, told.stdout) == (0, plain.stdout)
+    assert told.stderr.splitlines() == [
+        f"note: {option} has no effect on this model"
+        for option in (
+            f"--diffusion-steps ({config}:7)",
+            "--diffusion-eps (LOCALLLM_DIFFUSION_EPS)",
+            f"--diffusion-alg-temp ({config}:8)",
+        )
+    ]
+    typed = run("run", ordinary, *off, *words, "--diffusion-alg-temp", "1", LOCALLLM_CONFIG=config)
+    assert (typed.returncode, typed.stdout) == (1, "")
+    [line] = typed.stderr.splitlines()
+    assert line == f"error: {ordinary}: not a diffusion model; leave --diffusion-alg-temp out"
+
+    plain = run("run", files["llada"], "--diffusion-steps", "4", "--diffusion-alg-temp", "0.5", "--seed", "3", *words)
+    told = run("run", files["llada"], "--seed", "3", *words, LOCALLLM_CONFIG=config)
+    assert (told.returncode, told.stdout) == (0, plain.stdout)
+    assert told.stderr.splitlines() == [
+        f"note: {option} ({config}:{line}) has no effect on a diffusion model"
+        for option, line in (("--spec", 2), ("--prompt-cache", 3), ("--grammar", 4))
+    ]
+    assert not Path("kept").exists()
+    typed = run("run", files["llada"], *words, "--grammar", "x.gbnf", LOCALLLM_CONFIG=config)
+    assert typed.stderr.splitlines()[-1].endswith("a schema or a grammar; leave --grammar out")
+    assert typed.returncode == 1

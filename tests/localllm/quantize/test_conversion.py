@@ -26,19 +26,19 @@ from tests.localllm.support import REPOSITORY, default_signals
 
 # Of the files that llama-quantize of 2026-10-01 makes of models/demo/demo.gguf: --allow-requantize TYPE.
 LLAMA_QUANTIZE = {
-    "Q2_K": "b6b202ab7add898e",
-    "Q3_K_M": "784e1cc2603653a0",
-    "Q4_K_M": "abc4f1c5944be5f9",
-    "Q5_K_S": "aafa28cdee1b1aa5",
+    "Q2_K": "83084587ef8d9e6d",
+    "Q3_K_M": "fb70567c0e6171b1",
+    "Q4_K_M": "93b63f0d4aa84616",
+    "Q5_K_S": "b59b1bf5ad33ff54",
 }
 PURE = {  # with --pure
-    "Q4_0": "2856526bbc23b13a",
-    "Q5_1": "2b766e45c98295bd",
-    "TQ2_0": "6a8367dcd563b885",
-    "F32": "4e73ea1fca2b13e2",
-    "BF16": "d2614f78f7520eb6",
-    "MXFP4_MOE": "921f6d52e5229b03",
-    "COPY": "abc4f1c5944be5f9",
+    "Q4_0": "ce98d3ef953f2982",
+    "Q5_1": "2e79d6ef830c8143",
+    "TQ2_0": "8b53f09b066cafdb",
+    "F32": "ebf1d33bb0569774",
+    "BF16": "2dea7327de1c3410",
+    "MXFP4_MOE": "12126a029c840b31",
+    "COPY": "93b63f0d4aa84616",
 }
 ROWS, COLUMNS = 1100, 512  # more than two chunks
 

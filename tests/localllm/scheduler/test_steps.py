@@ -144,7 +144,9 @@ def test_chunks_of_a_card_do_not_depend_on_the_load(model: localllm.Model) -> No
 # -- windows and states ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["experts and windows", "delta net", "Mamba-2"])
+@pytest.mark.parametrize(
+    "kind", ["experts and windows", "delta net", "Mamba-2", "lightning attention", "blends of earlier sums"]
+)
 def test_layers_that_forget_give_the_same_tokens_in_company(kind: str) -> None:
     """Few blocks for what they keep, so that copies are made, moved on from, and evicted."""
     backend = CpuBackend(1)

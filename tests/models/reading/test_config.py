@@ -53,6 +53,14 @@ def test_the_factor_of_2023_files_and_of_no_scaling() -> None:
     assert config(rope__scaling__type="none", rope__scaling__factor=4.0).rope.factor == 1.0
 
 
+def test_the_base_stretched_by_alpha() -> None:
+    """As llama.cpp does for Hunyuan VL: base * alpha ^ (d / (d - 2)), with heads of 8 numbers."""
+    assert config(rope__scaling__alpha=0.0).rope.base == 10000.0
+    assert config(rope__scaling__alpha=1000.0).rope.base == pytest.approx(1e8)
+    with pytest.raises(ModelError, match=r"rope\.scaling\.alpha: expected 0 or a number from 1 up, found 0\.5"):
+        config(rope__scaling__alpha=0.5)
+
+
 def test_the_vocabulary_is_the_tokenizers() -> None:
     tokens = {**MINIMAL, "tokenizer.ggml.tokens": ["a"] * 700}
     assert read_config(tokens, "llama").vocabulary == 700
@@ -228,6 +236,7 @@ _KEYS = [
     "llama.rope.dimension_count",
     "llama.rope.freq_base",
     "llama.rope.scaling.type",
+    "llama.rope.scaling.alpha",
     "llama.rope.scaling.factor",
     "llama.rope.scaling.original_context_length",
     "llama.rope.scaling.yarn_beta_fast",

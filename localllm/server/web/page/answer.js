@@ -26,7 +26,8 @@ export function requestBody(path, settings, model) {
   const said = path.filter((one) => one.role !== "assistant" || one.content || one.calls?.length);
   const system = settings.system ? [{ role: "system", content: settings.system }] : [];
   const tools = settings.tools ? { tools: JSON.parse(settings.tools) } : {};
-  return { model, messages: [...system, ...said.map(wireMessage)], ...settings.sampling, ...tools };
+  const thinking = settings.thinking ? { reasoning_effort: settings.thinking } : {};
+  return { model, messages: [...system, ...said.map(wireMessage)], ...settings.sampling, ...thinking, ...tools };
 }
 
 // Puts chunks into a message. `changed` is called after each, `save` at most every 400 ms; the caller saves at the end.
@@ -43,6 +44,7 @@ export class Writer {
     const choice = chunk.choices?.[0];
     const delta = choice?.delta ?? {};
     if (chunk.prompt_progress) message.progress = chunk.prompt_progress;
+    if (chunk.timings) message.timings = chunk.timings;
     if (delta.reasoning_content) {
       this.begin();
       message.thought += delta.reasoning_content;

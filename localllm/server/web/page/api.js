@@ -62,12 +62,22 @@ export async function models() {
   return listed.data.map((one) => one.id).filter((id) => !embedding.has(id));
 }
 
+// What the server uses for fields that a request leaves out; nothing if it does not say.
+export async function usual(model) {
+  try {
+    const found = await (await request(`/props?model=${encodeURIComponent(model)}`)).json();
+    return found.default_generation_settings?.params ?? {};
+  } catch {
+    return {};
+  }
+}
+
 // Ask for a chat completion; `take` gets every chunk of the stream.
 export async function stream(body, signal, take) {
   const response = await request("/v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true }, return_progress: true }),
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true }, return_progress: true, timings_per_token: true }),
     signal,
   });
   let rest = "", ended = false;

@@ -16,7 +16,7 @@ export class Chat {
     this.alive = new Set(); // messages that another tab is writing
     this.talk = null;
     this.messages = new Map();
-    this.defaults = store.remembered("defaults", { system: "", sampling: {}, tools: "" });
+    this.defaults = store.remembered("defaults", { system: "", sampling: {}, thinking: "", tools: "" });
     store.listen((told) => this.told(told));
   }
 
@@ -57,11 +57,8 @@ export class Chat {
     await new Promise((resolve) => setTimeout(resolve, ANSWER_MS));
     const dead = left.filter((one) => !this.alive.has(one.id));
     if (!dead.length) return;
-    for (const one of dead) {
-      one.status = "interrupted";
-      delete one.progress;
-    }
-    await store.save([], dead);
+    await store.interrupt(dead.map((one) => one.id));
+    store.tell({ changed: id });
     if (this.talk?.id === id) await this.open(id);
   }
 
@@ -156,6 +153,7 @@ export class Chat {
       if (message.status === "failed") message.error = error.message;
     }
     delete message.progress;
+    delete message.timings;
     this.running.delete(message.id);
     await this.keep(talk.id, message);
     if (this.talk?.id === talk.id) this.events.shown();

@@ -226,6 +226,8 @@ function notes(message, writing) {
   if (writing && progress && progress.total > progress.processed) {
     return [`Reading the prompt: ${progress.processed} of ${progress.total} tokens`];
   }
+  const { predicted_n: count, predicted_per_second: rate } = message.timings ?? {};
+  if (writing && count > 1) return [`${count} tokens · ${rate.toFixed(1)} tokens/s`];
   return writing && !message.content && !message.thought ? [element("span", { class: "dots", role: "img", "aria-label": "Waiting for the answer" }, "…")] : [];
 }
 

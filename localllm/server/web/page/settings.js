@@ -1,6 +1,6 @@
 // The settings: system prompt, sampling and tools of the open conversation, colours and key of this browser.
 
-import { currentKey, setKey } from "./api.js";
+import { currentKey, setKey, usual } from "./api.js";
 import { $, element } from "./dom.js";
 import { remember, remembered } from "./store.js";
 
@@ -15,6 +15,9 @@ export const FIELDS = [ // name in requests, label, least, most, step
   ["seed", "Seed", -1, 4294967295, 1],
   ["max_tokens", "Maximum tokens", 1, 10000000, 1],
 ];
+
+export const EFFORTS = ["", "none", "low", "medium", "high"]; // of thinking, as requests name them
+const WORDS = { seed: { 4294967295: "random" }, max_tokens: { "-1": "no limit" } }; // values that mean something else
 
 export function showTheme() {
   const theme = remembered("theme", "");
@@ -37,14 +40,26 @@ export class Settings {
   }
 
   open() {
-    const { system, sampling, tools } = this.chat.settings;
+    const { system, sampling, tools, thinking } = this.chat.settings;
     $("set-system").value = system;
     $("set-tools").value = tools;
     for (const [name, input] of this.inputs) input.value = sampling[name] ?? "";
+    $("set-thinking").value = thinking ?? "";
     $("set-theme").value = remembered("theme", "");
     $("set-key").value = currentKey();
     $("settings-error").hidden = true;
     $("settings").showModal();
+    this.showUsual();
+  }
+
+  // An empty field shows what the server uses then.
+  async showUsual() {
+    for (const input of this.inputs.values()) input.placeholder = "";
+    const found = await usual(this.chat.model ?? "");
+    for (const [name, input] of this.inputs) {
+      const value = found[name === "max_tokens" ? "n_predict" : name];
+      if (typeof value === "number") input.placeholder = name in WORDS && value in WORDS[name] ? WORDS[name][value] : String(+value.toPrecision(6));
+    }
   }
 
   async save(event) {
@@ -64,7 +79,12 @@ export class Settings {
       setKey(key);
       this.changed();
     }
-    await this.chat.change({ system: $("set-system").value.trim(), sampling: Object.fromEntries(given), tools: $("set-tools").value.trim() });
+    await this.chat.change({
+      system: $("set-system").value.trim(),
+      sampling: Object.fromEntries(given),
+      thinking: $("set-thinking").value,
+      tools: $("set-tools").value.trim(),
+    });
   }
 }
 

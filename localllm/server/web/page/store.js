@@ -48,6 +48,19 @@ export async function save(talks, messages = [], quiet = false) {
   if (!quiet) tell({ changed: talks[0]?.id ?? messages[0]?.conversation });
 }
 
+// Mark messages that no tab writes as cut off. One that was finished meanwhile stays as it is.
+export async function interrupt(ids) {
+  await transact("readwrite", (_, messages) => {
+    for (const id of ids) {
+      const request = messages.get(id);
+      request.onsuccess = () => {
+        const { progress, timings, ...stored } = request.result ?? {};
+        if (stored.status === "streaming") messages.put({ ...stored, status: "interrupted" });
+      };
+    }
+  });
+}
+
 export async function remove(id) {
   await transact("readwrite", (talks, messages) => {
     talks.delete(id);

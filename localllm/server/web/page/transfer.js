@@ -2,7 +2,7 @@
 // page does not know is left out.
 
 import { newId } from "./store.js";
-import { FIELDS } from "./settings.js";
+import { EFFORTS, FIELDS } from "./settings.js";
 
 const FORMAT = "localllm-conversations";
 const ROLES = ["user", "assistant", "tool"];
@@ -35,7 +35,12 @@ function conversation(given) {
   const leaf = ids.get(given.leaf) ?? messages.at(-1)?.id ?? null;
   const talk = {
     id, leaf, title: string(given.title).slice(0, 200) || "Imported", created: time(given.created), updated: time(given.updated),
-    settings: { system: string(given.settings?.system), sampling: sampling(given.settings?.sampling), tools: tools(given.settings?.tools) },
+    settings: {
+      system: string(given.settings?.system),
+      sampling: sampling(given.settings?.sampling),
+      thinking: EFFORTS.includes(given.settings?.thinking) ? given.settings.thinking : "",
+      tools: tools(given.settings?.tools),
+    },
   };
   return { talk, messages };
 }

@@ -57,6 +57,8 @@ def test_wrong_requests_are_refused(path: str, body: Any) -> None:
 
 
 def test_a_slot_is_saved_erased_restored_and_continued(tmp_path: Path) -> None:
+    (tmp_path / "slots").mkdir()
+
     def opened(path: Path) -> Served:
         model = localllm.load(path, backend="cpu", threads=1, sequences=2, ctx_size=256)
         return Served(model, SchedulerLimits(2), slots=SlotFiles(tmp_path / "slots", model))

@@ -1,0 +1,94 @@
+"""The decoder of T5 (arXiv:1910.10683): layers that attend to an answer so far, then to the text that the encoder read.
+
+The keys and values that the decoder's layers make of the encoder's rows are state of the sequence, at the positions of
+the text. What follows the text has the next positions: scores go by distances, so it does not matter where they start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from localllm.models.attention import NOT_ROTATED, Attention
+from localllm.models.builder import Builder
+from localllm.models.config import Config
+from localllm.models.distances import name_in_stack
+from localllm.models.feed_forward import FeedForward
+from localllm.models.tensors import Tensors
+from localllm.plan import Value, Weight
+
+
+def decoder_of(builder: Builder, tensors: Tensors) -> Decoder:
+    """The decoder of a model whose encoder has this builder; `tensors` have the decoder's names."""
+    own = Builder(_config(builder.config), builder.row, tensors, builder.recorder)
+    return Decoder(own, FromText(own, NOT_ROTATED, NOT_ROTATED, after=True), FeedForward(own))
+
+
+def _config(config: Config) -> Config:
+    """The decoder's shape: the layers of the encoder, as many as the decoder has, and no row sees later ones."""
+    assert config.decoder is not None
+    count = config.decoder.layers
+
+    def many(name: str) -> tuple[object, ...]:
+        return (getattr(config, name)[0],) * count
+
+    same = ("heads", "kv_heads", "head_dim", "value_dim", "ffn_width", "attention_scale", "limits", "sparsity")
+    none = {"windows": (0,) * count, "rotated": (False,) * count, "kv_layer": tuple(range(count))}
+    return replace(config, layers=count, causal=True, **{name: many(name) for name in same}, **none)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class FromText(Attention):
+    """Attention to the answer so far; and across, to the text."""
+
+    def remember(self, text: Value, layer: int) -> int:
+        """Store what a layer's queries will find in the text: keys and values of the encoder's rows."""
+        config, recorder, name = self.builder.config, self.builder.recorder, f"blk.{layer}.cross_attn_"
+        heads = config.kv_heads[layer]
+        k, v = (
+            self.builder.linear(name + part, text, heads * width, config.width)
+            for part, width in (("k", config.head_dim[layer]), ("v", config.value_dim[layer]))
+        )
+        return recorder.append(k, v, heads)
+
+    def across(self, x: Value, layer: int, stored: int) -> Value:
+        """What the heads see of the text, (T, heads * value_dim)."""
+        config, heads = self.builder.config, self.builder.config.heads[layer]
+        q = self.builder.linear(f"blk.{layer}.cross_attn_q", x, heads * config.head_dim[layer], config.width)
+        return self.builder.recorder.attention(q, stored, heads, config.attention_scale[layer], causal=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Records the decoder: T rows after the text to the rows whose logits are wanted."""
+
+    builder: Builder
+    attention: FromText
+    feed_forward: FeedForward
+
+    def record(self, text: Value, table: Weight) -> Value:
+        """Record all layers. `text` are the encoder's rows, and `table` has the embeddings of tokens."""
+        recorder, count = self.builder.recorder, self.builder.config.layers
+        stored = [self.attention.remember(text, layer) for layer in range(count)]
+        recorder.end_encoder()
+        x = recorder.embed(table)
+        for layer in range(count):
+            recorder.begin_layer()
+            x = self.layer(x, layer, stored[layer])
+        return x
+
+    def layer(self, x: Value, layer: int, stored: int) -> Value:
+        builder, name = self.builder, f"blk.{layer}."
+        recorder = builder.recorder
+        mixed = self.attention.mixed(builder.norm(name + "attn_norm", x), layer)
+        x = recorder.add(x, self.attention.output(mixed, layer))
+        seen = self.attention.across(builder.norm(name + "cross_attn_norm", x), layer, stored)
+        if layer == builder.config.layers - 1:
+            seen, x = recorder.select_rows(seen), recorder.select_rows(x)
+        x = recorder.add(x, builder.linear(name + "cross_attn_o", seen, builder.config.width, seen.width))
+        return recorder.add(x, self.feed_forward(builder.norm(name + "ffn_norm", x), layer, x, x))
+
+
+def tensors_of(checked: Tensors) -> Tensors:
+    """The same file's tensors, by the names of the decoder."""
+    return checked.renamed(partial(name_in_stack, "dec"))

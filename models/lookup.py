@@ -1,0 +1,27 @@
+"""Finds the architecture of a model file among the rows of `models.architectures`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+from typing import Any
+
+from localllm.models.architecture import Architecture
+from localllm.models.architectures import ARCHITECTURES
+from localllm.models.errors import ModelError
+
+
+def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
+    """The row of the file's `general.architecture`; ModelError names the nearest supported one."""
+    name = metadata.get("general.architecture")
+    row = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if row is not None:
+        return row
+    if not isinstance(name, str):
+        problem = "the key is missing" if name is None else f"expected a name, found {str(name)[:60]!r}"
+        raise ModelError(f"general.architecture: {problem}; {len(ARCHITECTURES)} architectures are supported")
+    nearest = max(ARCHITECTURES, key=lambda known: SequenceMatcher(None, name[:60], known).ratio())
+    raise ModelError(
+        f"general.architecture: {name[:60]!r} is not supported; the nearest of {len(ARCHITECTURES)} supported ones is "
+        f"{nearest!r}"
+    )

@@ -1,0 +1,46 @@
+"""Headless Chromium. Skipped without the `playwright` package, or Chromium on the PATH (Debian's `chromium`)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from localllm.server.settings import Settings
+from tests.localllm.server.browser.site import Answers, Site
+from tests.localllm.server.calls import served
+from tests.localllm.server.scripted import ScriptedService, Step
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("Chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def site(browser: Any) -> Iterator[Callable[..., Site]]:
+    """Give a function that starts a server with answers and settings. At the end no page has had an error."""
+    opened: list[tuple[Any, Site]] = []
+
+    def start(answers: Answers | Sequence[Step], settings: Settings | None = None, **more: Any) -> Site:
+        service = ScriptedService(answers, **more)
+        context = served(service, settings or Settings(port=0))
+        made = Site(browser, service, context.__enter__())
+        opened.append((context, made))
+        return made
+
+    yield start
+    for context, each in opened:
+        each.context.close()
+        context.__exit__(None, None, None)
+        assert each.problems == []
+        assert [url for url in each.asked if not url.startswith((each.url, "blob:"))] == []
