@@ -115,8 +115,8 @@ def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Lim
 def state_read(layer: RowLayer | StateLayer | ScanLayer | MatrixLayer) -> int:
     """Return the bytes that a row reads of a recurrent layer on average: its state, and half the rows of a block."""
     match layer:
-        case RowLayer(width, window):
-            return 4 * width * window
+        case RowLayer(width, window, every):
+            return 4 * width * window // every
         case StateLayer():
             return 4 * (layer.state + layer.row * BLOCK // 2)
         case ScanLayer(width, state_dim):

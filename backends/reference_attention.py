@@ -35,30 +35,31 @@ def _slots_of(slots: Seen, every: int) -> Seen:
 
 
 def select_positions(state: State, op: SelectPositions) -> None:
-    batch, head_dim, tables = state.rows(op.q), op.q.width // op.heads, state.tables(op.layer)
+    batch, head_dim, every = state.rows(op.q), op.q.width // op.heads, op.block if op.pooled else 1
     q = cache.query(state.values[op.q.index].reshape(-1, op.heads, head_dim), state.key_type)  # (T, heads, D)
     weights = None if op.weights is None else state.read(op.weights)
-    stored, out = state.cache_keys[op.layer], np.zeros((len(q), op.groups, 1 + op.most))
+    out = np.zeros((len(q), op.groups, 1 + op.most))
     for row, own in enumerate(batch.positions):
-        seen = np.arange(own + 1)
-        slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
-        keys = cache.load(stored[slots], head_dim, state.key_type)[:, 0]  # (P, D)
+        stored, _ = _rows(state, op.layer, batch.sequence[row], np.arange(every - 1, own + 1, every))
+        if own < op.most:  # all that the row sees
+            out[row, :, 0], out[row, :, 1 : 2 + own] = own + 1, np.arange(own + 1)
+            continue
+        keys = cache.load(stored, head_dim, state.key_type)[:, 0]  # (positions or pools, D)
         scores = (q[row][:, None] * keys).sum(axis=2)  # (heads, P); equal keys get equal scores, unlike by a BLAS
         if weights is not None:
             scores = (weights[row][:, None] * np.maximum(scores, 0.0)).sum(axis=0, keepdims=True)
         for group, of_group in enumerate(scores):
-            chosen = _chosen(of_group, op)
+            chosen = _chosen(of_group, op, own + 1)
             out[row, group, 0], out[row, group, 1 : 1 + len(chosen)] = len(chosen), chosen
     state.write(op.out, out.reshape(len(q), -1))
 
 
-def _chosen(scores: NDArray[np.float64], op: SelectPositions) -> Seen:
-    """Return the selected positions in order, given the scores of all that the row sees."""
+def _chosen(scores: NDArray[np.float64], op: SelectPositions, seen: int) -> Seen:
+    """Return the selected positions in order, given the scores of all positions or pools that the row sees."""
     if op.pooled:
-        whole = len(scores) // op.block
-        chosen = np.sort(np.argsort(-scores[op.block - 1 :: op.block], kind="stable")[: op.count])
+        chosen = np.sort(np.argsort(-scores, kind="stable")[: op.count])
         positions = (chosen[:, None] * op.block + np.arange(op.block)).reshape(-1)
-        return np.concatenate([positions, np.arange(whole * op.block, len(scores))])
+        return np.concatenate([positions, np.arange(len(scores) * op.block, seen)])
     blocks = -(-len(scores) // op.block)
     best = np.full(blocks * op.block, -np.inf)
     best[: len(scores)] = scores
@@ -135,6 +136,7 @@ def _pools(state: State, op: Attention, row: int, own: int) -> Seen:
     every = state.every[op.pools]
     if op.selection is None:
         return np.arange(every - 1, own + 1, every)
-    listed = state.values[op.selection.index][row].astype(np.intp)
+    listed: Seen = state.values[op.selection.index][row].astype(np.intp)
     listed = listed[1 : 1 + listed[0]]
-    return listed[(listed + 1) % every == 0]
+    pools: Seen = listed[(listed + 1) % every == 0]
+    return pools

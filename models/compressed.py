@@ -84,7 +84,7 @@ class CompressedAttention(Attention):
         weights = self.selector.weights(f"{name}.", x)
         q = self.turned(q, own.head_dim, rope)
         return recorder.select_positions(
-            q, weights, recorder.append_index(k), own.heads, own.count, own.block, pooled=True
+            q, weights, recorder.append_index(k, own.block), own.heads, own.count, own.block, pooled=True
         )
 
     def turned(self, x: Value, size: int, rope: Rope) -> Value:

@@ -47,7 +47,8 @@ class SelectPositions(Producer):
     earlier comes first. A row with at most `count` blocks chooses all, without scores.
 
     If `pooled`, a block has one key, at its last position: it alone is scored, and a block counts once the row sees all
-    of it. The positions behind the last whole block are selected besides.
+    of it. The cache may hold these keys alone (`CacheLayer.every`). The positions behind the last whole block are
+    selected besides.
 
     A row of `out` holds one slice per group: how many positions there are, then the positions in order, then zeros.
     """

@@ -121,10 +121,11 @@ class Recorder:
         self._operations.append(Append(layer, k, v))
         return layer
 
-    def append_index(self, k: Value) -> int:
-        """Return the number of the new cache layer, which holds the keys of an indexer."""
+    def append_index(self, k: Value, every: int = 1) -> int:
+        """Return the number of the new cache layer, which holds the keys of an indexer, as `append` does."""
+        assert every in (1, 2, 4), "backends read such keys 16 at a time"
         layer = len(self._layers)
-        self._layers.append(CacheLayer(1, k.width, 0))
+        self._layers.append(CacheLayer(1, k.width, 0, every=every))
         self._operations.append(Append(layer, k, None))
         return layer
 
@@ -133,7 +134,9 @@ class Recorder:
         pooled: bool = False,
     ) -> Value:  # fmt: skip
         assert weights is None or weights.width == heads, f"{q.name}: {heads} heads with {weights.width} weights"
-        groups = heads if weights is None else 1
+        stored, groups = self._layers[layer], heads if weights is None else 1
+        assert isinstance(stored, CacheLayer)
+        assert stored.every == 1 or (pooled and stored.every == block), "keys of other pools"
         most = count * block + (block - 1 if pooled else 0)
         out = self._value(groups * (1 + most), q.rows, f"selection.{layer}")
         self._operations.append(SelectPositions(out, q, weights, layer, heads, count, block, local, pooled))
@@ -174,7 +177,10 @@ class Recorder:
         both_ways = not causal or after
         if pools is not None:
             self._read_pools(layer, pools, window, selection)
-            assert not (both_ways or chunked or slopes or distances), "rows that read pools see those in a window"
+            assert not both_ways, "rows that read pools see no later ones"
+            assert slopes is None, "rows that read pools have no slopes"
+            assert distances is None, "rows that read pools have no numbers by distance"
+            assert not chunked, "rows that read pools see others in a window"
         elif selection is not None:
             assert not window, "rows that read a selection have no window"
             self._layers[layer] = stored = replace(stored, selected=selection.width // slices - 1)

@@ -7,7 +7,7 @@ import math
 from localllm.backends.base import CacheTypes, Limits, Memory, cache_reads
 from localllm.backends.cpu import bind, weights
 from localllm.backends.cpu.cache import CACHE
-from localllm.backends.cpu.cache_rows import row_bytes
+from localllm.backends.cpu.cache_rows import head_bytes
 from localllm.backends.cpu.isa import host
 from localllm.backends.cpu.memory import aligned
 from localllm.backends.cpu.places import (
@@ -23,7 +23,7 @@ from localllm.backends.cpu.places import (
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.sharing import Sharing
 from localllm.backends.cpu.stores import store_bytes
-from localllm.plan import BLOCK, CacheLayer, Embed, Plan
+from localllm.plan import CacheLayer, Embed, Plan
 
 
 def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> Memory:

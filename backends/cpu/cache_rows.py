@@ -81,12 +81,10 @@ def finite_rows(row: CacheRow, content: U8) -> bool:
     return bool(np.isfinite(np.ascontiguousarray(scales).view(np.float16)).all())
 
 
-def gather_keys(
-    f: Function, row: CacheRow, entries: Value, out: Value, head_dim: int, panel: Value
-) -> None:
+def gather_keys(f: Function, row: CacheRow, entries: Value, out: Value, head_dim: int, panel: Value) -> None:
     """Write a panel of keys to the block at `out`, from the rows whose addresses (int64) are at `entries`."""
     first = entries + panel * (8 * LANES)
-    at = [f.load(first + 8 * lane, I64, 8) for lane in range(LANES)]
+    at = [f.pointer(f.load(first + 8 * lane, I64, 8)) for lane in range(LANES)]
     if isinstance(row, Blocks):
         of_panel = out + panel * (groups(head_dim) * LANES * row.group_bytes)
         with f.loop(0, groups(head_dim)) as group:
@@ -119,12 +117,12 @@ def gather_values(f: Function, row: CacheRow, entries: Value, out: Value, head_d
     if isinstance(row, Floats):
         kind = vector(_INTEGERS[row.bytes])
         with f.loop(0, n) as j:
-            source, to = f.load(entries + j * 8, I64, 8), out + j * row_bytes(row, head_dim)
+            source, to = f.pointer(f.load(entries + j * 8, I64, 8)), out + j * row_bytes(row, head_dim)
             with f.loop(0, row_bytes(row, head_dim), LANES * row.bytes) as d:
                 f.store(to + d, f.load(source + d, kind))
         return
     with f.loop(0, BLOCK) as j, f.loop(0, groups(head_dim)) as group:
-        source = f.load(entries + j * 8, I64, 8) + group * row.group_bytes
+        source = f.pointer(f.load(entries + j * 8, I64, 8)) + group * row.group_bytes
         at = out + group * (BLOCK * row.group_bytes)
         scales = source + 4 * (row.words + row.fifth)
         for half in range(1 + row.minimum):

@@ -136,10 +136,11 @@ def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Sh
 
 def index_shape_of(plan: Plan, op: SelectPositions, cache: CacheTypes) -> indexer.Shape:
     """Return the shape that the kernels of this indexer are compiled for."""
-    head_dim = plan.attention_layer(op.layer).head_dim
+    layer = plan.attention_layer(op.layer)
     return indexer.Shape(
-        op.heads, head_dim, op.count, op.block, op.local, op.weights is not None, op.pooled, cache.keys
-    )
+        op.heads, layer.head_dim, op.count, op.block, op.local, op.weights is not None, op.pooled, cache.keys,
+        layer.every,
+    )  # fmt: skip
 
 
 def _scratch(

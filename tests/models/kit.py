@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from localllm.gguf import open_gguf
+from localllm.plan import BLOCK
 from tests.models.support import Driver, MemoryWeight
 
 EMBEDDINGS = {  # architectures that multiply the embedding by a large factor
@@ -113,6 +114,11 @@ class KitModel:
     @property
     def tokens(self) -> list[int]:
         return [int(token) for token in self.stored["tokens"]]
+
+    @property
+    def room(self) -> int:
+        """Positions for all tokens, in whole blocks of the cache."""
+        return -(-(len(self.text) + len(self.tokens)) // BLOCK) * BLOCK
 
     @property
     def text(self) -> list[int]:

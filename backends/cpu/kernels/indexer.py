@@ -21,7 +21,7 @@ from localllm.backends.cpu.kernels.attend import prepare, query_bytes, scores
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, i32x16, kernel, tasks
 from localllm.backends.cpu.memory import aligned
 from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
-from localllm.plan import BLOCK
+from localllm.plan import BLOCK, rows_of_block
 from localllm.plan import Rows as RowsOf
 
 SPLIT_ROWS = 32  # maximum rows of a batch whose work is shared
@@ -54,11 +54,13 @@ class Shape:
     weighted: bool
     pooled: bool
     key_type: str
+    every: int = 1  # positions of a key in the cache
 
     @property
     def name(self) -> str:
         of = f"{self.heads}_{self.head_dim}_{self.count}_{self.block}_{self.local}_{self.key_type}"
-        return f"{of}{'_pooled' * self.pooled}{'' if self.weighted else '_each'}"
+        of += f"{'_pooled' * self.pooled}{f'_every_{self.every}' if self.every > 1 else ''}"
+        return f"{of}{'' if self.weighted else '_each'}"
 
     @property
     def keys(self) -> CacheRow:
@@ -135,21 +137,22 @@ def _score(
     f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Value, first: Value, last: Value, scratch: Value,
     out: Value,
 ) -> None:  # fmt: skip
-    """Write the scores of blocks first .. last of a row to out, float32 (groups, positions)."""
+    """Write the scores of blocks first .. last of a row to out, float32 (groups, positions or pools)."""
     keys, heads, size = shape.keys, shape.heads, query_bytes(shape.keys, shape.head_dim)
     head_at, block_at, _ = shape.offsets
     with f.loop(0, heads) as head:
         x = a.q.row(row) + head * (4 * shape.head_dim)
         prepare(f, keys, x, f.constant(F32, 1.0), scratch + head * size, scratch + head_at, shape.head_dim)
     table = step.tables + f.load_i32(step.sequence, row) * step.table_stride
-    own = scratch + block_at  # float32 (heads, 64)
+    own, rows = scratch + block_at, rows_of_block(shape.every)  # float32 (heads, 64)
     with f.loop(first, last) as block:
-        at = a.k_cache + f.load_i32(table, block) * keys.key_bytes(shape.head_dim)
+        at = a.k_cache + f.load_i32(table, block) * (keys.key_bytes(shape.head_dim) // shape.every)
         scores(
-            f, keys, scratch, at, own, heads, shape.head_dim, f.i64(BLOCK), lambda score, panel, row: score, None
+            f, keys, scratch, at, own, heads, shape.head_dim, f.i64(rows), lambda score, panel, row: score, None,
+            rows // LANES,
         )  # fmt: skip
-        with f.loop(0, BLOCK, LANES) as lane:
-            to = out + (block * BLOCK + lane) * 4
+        with f.loop(0, rows, LANES) as lane:
+            to = out + (block * rows + lane) * 4
             if shape.weighted:
                 weights, total = a.weights.row(row), f.var(f.zeros(f32x16))
                 with f.loop(0, heads) as head:
@@ -196,11 +199,11 @@ def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Val
 def _ordered(f: Function, shape: Shape, scores: Value, seen: Value) -> Value:
     """Turn the scores of a group into int32 in their order, one per block of positions; return their number."""
     units = (seen + (0 if shape.pooled else shape.block - 1)) // shape.block
-    if shape.pooled:
+    if shape.pooled and shape.every == 1:
         with f.loop(0, units) as unit:
             last = f.load(scores + (unit * (4 * shape.block) + 4 * (shape.block - 1)), F32)
             f.store(scores + unit * 4, last)
-    elif shape.block > 1:
+    elif not shape.pooled and shape.block > 1:
         with f.loop(0, units) as unit:
             best = f.var(f.load(scores + unit * (4 * shape.block), F32))
             first = unit * shape.block
