@@ -93,8 +93,8 @@ _ROWS = (
         routing=ExpertGating("softmax", False, from_file=True, scales=True),
     ),
     Architecture(  # DeepSeek 4
-        "deepseek4", "norm", ffn_scales=False, compressed=True, connections="mixed", limits="swiglu_clamp",
-        limits_of_all=True, sliding=Sliding(0, stretched=False),
+        "deepseek4", "norm", ffn_scales=False, ignored=("exp_probs_b_vl.bias",), compressed=True, connections="mixed",
+        limits="swiglu_clamp", limits_of_all=True, sliding=Sliding(0, stretched=False),
         indexer=Indexer("norm", "all", compressed=True), routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # dots.llm1

@@ -94,6 +94,7 @@ class CompressionConfig:
     ratios: tuple[int, ...]  # positions of a pool, by layer; 0: none
     groups: int  # of heads, each with an output matrix of low rank
     rank: int  # of these
+    hashed: int  # number of first layers whose experts follow from the token alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,19 +94,23 @@ class Tensors:
         """A vector of one number per head as weights (heads, width), each number times `factor` `width` times."""
         return Weight.of(_Repeated(self.column(name, heads), width, factor))
 
-    def integers(self, name: str, width: int, most: int) -> Weight | None:
-        """A table of integers from 0 to `most` - 1, (vocabulary, width), as numbers; None if the file has none."""
-        if name not in self:
-            return None
-        tensor = self._tensors[self._stored(name)]
-        if tensor.format not in ("I32", "F32") or len(tensor.shape) != 2 or tensor.shape[1] != width:
-            raise ModelError(f"{name}: expected I32 (tokens, {width}), found {tensor.format} {_text(tensor.shape)}")
-        raw = tensor.read(0, tensor.shape[0])
-        values = np.ascontiguousarray(raw).view(np.int32 if tensor.format == "I32" else np.float32)
-        if not ((values >= 0) & (values < most)).all():
-            raise ModelError(f"{name}: expected numbers from 0 to {most - 1}")
+    def integers(self, name: str, rows: int, width: int, most: int) -> Weight:
+        """A table of integers from 0 to `most` - 1, (rows, width), as numbers."""
+        name = self._stored(name)
+        if name not in self._tensors:
+            raise ModelError(f"{name}: the file does not hold this tensor; expected I32 {_text((rows, width))}")
+        tensor = self._tensors[name]
+        if tensor.format != "I32" or tuple(tensor.shape) != (rows, width):
+            found = f"{tensor.format} {_text(tensor.shape)}"
+            raise ModelError(f"{name}: expected I32 {_text((rows, width))} (rows, columns), found {found}")
         self._used.add(name)
-        return Weight.of(_Table(name, values.astype(np.float32).reshape(tensor.shape)))
+        values = np.ascontiguousarray(tensor.read(0, rows)).view(np.int32).reshape(rows, width)
+        outside = np.argwhere((values < 0) | (values >= most))
+        if len(outside):
+            row, column = outside[0]
+            text = f"expected numbers from 0 to {most - 1}, found {values[row, column]} (row {row})"
+            raise ModelError(f"{name}: {text}")
+        return Weight.of(_Table(name, values.astype(np.float32)))
 
     def inverse(self, name: str, width: int) -> Weight:
         """One divided by each number of a vector."""

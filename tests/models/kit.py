@@ -65,6 +65,13 @@ def values(name: str, shape: tuple[int, ...], architecture: str, seed: int = 1) 
     return v.astype(np.float32).reshape(shape)
 
 
+def chosen(name: str, shape: tuple[int, ...], experts: int, seed: int = 1) -> np.ndarray:
+    """int32 numbers of a table (vocabulary, used) of experts: some, one after the other, for each token."""
+    bits = np.random.PCG64(zlib.crc32(name.encode()) * 1000003 + seed).random_raw(shape[0])
+    first = (bits >> np.uint64(40)).astype(np.int64)[:, None]
+    return ((first + np.arange(shape[1])) % experts).astype(np.int32)
+
+
 def _connection(name: str) -> bool:
     """Whether the tensor is a scale of hyper-connections."""
     return "hc_" in name and name.endswith("_scale.weight")
@@ -145,13 +152,17 @@ class KitModel:
         file = open_gguf(self._header(path))
         try:
             architecture = str(file.metadata["general.architecture"])
-            infos = [(name, tuple(tensor.shape)) for name, tensor in file.tensors.items()]
+            infos = [(name, tuple(tensor.shape), tensor.format) for name, tensor in file.tensors.items()]
+            experts = file.metadata.get(f"{architecture}.expert_count", 0)
         finally:
             file.close()
         with path.open("r+b") as out:
             out.seek(len(self.stored["header"]))
-            for name, shape in infos:
-                data = values(name, shape, architecture, seed).astype("<f4").tobytes()
+            for name, shape, format in infos:
+                if format == "I32":
+                    data = chosen(name, shape, experts, seed).tobytes()
+                else:
+                    data = values(name, shape, architecture, seed).astype("<f4").tobytes()
                 out.write(data + bytes(-len(data) % 32))
             out.truncate()
         return path
