@@ -87,6 +87,7 @@ class Indexer:
     eps: float | Literal["rms", "layer"] = 1e-6  # of the norm of its keys; rms, layer: that of norms of this kind
     trailing: bool = False  # the last dimensions of its heads are rotated, not the first
     pooled: bool = False  # positions are chosen in pools of `attention.indexer.kpool`, each with one key
+    compressed: bool = False  # what is chosen are compressed rows; the file has no norm of keys
     optional: bool = False  # a file without `attention.indexer.top_k` has none
 
 
@@ -141,6 +142,7 @@ class Architecture:
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
     latent: bool = False  # heads read a latent row per position
+    compressed: bool = False  # attention reads compressed rows of far positions
     indexer: Indexer | None = None  # which chooses the positions that heads read
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
     alibi: float | None = None  # where the file does not say it; None: scores do not fall with the distance

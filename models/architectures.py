@@ -92,6 +92,11 @@ _ROWS = (
         "deepseek32", "norm", latent=True, indexer=Indexer("neox", "all"),
         routing=ExpertGating("softmax", False, from_file=True, scales=True),
     ),
+    Architecture(  # DeepSeek 4
+        "deepseek4", "norm", ffn_scales=False, ignored=("exp_probs_b_vl.bias",), compressed=True, connections="mixed",
+        limits="swiglu_clamp", limits_of_all=True, sliding=Sliding(0, stretched=False),
+        indexer=Indexer("norm", "all", compressed=True), routing=ExpertGating("sqrt_softplus", False, from_file=True),
+    ),
     Architecture(  # dots.llm1
         "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),
     ),

@@ -88,6 +88,16 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressionConfig:
+    """Compressed rows; `models.compressed` explains them."""
+
+    ratios: tuple[int, ...]  # positions of a pool, by layer; 0: none
+    groups: int  # of heads, each with an output matrix of low rank
+    rank: int  # of these
+    hashed: int  # number of first layers whose experts follow from the token alone
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionConfig:
     """Hyper-connections; `plan.Connect` defines the terms."""
 
@@ -188,6 +198,7 @@ class Config:
     active_stream: int  # that layers compute with
     connections: ConnectionConfig | None
     ngrams: NgramConfig | None
+    compression: CompressionConfig | None
     checkpoint_interval: int  # every so many layers rows are kept for later ones to read; 0: never
     cap_ratio: float  # cap of what is gated by that of the gate, in the unit "situ"; elsewhere 1
     sparsity: tuple[float | None, ...]  # deviations above the mean that gates must exceed; None: all count

@@ -148,7 +148,17 @@ class FeedForward:
             builder.row.routing.weighted_input,
             groups=experts.groups,
             groups_used=experts.groups_used,
+            choices=self.given(layer, router, experts),
         )
+
+    def given(self, layer: int, router: Value, experts: ExpertConfig) -> Value | None:
+        """The experts of every token, of layers whose experts follow from the token alone."""
+        recorder, config = self.builder.recorder, self.builder.config
+        if config.compression is None or layer >= config.compression.hashed:
+            return None
+        table = f"blk.{layer}.ffn_gate_tid2eid.weight"
+        chosen = recorder.embed(self.builder.tensors.integers(table, config.vocabulary, experts.used, experts.count))
+        return recorder.select_rows(chosen) if router.rows == "logits" else chosen
 
     def gate_and_up(self, name: str, width: int, experts: ExpertConfig) -> tuple[Stack, Stack]:
         """The stacks of gate and up matrices: two tensors, or one that holds the rows of both, the gate's first."""

@@ -15,6 +15,7 @@ from localllm.models.architecture import Architecture
 from localllm.models.attention import NOT_ROTATED, Attention, Ropes
 from localllm.models.builder import Builder
 from localllm.models.checkpoints import CheckpointRecorder
+from localllm.models.compressed import CompressedAttention
 from localllm.models.config import Config, RopeConfig
 from localllm.models.connections import ConnectionRecorder
 from localllm.models.decoder import decoder_of, tensors_of
@@ -137,7 +138,7 @@ def _logits(builder: Builder, x: Value, name: str) -> Value:
     return recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits
 
 
-def attention_of(builder: Builder, context: int) -> Attention | LatentAttention:
+def attention_of(builder: Builder, context: int) -> Attention:
     """The attention of all layers, with the rotations of a context of so many positions."""
     config, architecture = builder.config, builder.row
     factors = _factors(config, builder.tensors, context)
@@ -148,7 +149,8 @@ def attention_of(builder: Builder, context: int) -> Attention | LatentAttention:
     selector = None
     if config.indexer is not None and architecture.indexer is not None:
         selector = Selector(builder, config.indexer, architecture.indexer, context)
-    return (LatentAttention if config.latent else Attention)(builder, full, sliding, still=still, selector=selector)
+    kind = CompressedAttention if config.compression else LatentAttention if config.latent else Attention
+    return kind(builder, full, sliding, still=still, selector=selector)
 
 
 def _with_type(builder: Builder, x: Value) -> Value:

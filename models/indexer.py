@@ -104,11 +104,16 @@ class Selector:
             gate = builder.linear(name.removesuffix(".") + "_compressor_gate", x, own.head_dim, x.width)
             bias = tensors.matrix(name.removesuffix(".") + "_compressor_ape.weight", own.block, own.head_dim)
             k = recorder.pool(k, gate, bias)
-        proj = tensors.matrix(f"{name}proj.weight", own.heads, x.width)
-        weights = recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))
+        weights = self.weights(name, x)
         return recorder.select_positions(
             q, weights, recorder.append_index(k), own.heads, own.count, own.block, own.local, self.row.pooled
         )
+
+    def weights(self, name: str, x: Value) -> Value:
+        """The weights of the indexer's heads, by which their scores are added up."""
+        own = self.config
+        proj = self.builder.tensors.matrix(f"{name}proj.weight", own.heads, x.width)
+        return self.builder.recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))
 
     def turned(self, x: Value, rope: Rope) -> Value:
         """Rotate the first or the last dimensions of every head."""

@@ -106,6 +106,24 @@ class Tensors:
         """A vector of one number per head as weights (heads, width), each number times `factor` `width` times."""
         return Weight.of(_Repeated(self.column(name, heads), width, factor))
 
+    def integers(self, name: str, rows: int, width: int, most: int) -> Weight:
+        """A table of integers from 0 to `most` - 1, (rows, width), as numbers."""
+        name = self._stored(name)
+        if name not in self._tensors:
+            raise ModelError(f"{name}: the file does not hold this tensor; expected I32 {_text((rows, width))}")
+        tensor = self._tensors[name]
+        if tensor.format != "I32" or tuple(tensor.shape) != (rows, width):
+            found = f"{tensor.format} {_text(tensor.shape)}"
+            raise ModelError(f"{name}: expected I32 {_text((rows, width))} (rows, columns), found {found}")
+        self._used.add(name)
+        values = np.ascontiguousarray(tensor.read(0, rows)).view(np.int32).reshape(rows, width)
+        outside = np.argwhere((values < 0) | (values >= most))
+        if len(outside):
+            row, column = outside[0]
+            text = f"expected numbers from 0 to {most - 1}, found {values[row, column]} (row {row})"
+            raise ModelError(f"{name}: {text}")
+        return Weight.of(_Table(name, values.astype(np.float32)))
+
     def inverse(self, name: str, width: int) -> Weight:
         """One divided by each number of a vector."""
         return Weight.of(_Inverse(self.vector(name, width)))
@@ -206,6 +224,22 @@ class _Numbers:
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         return np.array([self.values] * (stop - start), np.float32).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """A matrix of numbers in memory as a tensor."""
+
+    name: str
+    values: NDArray[np.float32]
+    format: str = "F32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(self.values[start:stop]).view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

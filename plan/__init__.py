@@ -43,7 +43,7 @@ from localllm.plan.operations import (
     Weigh,
     Xielu,
 )
-from localllm.plan.plan import CacheLayer, Plan, Store
+from localllm.plan.plan import CacheLayer, Plan, Store, rows_of_block
 from localllm.plan.pooling import Pool
 from localllm.plan.recorder import Recorder
 from localllm.plan.recurrence import Convolve, LinearAttention, RowLayer, ScanLayer, SelectiveScan, StateLayer
@@ -118,5 +118,6 @@ __all__ = [
     "Xielu",
     "flattened",
     "rope_table",
+    "rows_of_block",
     "summarize",
 ]

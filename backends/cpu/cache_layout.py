@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from localllm.backends.base import CacheTypes
 from localllm.backends.cpu.cache import CACHE, GROUP, Floats
-from localllm.backends.cpu.cache_rows import row_bytes
-from localllm.plan import BLOCK, CacheLayer
+from localllm.backends.cpu.cache_rows import head_bytes
+from localllm.plan import CacheLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,12 @@ class Layout:
 
 
 def layout_of(layer: CacheLayer, cache: CacheTypes) -> Layout:
-    """Selected positions are read row by row, whole blocks as they are.
+    """Selected positions and pools are read row by row, whole blocks as they are.
 
     Values that begin the keys are stored twice where the stored numbers differ: in another type, or in types that
     rotate heads by their width.
     """
-    rows, keys = layer.selected > 0 and not layer.whole, CACHE[cache.keys]
+    rows, keys = layer.gathered, CACHE[cache.keys]
     same = isinstance(keys, Floats) or (keys.integer_bits == 8 and not keys.type.rotated)
     same &= cache.keys == cache.values and layer.value_dim % GROUP == 0
     return Layout(rows, rows and layer.prefix and same)
@@ -33,8 +33,5 @@ def layout_of(layer: CacheLayer, cache: CacheTypes) -> Layout:
 def cache_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
     """Bytes of keys and of values in a cache block."""
     keys, values, layout = CACHE[cache.keys], CACHE[cache.values], layout_of(layer, cache)
-    if layout.rows:
-        key, value = BLOCK * row_bytes(keys, layer.head_dim), BLOCK * row_bytes(values, layer.value_dim)
-    else:
-        key, value = keys.key_bytes(layer.head_dim), values.value_bytes(layer.value_dim)
+    key, value = head_bytes(keys, values, layer.head_dim, layer.value_dim, layout.rows, layer.every)
     return layer.kv_heads * key, 0 if layout.once else layer.kv_heads * value

@@ -6,6 +6,7 @@ from localllm.models.architecture import Architecture
 from localllm.models.config import IndexerConfig
 from localllm.models.errors import ModelError
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, REASON
+from localllm.models.reading.compression import OVERLAPPING
 from localllm.models.reading.keys import Keys
 from localllm.plan import BLOCK
 
@@ -41,7 +42,7 @@ def read_indexer(
         own = tuple([layer >= lead for layer in layers])
     else:
         own = (True,) * len(windows)
-    pool = _pool(keys, row, attends) if row.indexer.pooled else 1
+    pool = OVERLAPPING if row.indexer.compressed else _pool(keys, row, attends) if row.indexer.pooled else 1
     shares = row.indexer.layers == "types"
     chooses = [max((n for n in range(layer + 1) if own[n]), default=-1) for layer in layers]
     heads = keys.integer(key + "head_count", 1, MAX_HEADS, reason=REASON)
@@ -53,7 +54,7 @@ def read_indexer(
     return IndexerConfig(
         heads=heads,
         head_dim=keys.integer(key + "key_length", 2, MAX_HEAD_DIM, reason=REASON),
-        count=keys.integer(key + "top_k", 1, MAX_CONTEXT) // pool,
+        count=keys.integer(key + "top_k", 1, MAX_CONTEXT) // (1 if row.indexer.compressed else pool),
         block=keys.integer(key + "block_size", 1, MAX_CONTEXT) if blocks else pool,
         eps=_eps(keys, row.indexer.eps),
         local=keys.integer(key + "local_blocks", 0, MAX_CONTEXT) if blocks else 0,

@@ -110,6 +110,8 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
 
 def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
     assert not isinstance(op, Fused), "a split plan is fused later"
+    if isinstance(op, Attention) and op.pools is not None:
+        return replace(op, layer=numbers[op.layer], pools=numbers[op.pools])
     if isinstance(op, Layered):
         return replace(op, layer=numbers[op.layer])
     return op

@@ -18,7 +18,8 @@ from tests.models.support import Driver, nmse, plan_of
 
 
 def logits(backend: Backend, model: KitModel) -> np.ndarray:
-    limits, cache = Limits(rows=64, logit_rows=64, blocks=2, positions=BLOCK), CacheTypes("f32", "f32")
+    room, cache = model.room, CacheTypes("f32", "f32")
+    limits = Limits(rows=room, logit_rows=room, blocks=2 * room // BLOCK, positions=room)
     executable = backend.bind(plan_of(*model.loaded()), limits, cache)
     try:
         return model.logits(Driver(executable))

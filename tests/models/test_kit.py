@@ -32,7 +32,7 @@ def test_every_position(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference_operations, "_gelu", gelu_of_halves)
     monkeypatch.setitem(reference_operations._ACTIVATIONS, "gelu", gelu_of_halves)
     model = KIT[name]
-    driver = Driver(bind_reference(plan_of(*model.loaded())))
+    driver = Driver(bind_reference(plan_of(*model.loaded()), rows=model.room))
     assert model.error(model.logits(driver)) < model.limit(CHAOTIC)
 
 

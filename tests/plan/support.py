@@ -16,7 +16,7 @@ from tests.models.tiny_families import FAMILIES
 OF_KIT = (
     "dbrx-moe", "deepseek2-groups", "gemma3n-e2b", "gemma4-e2b", "apertus", "qwen35-mtp", "jamba-dense", "rwkv7",
     "kimi-k3-moe", "deepseek32-8of40", "minimax-m3-3of10", "hy_v4-8of40", "glm5-next-8of40",
-    "qwen4exp-8of40",
+    "qwen4exp-8of40", "deepseek4-8of50",
 )  # fmt: skip
 MODELS = {**VARIANTS, **FAMILIES, **{name: KIT[name].loaded for name in OF_KIT}}
 

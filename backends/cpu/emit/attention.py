@@ -30,6 +30,7 @@ def attention(low: Lowering, op: Attention) -> None:
     selection = (
         RowsOrNone(address=BufferOf(chosen), stride=chosen.stride) if chosen else RowsOrNone(address=0, stride=0)
     )
+    far = op.layer if op.pools is None else op.pools
     work, sinks, scratch = WorkOf(shape, op.window, rows), vector(op.sinks), low.scratch_rows["attention"]
     arguments = kernels.AttentionArguments(
         step=step, q=rows_in(q), y=output_to(y), k_cache=CacheOf(op.layer, "keys"),
@@ -37,6 +38,8 @@ def attention(low: Lowering, op: Attention) -> None:
         scratch=scratch, work=work,
         window=window, softcap=op.softcap, sinks=sinks, selection=selection, slopes=vector(op.slopes),
         partials=PARTIALS, distances=EdgedOf(op.distances, kernels.EDGE) if op.distances else 0,
+        pools_step=StepOf(low.limits.own_blocks(low.plan.attention_layer(far)), rows),
+        pool_keys=CacheOf(far, "keys"), pool_values=CacheOf(far, "keys" if shape.once else "values"),
     )  # fmt: skip
     merging = kernels.MergeArguments(
         step=step, y=output_to(y), counter=COUNTER, scratch=scratch, work=work, window=window, sinks=sinks,

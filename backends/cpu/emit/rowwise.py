@@ -40,7 +40,8 @@ def append_(low: Lowering, op: Append) -> None:
         v_cache=CacheOf(op.layer, "values"), heads=layer.kv_heads,
     )  # fmt: skip
     types, layout = (low.cache.keys, low.cache.values), layout_of(layer, low.cache)
-    kernel = append.append(layer.head_dim, 0 if layout.once else layer.value_dim, *types, rows=layout.rows)
+    value_dim = 0 if layout.once else layer.value_dim
+    kernel = append.append(layer.head_dim, value_dim, *types, rows=layout.rows, every=layer.every)
     low.call(kernel, arguments, "batch", "append")
 
 

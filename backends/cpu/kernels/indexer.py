@@ -23,7 +23,7 @@ from localllm.backends.cpu.kernels.attend import prepare, query_bytes, scores
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, i32x16, kernel, tasks
 from localllm.backends.cpu.memory import aligned
 from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
-from localllm.plan import BLOCK
+from localllm.plan import BLOCK, rows_of_block
 from localllm.plan import Rows as RowsOf
 
 SPLIT_ROWS = 32  # maximum rows of a batch whose work is shared
@@ -58,11 +58,13 @@ class Shape:
     weighted: bool
     pooled: bool
     key_type: str
+    every: int = 1  # positions of a key in the cache
 
     @property
     def name(self) -> str:
         of = f"{self.heads}_{self.head_dim}_{self.count}_{self.block}_{self.local}_{self.key_type}"
-        return f"{of}{'_pooled' * self.pooled}{'' if self.weighted else '_each'}"
+        of += f"{'_pooled' * self.pooled}{f'_every_{self.every}' if self.every > 1 else ''}"
+        return f"{of}{'' if self.weighted else '_each'}"
 
     @property
     def keys(self) -> CacheRow:
@@ -167,11 +169,12 @@ def _score(
         x, to = a.q.row(row + number) + head * (4 * shape.head_dim), scratch + (number * heads + head) * size
         prepare(f, keys, x, f.constant(F32, 1.0), to, scratch + head_at, shape.head_dim)
     table = step.tables + f.load_i32(step.sequence, row) * step.table_stride
-    own = scratch + block_at  # float32 (rows, heads, 64)
+    own, keyed = scratch + block_at, rows_of_block(shape.every)  # float32 (rows, heads, 64); keys of a block
     with f.loop(first, last) as block:
-        at = a.k_cache + f.load_i32(table, block) * keys.key_bytes(shape.head_dim)
+        at = a.k_cache + f.load_i32(table, block) * (keys.key_bytes(shape.head_dim) // shape.every)
         scores(
-            f, keys, scratch, at, own, rows * heads, shape.head_dim, f.i64(BLOCK), lambda score, panel, row: score, None
+            f, keys, scratch, at, own, rows * heads, shape.head_dim, f.i64(keyed), lambda score, panel, row: score,
+            None, keyed // LANES,
         )  # fmt: skip
         with f.loop(0, rows) as number:
             of_row, to = own + number * (4 * BLOCK * heads), out + number * (a.room * (4 * shape.groups))
@@ -180,7 +183,7 @@ def _score(
                 with f.loop(0, heads) as head:
                     f.store(to + head * (a.room * 4) + block * 4, _highest(f, of_row + head * (4 * BLOCK), seen))
             else:
-                _by_position(f, a, shape, row + number, of_row, to + block * (4 * BLOCK))
+                _by_position(f, a, shape, row + number, of_row, to + block * (4 * keyed))
 
 
 def _highest(f: Function, scores: Value, seen: Value) -> Value:
@@ -193,8 +196,8 @@ def _highest(f: Function, scores: Value, seen: Value) -> Value:
 
 
 def _by_position(f: Function, a: IndexerArguments, shape: Shape, row: Value, scores: Value, out: Value) -> None:
-    """Write the scores (heads, 64) of a block to out, or their weighted sum."""
-    with f.loop(0, BLOCK, LANES) as lane:
+    """Write the scores (heads, 64) of a block to out, or their weighted sum: as many as the block has keys."""
+    with f.loop(0, rows_of_block(shape.every), LANES) as lane:
         at, to = scores + lane * 4, out + lane * 4
         if shape.weighted:
             weights, total = a.weights.row(row), f.var(f.zeros(f32x16))
@@ -242,7 +245,7 @@ def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Val
 def _ordered(f: Function, shape: Shape, scores: Value, seen: Value) -> Value:
     """Turn the scores of a group into int32 in their order, one per block of positions; return their number."""
     units = (seen + (0 if shape.pooled else shape.block - 1)) // shape.block
-    if shape.pooled:
+    if shape.pooled and shape.every == 1:
         with f.loop(0, units) as unit:
             last = f.load(scores + (unit * (4 * shape.block) + 4 * (shape.block - 1)), F32)
             f.store(scores + unit * 4, last)
@@ -253,7 +256,7 @@ def _ordered(f: Function, shape: Shape, scores: Value, seen: Value) -> Value:
             with f.loop(unit * of_unit + 1, f.minimum(unit * of_unit + of_unit, blocks)) as block:
                 best.set(f.fmax(f.load(scores + block * 4, F32), best.get()))
             f.store(scores + unit * 4, best.get())
-    elif shape.block > 1:
+    elif not shape.pooled and shape.block > 1:
         with f.loop(0, units) as unit:
             best = f.var(f.load(scores + unit * (4 * shape.block), F32))
             first = unit * shape.block

@@ -25,7 +25,14 @@ from localllm.backends.cpu.kernels.common import kernel
 from localllm.backends.cpu.unpack import INTEGER_PANELS
 from localllm.plan import Plan, Recorder, Value
 from tests.backends.cases import linear_attention, ngrams
-from tests.backends.selecting import SELECTING, Selecting, attend_selected, rows_of
+from tests.backends.selecting import (
+    POOLING,
+    SELECTING,
+    Selecting,
+    attend_pools,
+    attend_selected,
+    rows_of,
+)
 from tests.backends.support import Shape, bind, feed, plan, record, stored, tokens
 from tests.models.support import MemoryWeight
 
@@ -93,6 +100,16 @@ def test_what_an_indexer_selects_has_the_same_bits(
 ) -> None:
     """A prompt whose rows choose for themselves, then rows whose work is shared."""
     plan = record(MemoryWeight.of("t", rows_of(s, 97)), attend_selected(s, values))
+    backend = CpuBackend(2, needs(name))
+    ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
+    np.testing.assert_array_equal(ours, theirs)
+    backend.close()
+
+
+@pytest.mark.parametrize("cache", [CacheTypes("f16", "bf16"), CacheTypes("q8_0", "q5_1")], ids=str)
+@pytest.mark.parametrize("name", ["avx2", "generic"])
+def test_pools_have_the_same_bits(cpu: CpuBackend, name: str, cache: CacheTypes) -> None:
+    plan = record(MemoryWeight.of("t", rows_of(POOLING[0], 97)), attend_pools(POOLING[0]))
     backend = CpuBackend(2, needs(name))
     ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
     np.testing.assert_array_equal(ours, theirs)
