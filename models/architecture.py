@@ -25,6 +25,7 @@ class ExpertGating:
     dense: bool = False  # the layer has a dense feed-forward beside the experts
     sum_scale: float = 1.0  # of the sum of the experts and of what stands beside them
     biased: Gating | None = None  # where the choice has a bias and the file tells no gating; None: as elsewhere
+    adjugate: bool = False  # groups of experts have a small expert besides, which runs as often as experts of its group
 
 
 @dataclass(frozen=True, slots=True)

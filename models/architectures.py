@@ -198,6 +198,9 @@ _ROWS = (
         multipliers=Multipliers("multiplied", 78.38367176906169, logit=0.5773502691896257),
         routing=ExpertGating("softmax", True, activation="gelu", dense=True, sum_scale=0.5**0.5),
     ),
+    Architecture(
+        "grovemoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True, adjugate=True),
+    ),
     Architecture(  # HRM-Text, DFM Mimir
         "hrm_text", "neox", ffn_scales=False, ignored=("attn_gate.scale",), norm_weights=False, gated="sigmoid",
         multipliers=Multipliers(), stacks=True,

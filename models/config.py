@@ -47,6 +47,8 @@ class ExpertConfig:
     groups: int  # of experts; only those of the best `groups_used` are chosen
     groups_used: int
     biased_gating: Gating  # of layers whose choice has a bias
+    adjugate_group: int = 0  # neighbouring experts that share an adjugate expert; 0: there are none
+    adjugate_scale: float = 0.0  # of the sum of adjugate experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from localllm.models.architecture import Indexer
 from localllm.models.builder import Builder
 from localllm.models.config import IndexerConfig
+from localllm.models.errors import ModelError
 from localllm.plan import Rope, Value
 
 
@@ -42,6 +43,11 @@ class Selector:
         chooses = self.config.chooses[layer]
         if chooses < 0 or self.config.count * self.config.block >= self.context:
             return None
+        if rope is not None and rope.n_rot > self.config.head_dim:
+            raise ModelError(
+                f"{self.builder.config.architecture}.attention.indexer.key_length: expected at least "
+                f"rope.dimension_count {rope.n_rot}, found {self.config.head_dim}"
+            )
         if chooses == layer:
             name = f"blk.{layer}.indexer."
             match self.row.layers:

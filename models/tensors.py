@@ -51,6 +51,11 @@ class Tensors:
         """Return a stack: one matrix per expert."""
         return self._checked(name, (experts, rows, columns))
 
+    def shared_stack(self, name: str, experts: int, group: int, rows: int, columns: int) -> Weight:
+        """Return a stack of one matrix per expert; the file holds one for each group of neighbouring experts."""
+        stack = self.stack(name, experts // group, rows, columns)
+        return stack if group == 1 else Weight.of(_Shared(stack, group))
+
     def optional(self, name: str, *shape: int) -> Weight | None:
         return self._checked(name, shape) if name in self else None
 
@@ -280,6 +285,34 @@ class _Repeated:
         every = self.weight.read(0, self.weight.shape[0] if len(self.weight.shape) > 1 else 1)
         numbers = quant.dequantize(every, self.weight.format).reshape(-1, 1)[start:stop] * self.factor
         return np.repeat(numbers.astype(np.float32), self.width, axis=1).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A stack (experts, rows, columns), every matrix of which stands for a group of experts."""
+
+    stack: Weight
+    group: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.stack.name} for {self.group} each"
+
+    @property
+    def format(self) -> str:
+        return self.stack.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.group * self.stack.shape[0], *self.stack.shape[1:]
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        rows, parts = self.stack.shape[1], []
+        for expert in range(start // rows, -(-stop // rows)):
+            first, last = (min(max(at - expert * rows, 0), rows) for at in (start, stop))
+            own = expert // self.group * rows
+            parts.append(self.stack.read(own + first, own + last))
+        return np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True)
