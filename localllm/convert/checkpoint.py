@@ -40,7 +40,8 @@ _WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")
 _EXACT = (
     *("ffn_gate_inp", "ssm_conv1d", "ple_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
     *("position_embd", "token_types", "hc_attn_", "hc_ffn_", "output_hc_", "indexer_compressor_"),
-    *("indexer.proj", "indexer.q_proj", "indexer.k_proj"),
+    *("indexer.proj", "indexer.q_proj", "indexer.k_proj", "time_mix_first", "time_mix_lerp_fused"),
+    *("time_mix_w1", "time_mix_w2", "time_mix_decay_w"),
 )
 _WITH_DENSE = ("gemma-embedding",)  # architectures whose files hold dense layers behind the pooling
 

@@ -51,7 +51,7 @@ _FLAGS = {"expert_weights_norm": ("norm_topk_prob",)}
 _ACTIVATIONS = {
     "silu": ("silu", "swish"),
     "gelu": ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast"),
-    "relu2": ("relu2",),
+    "relu2": ("relu2", "sqrelu"),
     "xielu": ("xielu",),
     "swiglu_oai": ("swigluoai", "silu"),  # transformers computes it whatever the name
 }

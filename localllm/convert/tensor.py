@@ -61,8 +61,12 @@ def renamed(tensor: LazyTensor, name: str) -> LazyTensor:
 
 
 def flattened(tensor: LazyTensor) -> LazyTensor:
-    """Reshape (1, n) to (n,)."""
-    return replace(tensor, shape=(tensor.nbytes // ITEM_BYTES[tensor.format],), row_bytes=tensor.nbytes)
+    """Return a small tensor as one vector."""
+
+    def read(start: int, stop: int) -> U8:
+        return tensor.read(0, tensor.rows).reshape(1, -1)[start:stop]
+
+    return replace(tensor, shape=(tensor.nbytes // ITEM_BYTES[tensor.format],), row_bytes=tensor.nbytes, _read=read)
 
 
 def squeezed(tensor: LazyTensor) -> LazyTensor:

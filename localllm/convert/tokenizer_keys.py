@@ -21,6 +21,8 @@ from localllm.convert.special import special_keys
 from localllm.convert.templates import template_keys
 from localllm.convert.tiktoken_tokens import FILE, NOTE, from_tiktoken
 from localllm.convert.tokens import TokenizerFiles, optional
+from localllm.convert.world_tokens import FILE as WORLD
+from localllm.convert.world_tokens import from_world
 from localllm.printable import printable
 from localllm.tokenizer import Tokenizer
 
@@ -30,6 +32,7 @@ _CHECK = (
 )
 
 
+_OWN_FILES = {FILE: from_tiktoken, WORLD: from_world}
 _ENCODERS = {"WordPiece": from_wordpiece, "Unigram": from_unigram}
 
 
@@ -54,7 +57,8 @@ def tokenizer_keys(
     settings, fast = optional(folder / "tokenizer_config.json"), optional(folder / "tokenizer.json")
     files = TokenizerFiles(folder, fast or as_fast(folder, settings), settings, rows)
     keys = _vocabulary(files, kind)
-    keys |= special_keys(folder, files.fast, files.settings, config, keys)
+    if keys["tokenizer.ggml.model"] != "rwkv":  # config.json of these folders names ids of other tokenizers
+        keys |= special_keys(folder, files.fast, files.settings, config, keys)
     keys |= template_keys(folder, files.settings, templates)
     if kind == "gemma4":  # a text without it is continued badly; the folder leaves it to the chat template
         keys["tokenizer.ggml.add_bos_token"] = True
@@ -73,8 +77,9 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
     if pieces is not None and not by_bytes and not (files.fast and kind):
         found = read_pieces(pieces)
         return (from_unigram_pieces if found.kind == UNIGRAM else from_pieces)(found, files)
-    if not files.fast and (files.folder / FILE).is_file():
-        return from_tiktoken(files)
+    for name_of_file, convert in _OWN_FILES.items():
+        if not files.fast and (files.folder / name_of_file).is_file():
+            return convert(files)
     if not files.fast:
         raise ConvertError(
             f"{files.folder}: holds no tokenizer.json and no tokenizer.model; load its tokenizer with transformers "

@@ -18,7 +18,7 @@ FAMILIES = (
     "Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "GLM-4.6",
     "meta-llama-Llama-3.1-8B-Instruct", "mistralai-Mistral-Nemo-Instruct-2407", "deepseek-ai-DeepSeek-V3.1",
     "openai-gpt-oss-120b", "moonshotai-Kimi-K2", "LFM2-8B-A1B", "google-gemma-4-31B-it", "ibm-granite-granite-4.0",
-    "Qwen3.5-4B", "CohereForAI-c4ai-command-r-plus-tool_use",
+    "Qwen3.5-4B", "CohereForAI-c4ai-command-r-plus-tool_use", "MiniMax-M3", "deepseek-ai-DeepSeek-V3.2",
 )  # fmt: skip
 LOOK: Any = {
     "type": "function",

@@ -16,11 +16,13 @@ from localllm.engine import Rows
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.scheduler.request import Request
+from localllm.server.served import Served
 from localllm.server.shelf import Shelf
 from tests.localllm import t5
 from tests.localllm.scheduler.support import ask, scheduled
 from tests.localllm.server.test_together import client, opened
 from tests.localllm.support import PROGRAM
+from tests.localllm.test_embedding import expected, write_t5
 
 PROMPTS = list(t5.ANSWERS)
 LONG = "a cat and dogs " * 6  # over two blocks of the cache
@@ -171,3 +173,28 @@ def test_the_encoder_alone_embeds(path: Path) -> None:
     with localllm.load(path, embeddings=True) as model:
         assert not model.encodes
         assert model.embed("a cat").shape == (128,)
+
+
+@pytest.mark.parametrize("name", ["t5-gated", "t5encoder"])
+def test_the_server_embeds(name: str, tmp_path: Path) -> None:
+    """The mean of the encoder's rows, of a whole T5 and of an encoder alone; a T5 that embeds does not answer."""
+    path = t5.write(tmp_path, name) if name == "t5-gated" else write_t5(tmp_path / "t5encoder.gguf")
+
+    def load(path: Path) -> Served:
+        return opened(path, embeddings=True, cache_type_k="f32", cache_type_v="f32")
+
+    shelf = Shelf([(name, path)], load, embeds=True)
+
+    async def run() -> None:
+        async with client(shelf) as one:
+            texts = ["a cat", LONG]
+            body = (await one.post("/v1/embeddings", json={"input": texts, "model": name})).json()
+            ids = [(await one.post("/tokenize", json={"content": text, "add_special": True})).json() for text in texts]
+            for found, tokens in zip(body["data"], ids, strict=True):
+                assert tokens["tokens"][-1] == t5.END
+                theirs = expected(path, tokens["tokens"], "mean")
+                np.testing.assert_allclose(found["embedding"], theirs / np.linalg.norm(theirs), atol=1e-4)
+            assert body["usage"]["prompt_tokens"] == sum(len(tokens["tokens"]) for tokens in ids)
+            assert (await one.post("/v1/completions", json={"prompt": "a"})).status_code >= 400
+
+    asyncio.run(run())

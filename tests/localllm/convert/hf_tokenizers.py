@@ -251,8 +251,22 @@ def spm_file(
     return out + message(3, rules + varint(3 << 3) + varint(space_prefix) + varint(4 << 3) + varint(model == 1))
 
 
+def world_lines(vocabulary: int = VOCABULARY) -> str:
+    """A vocabulary in the form of RWKV's: every byte, then longer texts; the two line ends are token 261, as there."""
+    longer = ["\r\n", "é", "日本", "\t\t", "\n\n", *sorted({word for word in TEXT.split() if len(word) > 2})]
+    tokens = [*(bytes([i]) for i in range(256)), *longer]
+    lines = [
+        f"{i} {token!r} {len(token if isinstance(token, bytes) else token.encode())}"
+        for i, token in enumerate(tokens[: vocabulary - 4], 1)
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def save_tokenizer(style: str, folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json; for "spm" tokenizer.model too."""
+    """tokenizer.json and tokenizer_config.json; for "spm" tokenizer.model too; for "world" RWKV's own file alone."""
+    if style == "world":
+        (folder / "rwkv_vocab_v20230424.txt").write_text(world_lines())
+        return
     make = _MADE.get(style)
     tokenizer = make() if make is not None else bpe_tokenizer(style)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)

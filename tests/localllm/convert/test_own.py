@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 
 from localllm.convert import ConvertError, open_checkpoint
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipes import RECIPES
+from localllm.template import ChatTemplate
 from tests.localllm.convert.hf_models import ids
 from tests.localllm.convert.hf_own import OWN, digest, read_expected, write_own
-from tests.localllm.convert.support import logits_of, values
+from tests.localllm.convert.hf_synthetic import numbers
+from tests.localllm.convert.support import logits_of, save, values
 
 EXPECTED = read_expected()
 # Names are made of the folder's; the others are said in another way, or by a file of llama.cpp alone.
 OTHERWISE = ("general.name", "general.size_label", "general.file_type", "general.quantization_version", "general.type")
+WORLD = "rwkv_vocab_v20230424.txt"
 OF_MODEL: dict[str, tuple[str, ...]] = {"llada-moe": ("tokenizer.ggml.mask_token_id",)}  # beyond this vocabulary
 
 
@@ -50,6 +55,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "scores of experts": ("rnd1", {"norm_topk_prob": False}, "norm_topk_prob is False; the GGUF architecture"),
     "scores to sum to one": ("llada-moe", {"norm_topk_prob": True}, "norm_topk_prob is True; the GGUF architecture"),
     "dense layers": ("rnd1", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]; the GGUF architecture"),
+    "layers with attention": ("rwkv7", {"attn": {"layers": [1]}}, "attn names layers with attention"),
+    "another version": ("arwkv7", {"wkv_version": 6}, "wkv_version is 6; the GGUF architecture"),
+    "heads that do not divide": ("rwkv6", {"head_size": 60}, "wkv.head_size: expected an even number that divides"),
     "shared experts": ("llada-moe", {"num_shared_experts": 1}, "num_shared_experts is 1; the GGUF architecture"),
 }  # fmt: skip
 
@@ -92,4 +100,84 @@ def test_the_vocabulary_of_dream(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
     (tmp_path / "merges.txt").write_bytes(b"\xff\xff")
     with pytest.raises(ConvertError, match=r"merges\.txt: cannot be read"):
+        open_checkpoint(tmp_path)
+
+
+def test_lerps_in_one_tensor(tmp_path: Path) -> None:
+    """Some folders of RWKV-7 hold them so, in the order of the file."""
+    write_own("rwkv7", tmp_path)
+    given = {name: numbers(name, shape, base) for name, shape, base in OWN["rwkv7"][1]}
+    for layer in range(3):
+        parts = [given.pop(f"model.layers.{layer}.attn.x_{x}") for x in "rwkvag"]
+        given[f"model.layers.{layer}.attn.x_x"] = np.concatenate(parts).reshape(6, 1, -1)
+    save(tmp_path / "model.safetensors", given)
+    with open_checkpoint(tmp_path) as model:
+        found = {key: [list(x.shape), digest(values(x))] for key, x in model.tensors.items()}
+    assert found == EXPECTED["rwkv7"]["tensors"]
+
+
+def test_values_of_the_first_layer_are_those_of_no_use(tmp_path: Path) -> None:
+    """Some folders hold a part that the first layer does not use; llama.cpp's files have another in its place."""
+    write_own("rwkv7", tmp_path)
+    given = {name: numbers(name, shape, base) for name, shape, base in OWN["rwkv7"][1]}
+    more = {name.replace(".1.", ".0."): x for name, x in given.items() if ".1.attn.v_lora" in name}
+    save(tmp_path / "model.safetensors", given | more)
+    with open_checkpoint(tmp_path) as model:
+        found = {key: [list(x.shape), digest(values(x))] for key, x in model.tensors.items()}
+    assert len(more) == 3
+    assert found == EXPECTED["rwkv7"]["tensors"]
+
+
+def test_ranks_that_config_json_leaves_to_a_rule(tmp_path: Path) -> None:
+    """As the programs of these models count them."""
+    ranks = {f"{x}_low_rank_dim": None for x in ("decay", "a", "v", "gate")}
+    write_own("rwkv7", tmp_path, **ranks)
+    with open_checkpoint(tmp_path) as model:
+        keys = {key: value for key, value in model.metadata.items() if key.endswith("lora_rank")}
+    assert [*keys.values()] == [32, 32, 32, 32]  # of a width of 128
+    config = HfConfig(tmp_path, {"hidden_size": 4096}, {})
+    assert [RECIPES["rwkv7"].keys[key.removeprefix("rwkv7.")](config) for key in keys] == [128, 128, 96, 480]
+    assert RECIPES["rwkv6"].keys["time_decay_extra_dim"](config) == 128
+
+
+def test_a_dialogue_with_rwkv(tmp_path: Path) -> None:
+    """The text is that of llama.cpp's template for these models."""
+    write_own("rwkv6", tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        template = model.metadata["tokenizer.chat_template"]
+    messages = [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi "},
+        {"role": "assistant", "content": "<think>\nwell\n</think> Hello. "}, {"role": "user", "content": "Bye"},
+    ]  # fmt: skip
+    text = "<s>System: Be brief.\n\nUser: Hi\n\nAssistant: Hello.\n\nUser: Bye\n\nAssistant:"
+    chat, off, on = ChatTemplate(template, "<s>", "<s>"), " <think>\n</think>", " <think>"
+    assert str(chat.render(messages).text) == text
+    assert str(chat.render(messages, extra={"enable_thinking": False}).text) == text + off
+    assert str(chat.render(messages, extra={"enable_thinking": True}).text) == text + on
+
+
+BAD_WORLD = {
+    "no id": ("x 'a' 1", "line 1 is not a token with its id and length"),
+    "no literal": ("1 a 1", "line 1 is not a token with its id and length"),
+    "a program": ("1 'a'+open('x').read()+'' 1", "line 1 is not a token with its id and length"),
+    "number": ("1 b'a\\xzz' 1", "line 1 is not a token with its id and length"),
+    "length": ("1 'a' 2", "line 1 is not a token with its id and length"),
+    "long line": (f"1 '{'a' * 3000}' 3000", "line 1 is not a token with its id and length"),
+    "twice": ("1 'a' 1\n1 'b' 1", "line 2: the id 1 of token b'b' is there twice or beyond"),
+    "beyond": ("320 'a' 1", "line 1: the id 320 of token b'a' is there twice or beyond"),
+    "of the start": ("0 'a' 1", "line 1: the id 0 of token b'a' is there twice or beyond"),
+    "few": ("1 'a' 1", "no token for the byte 0x01"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_WORLD)
+def test_a_damaged_vocabulary_of_rwkv_is_one_line(case: str, tmp_path: Path) -> None:
+    text, message = BAD_WORLD[case]
+    write_own("rwkv7", tmp_path)
+    (tmp_path / WORLD).write_text(text)
+    with pytest.raises(ConvertError, match=message) as error:
+        open_checkpoint(tmp_path)
+    assert "\n" not in str(error.value)
+    (tmp_path / WORLD).write_bytes(b"\xff")
+    with pytest.raises(ConvertError, match=r"v20230424\.txt: cannot be read"):
         open_checkpoint(tmp_path)

@@ -1,0 +1,248 @@
+"""The recipes of RWKV-6 and 7, alone and in the layers of Qwen2. transformers has none of them: the names are those of
+the models' own programs and of flash-linear-attention."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, flat, in_turn, must_be, taken, turned
+from localllm.convert.tensor import LazyTensor
+from localllm.convert.world_tokens import TEMPLATE
+
+_LONG = 1 << 20  # a context as llama.cpp writes it: the state has one size, whatever the length of the text
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def _layer_of(tensor: LazyTensor) -> int:
+    found = _LAYER.search(tensor.name)
+    assert found is not None, f"{tensor.name} is of no layer"
+    return int(found[1])
+
+
+def _fused(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Return vectors, or one tensor of them, as (count, 1, 1, width)."""
+    rows = t.stacked([t.flattened(part) for part in parts])
+    count = rows.nbytes // t.ITEM_BYTES[rows.format] // (width := sizes.config.needed("hidden_size"))
+    whole = rows if len(parts) > 1 else t.shaped(t.flattened(rows), width)
+    return replace(whole, shape=(count, 1, 1, width))
+
+
+def _halved(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Halve a matrix once for every `rescale_every` layers before it; the rows are halved after these layers."""
+    every = sizes.config.integer("rescale_every") or 0
+    factor = 0.5 ** (_layer_of(parts[0]) // every) if every else 1.0
+    return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32)) if factor != 1.0 else parts[0]
+
+
+def _in_order(*order: int) -> Change:
+    """Reorder the equal parts of the rows of a matrix, or the matrices."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        index = np.arange(parts[0].rows).reshape(len(order), -1)[list(order)].reshape(-1)
+        return t.picked(parts[0], index, parts[0].shape[-2])
+
+    return change
+
+
+def _of_first(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Return the second tensor in the first layer, which does not use the first one, and the first in others."""
+    return parts[0] if _layer_of(parts[0]) else parts[1]
+
+
+# -- RWKV-6 ------------------------------------------------------------------------------------------------------------
+
+
+def _time_mix6(module: str, *reordered: Change) -> Layer:
+    """Return the sources of a time mix, whose low-rank matrices may have their parts in another order."""
+    return {
+        "time_mix_lerp_x.weight": taken(f"{module}.time_maa_x", flat),
+        "time_mix_lerp_fused.weight": (From(tuple(f"{module}.time_maa_{x}" for x in "wkvrg"), _fused),),
+        **{f"time_mix_{x}.weight": taken(f"{module}.time_maa_{x}", in_turn(turned, *reordered)) for x in ("w1", "w2")},
+        "time_mix_decay.weight": taken(f"{module}.time_decay", flat),
+        **{f"time_mix_decay_{x}.weight": taken(f"{module}.time_decay_{x}", turned) for x in ("w1", "w2")},
+    }
+
+
+_RWKV6: Layer = {
+    "attn_norm": taken("ln1"),
+    "attn_norm_2": taken("ln2"),
+    **_time_mix6("attention"),
+    "time_mix_first.weight": taken("attention.time_faaaa"),
+    **{f"time_mix_{x}": taken(f"attention.{x}") for x in ("receptance", "key", "value", "gate")},
+    "time_mix_output": taken("attention.output", _halved),
+    "time_mix_ln": taken("attention.ln_x"),
+    **{f"channel_mix_lerp_{x}.weight": taken(f"feed_forward.time_maa_{x}", flat) for x in "kr"},
+    **{f"channel_mix_{x}": taken(f"feed_forward.{x}") for x in ("key", "receptance")},
+    "channel_mix_value": taken("feed_forward.value", _halved),
+}
+_QWEN_NAMES = {"receptance": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "gate": "gate"}
+_QWEN6: Layer = {
+    **of.NORMS,
+    **_time_mix6("self_attn", _in_order(3, 1, 2, 0, 4)),  # from r, k, v, w, g to w, k, v, r, g
+    "time_mix_first.weight": taken("self_attn.time_faaaa"),
+    **{f"time_mix_{x}": taken(f"self_attn.{name}") for x, name in _QWEN_NAMES.items()},
+    "time_mix_ln": taken("self_attn.ln_x"),
+    **of.GATED,
+}
+
+
+def _extra(config: HfConfig, wide: int) -> int:
+    """Return the rank of a low-rank part of RWKV-6, as llama.cpp has it: config.json does not tell it."""
+    return wide if config.needed("hidden_size") == 4096 else wide // 2
+
+
+def _rank(name: str, wide: int) -> Callable[[HfConfig], int]:
+    return lambda config: config.integer(name) or (wide if config.needed("hidden_size") >= 4096 else wide // 2)
+
+
+# -- RWKV-7 ------------------------------------------------------------------------------------------------------------
+
+
+def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], parts: dict[str, str]) -> Layer:
+    """Return the sources of a time mix. `low_rank` tells name and change of a low-rank part by letter and number."""
+
+    def source(letter: str, number: int) -> tuple[From, ...]:
+        name, change = low_rank(letter, number)
+        if letter != "v":
+            return taken(f"{module}.{name}", change)
+        other = f"{module}.{low_rank('a', number)[0]}"  # llama.cpp reads, but does not use it in the first layer
+        both = From((f"{module}.{name}", other), lambda tensors, sizes: change([_of_first(tensors, sizes)], sizes))
+        return both, From((other,), change)
+
+    ranks = [(letter, number) for letter in "wavg" for number in range(3) if (letter, number) != ("g", 0)]
+    return {
+        "time_mix_lerp_fused.weight": (
+            From((f"{module}.x_x",), _fused),
+            From(
+                tuple(f"{module}.x_{x}" for x in "grwkva"),
+                lambda tensors, sizes: _fused([*tensors[1:], tensors[0]], sizes),
+            ),
+            From(tuple(f"{module}.x_{x}" for x in "rwkva"), _fused),  # without a gate
+        ),
+        **{f"time_mix_{letter}{number}.weight": source(letter, number) for letter, number in ranks},
+        **{f"time_mix_{x}.weight": taken(f"{module}.{x}", flat) for x in ("k_k", "k_a", "r_k")},
+        **{f"time_mix_{x}": taken(f"{module}.{name}") for x, name in parts.items()},
+    }
+
+
+def _of_flash(letter: str, number: int) -> tuple[str, Change]:
+    """Return name and change of a low-rank part in flash-linear-attention: two layers, the second with a bias."""
+    names = {0: "lora.2.bias", 1: "lora.0.weight", 2: "lora.2.weight"}
+    return f"{letter}_lora.{names[number]}", lambda parts, sizes: parts[0]
+
+
+def _of_program(letter: str, number: int) -> tuple[str, Change]:
+    """Return name and change of a low-rank part in RWKV's own program, which multiplies from the right."""
+    return f"{letter}{number}", turned if number else flat
+
+
+_RWKV7: Layer = {
+    "attn_norm": taken("attn_norm"),
+    "attn_norm_2": taken("ffn_norm"),
+    **_time_mix7(
+        "attn", _of_flash,
+        {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "ln": "g_norm"},
+    ),
+    "channel_mix_lerp_k.weight": taken("ffn.x_k", flat),
+    **{f"channel_mix_{x}": taken(f"ffn.{x}") for x in ("key", "value")},
+}  # fmt: skip
+_QWEN7: Layer = {
+    **of.NORMS,
+    **_time_mix7(
+        "self_attn.time_mixer", _of_program,
+        {**{x: x for x in ("receptance", "key", "value", "output")}, "ln": "ln_x"},
+    ),
+    **of.GATED,
+}  # fmt: skip
+
+
+def _low_rank(name: str, older: str, exponent: float, factor: float) -> Callable[[HfConfig], int]:
+    """Return a rank that config.json tells or leaves to a rule of the width."""
+
+    def rank(config: HfConfig) -> int:
+        found = config.integer(name, older)
+        return found or max(1, round(config.needed("hidden_size") ** exponent * factor / 32)) * 32
+
+    return rank
+
+
+def _inner(share: Callable[[int], int]) -> Key:
+    return lambda config: config.integer("intermediate_size") or share(config.needed("hidden_size"))
+
+
+def _all_recurrent(config: HfConfig) -> str | None:
+    if config.get("attn") is None:
+        return None
+    return "attn names layers with attention, which the GGUF architecture does not have"
+
+
+def _head_size(config: HfConfig) -> int:
+    return config.integer("head_size", "head_dim") or 64
+
+
+_KEYS: dict[str, Key] = {
+    "attention.head_count": 0, "attention.head_count_kv": None, "attention.key_length": None,
+    "attention.value_length": None, "rope.dimension_count": None, "rope.freq_base": None, "wkv.head_size": _head_size,
+}  # fmt: skip
+_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": _LONG,
+    "num_attention_heads": lambda config: config.needed("hidden_size") // _head_size(config),
+}
+_IN_QWEN: dict[str, Key] = {**_KEYS, "context_length": _LONG, "token_shift_count": 1}
+
+ROWS = (
+    Recipe(
+        "rwkv6", ("Rwkv6ForCausalLM",), _RWKV6, eps="layer_norm_epsilon", defaults=_DEFAULTS,
+        layers=lambda config: [f"rwkv.blocks.{n}." for n in range(config.needed("num_hidden_layers"))],
+        keys={
+            **_KEYS, "time_mix_extra_dim": lambda config: _extra(config, 64),
+            "time_decay_extra_dim": lambda config: _extra(config, 128), "rescale_every_n_layers": "rescale_every",
+            "feed_forward_length": _inner(lambda width: int(width * 3.5) // 32 * 32),
+        },
+        top={
+            "token_embd": From(("rwkv.embeddings",)), "token_embd_norm": From(("rwkv.blocks.0.pre_ln",)),
+            "output_norm": From(("rwkv.ln_out",)), "output": From(("head",)),
+        },
+        templates={"default": TEMPLATE},
+    ),
+    Recipe(
+        "rwkv6qwen2", ("RWKV6Qwen2ForCausalLM",), _QWEN6, defaults={"num_attention_heads": 1},
+        keys={
+            **_IN_QWEN, "attention.head_count_kv": "num_key_value_heads",
+            "wkv.head_size": lambda config: config.needed("hidden_size") // config.needed("num_attention_heads"),
+            "time_mix_extra_dim": _rank("lora_rank_tokenshift", 64),
+            "time_decay_extra_dim": _rank("lora_rank_decay", 128),
+        },
+    ),
+    Recipe(
+        "rwkv7", ("RWKV7ForCausalLM", "Rwkv7ForCausalLM"), _RWKV7, eps="layer_norm_epsilon", defaults=_DEFAULTS,
+        keys={
+            **_KEYS, "context_length": _LONG, "feed_forward_length": _inner(lambda width: 4 * width),
+            "attention.decay_lora_rank": _low_rank("lora_rank_decay", "decay_low_rank_dim", 0.5, 1.8),
+            "attention.iclr_lora_rank": _low_rank("lora_rank_iclr", "a_low_rank_dim", 0.5, 1.8),
+            "attention.value_residual_mix_lora_rank": _low_rank(
+                "lora_rank_value_residual_mix", "v_low_rank_dim", 0.5, 1.3
+            ),
+            "attention.gate_lora_rank": _low_rank("lora_rank_gate", "gate_low_rank_dim", 0.8, 0.6),
+        },
+        top={"token_embd": From(("model.embeddings",)), "token_embd_norm": From(("model.layers.0.pre_norm",))},
+        templates={"default": TEMPLATE}, checks=(_all_recurrent,),
+    ),
+    Recipe(
+        "arwkv7", ("RwkvHybridForCausalLM",), _QWEN7, defaults=_DEFAULTS,
+        keys={
+            **_IN_QWEN, "attention.decay_lora_rank": 64, "attention.iclr_lora_rank": 64,
+            "attention.value_residual_mix_lora_rank": 32,
+            "attention.gate_lora_rank": lambda config: 0 if config.flag("wkv_has_gate") is False else 128,
+        },
+        checks=(must_be("wkv_version", 7),),
+    ),
+)  # fmt: skip

@@ -1,0 +1,92 @@
+r"""RWKV's "world" vocabulary: a text file with a line for each token, `ID LITERAL LENGTH`. Literals are Python's, of
+texts or bytes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.errors import ConvertError
+from localllm.convert.tokens import CONTROL, NORMAL, TokenizerFiles, Tokens
+from localllm.printable import printable
+
+FILE = "rwkv_vocab_v20230424.txt"
+_MAX_BYTES = 1 << 24  # the only one known has 1 MB
+_MAX_LINE = 2000  # characters
+_LINE = re.compile(r"(\d{1,9}) (b?(?:'.*'|\".*\")) (\d{1,9})")
+_START = "<s>"  # id 0, which no line has: it starts texts and ends answers
+_TURN = b"\n\n"  # ends an answer too
+
+# The dialogue that these models were trained with. It does not keep what an answer thought.
+TEMPLATE = (
+    "{{ bos_token }}{% set told = messages | selectattr('role', 'equalto', 'system') | list %}"
+    "{% if told and told[-1].content %}{{ 'System: ' + told[-1].content + '\n\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}{{ 'User: ' + message.content | trim + '\n\n' }}"
+    "{% elif message.role == 'assistant' and message.content is not none %}"
+    "{{ 'Assistant: ' + message.content.split('</think>')[-1] | trim + '\n\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}"
+    "{% if enable_thinking is defined %}{{ ' <think>' if enable_thinking else ' <think>\n</think>' }}{% endif %}"
+    "{% endif %}"
+)
+
+
+def from_world(files: TokenizerFiles) -> dict[str, Any]:
+    """Convert the file to GGUF keys, with the ids of special tokens; ConvertError in one line if it is damaged."""
+    tokens = Tokens.padding(files.rows)
+    tokens.put(0, _START, CONTROL, 0.0)
+    keys: dict[str, Any] = {"tokenizer.ggml.model": "rwkv"}
+    for i, token in _read(files).items():
+        tokens.put(i, repr(token)[2:-1], NORMAL, 0.0)
+        if token == _TURN:
+            keys["tokenizer.ggml.eot_token_id"] = i
+    return {
+        **keys,
+        "tokenizer.ggml.tokens": tokens.texts,
+        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+
+
+def _read(files: TokenizerFiles) -> dict[int, bytes]:
+    """Return the bytes of tokens by id."""
+    path = files.folder / FILE
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a vocabulary")
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConvertError(f"{path}: cannot be read: {error}") from None
+    found: dict[int, bytes] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.rstrip("\r")) if len(line) < _MAX_LINE else None
+        token = _literal(match[2]) if match else None
+        if match is None or token is None or len(token) != int(match[3]):
+            raise ConvertError(f"{path}: line {number} is not a token with its id and length; download it again")
+        i = int(match[1])
+        if not 0 < i < files.rows or i in found:
+            raise ConvertError(
+                f"{path}: line {number}: the id {i} of token {printable(repr(token), 60)} is there twice or beyond the "
+                f"embedding, which has {files.rows} rows"
+            )
+        found[i] = token
+    if missing := set(range(1, 256)) - {token[0] for token in found.values() if len(token) == 1}:
+        raise ConvertError(f"{path}: holds no token for the byte 0x{min(missing):02X}; download it again")
+    return found
+
+
+def _literal(text: str) -> bytes | None:
+    """Return the bytes of a literal; None if it is none."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    return value if isinstance(value, bytes) else None
