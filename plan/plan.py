@@ -36,8 +36,8 @@ class CacheLayer:
 
     @property
     def gathered(self) -> bool:
-        """Whether attention reads this layer row by row, not block by block."""
-        return self.pooled or (self.selected > 0 and not self.whole)
+        """Whether every row reads positions or pools of its own: what it lists, not all that it sees."""
+        return self.pooled or self.selected > 0
 
 
 def rows_of_block(every: int) -> int:
