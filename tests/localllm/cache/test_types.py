@@ -10,8 +10,10 @@ from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.cache.types import cache_bytes, choose_types
 from localllm.errors import LocalLLMError
-from localllm.plan import BLOCK, Plan, Recorder
+from localllm.plan import BLOCK, Plan, Recorder, RowLayer
+from tests.models.kit import KIT
 from tests.models.support import MemoryWeight
+from tests.models.support import plan_of as model_plan
 
 
 def plan_of(head_dim: int, window: int = 0) -> Plan:
@@ -42,6 +44,20 @@ def test_what_harms_is_refused_but_for_force(head_dim: int, keys: str, values: s
             choose_types(asked, plan, limits_of(2), 1000, force=False)
     assert choose_types(asked, plan, limits_of(2), 1000, force=bool(told)).types == asked
     assert choose_types(asked, plan, limits_of(2), 1000, force=bool(told)).note == ""
+
+
+@pytest.mark.parametrize("name", ["deepseek32-8of40", "deepseek4-8of50"])
+def test_an_indexer_without_values_harms_no_type(name: str) -> None:
+    asked = CacheTypes("q8_0", "q4_0")
+    assert choose_types(asked, model_plan(*KIT[name].loaded()), limits_of(8), 1, force=False).types == asked
+
+
+def test_a_layer_of_pools_counts_for_its_share() -> None:
+    """Two rows of 64 numbers of 2 bytes, key and value: for each position, and for each fourth and each 128th."""
+    limits, plan, types = limits_of(8), model_plan(*KIT["deepseek4-8of50"].loaded()), CacheTypes()
+    states = sum(4 * 8 * (BLOCK * layer.row) for layer in plan.layers if isinstance(layer, RowLayer))
+    rows = 3 * BLOCK + BLOCK // 4 + 1
+    assert cache_bytes(plan, limits, types) - states == 8 * (rows * 2 * 64 * 2 + BLOCK // 4 * 128 * 2)
 
 
 def test_auto_is_q8_0_where_the_cache_is_a_tenth_of_the_weights_or_more() -> None:
