@@ -19,7 +19,17 @@ from typing import Any, get_args
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.cuda.nvrtc import Nvrtc
 from localllm.backends.gpu import cachetypes, formats
-from localllm.backends.gpu.kernels import attention, columns, experts, largest, products, recurrence, rowwise, streams
+from localllm.backends.gpu.kernels import (
+    attention,
+    columns,
+    experts,
+    largest,
+    ngrams,
+    products,
+    recurrence,
+    rowwise,
+    streams,
+)
 from localllm.backends.gpu.kernels.kernel import Kernel
 from localllm.backends.gpu.kernels.products import COLUMNS
 from localllm.plan import CacheLayer, Gating
@@ -29,7 +39,8 @@ BUDGET = 32  # bytes that a kernel may spill, stored and loaded
 LIMITS = Limits(512, 512, 65, 65 * 64)
 ROWS = LIMITS.rows
 GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)", "swiglu_clamp(a, b, 7.0f)")
-ELEMENTS = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", "relu2(a)", *GATES, "softplus(a) * (b)", "(a) + (b)")
+ALONE = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", "relu2(a)", "signed_root(a)")
+ELEMENTS = (*ALONE, *GATES, "softplus(a) * (b)", "(a) + (b)")
 BLOCKS = products.block_words(2048)
 # The form of a row that a kernel makes: floats, activation blocks, or both.
 DELIVERIES = {
@@ -88,6 +99,7 @@ def _products(name: str, architecture: str) -> list[Labelled]:
         (f"matmul {name}, experts", products.Matmul(format=name, product=experts)),
         (f"matvec {name}, heads", products.Matvec(format=name, COLUMNS=COLUMNS, product=_head_product(width))),
         (f"embed {name}", rowwise.EmbedRows(format=name, MAX_ROWS=ROWS, K=2048, N=32000, Y_STRIDE=2048)),
+        (f"embed n-grams {name}", _ngrams(name)),
     ]
     if (terms := products.terms(name, 2048, architecture)) is None:
         return [*found, (f"matmul {name}, heads", products.Matmul(format=name, product=_head_product(width)))]
@@ -103,6 +115,17 @@ def _products(name: str, architecture: str) -> list[Labelled]:
     heads = products.tensor(name, products.tiles_of(name)[0], terms, _head_product(wide))
     tile = products.tensor(name, products.EXPERTS_TILE, terms, experts)
     return [*found, (f"tensor {name}, heads", heads), (f"tensor {name}, experts", tile)]
+
+
+def _ngrams(name: str) -> ngrams.EmbedNgrams:
+    """Rows of 16 heads, as Qwen 4 has them; super-blocks need wider ones."""
+    items = 256 // 32 if name in formats.QUANTIZED else 256
+    sizes, multipliers = [20_000_003 + 2 * head for head in range(16)], [(1 << 44) + n for n in range(3)]
+    return ngrams.EmbedNgrams(
+        format=name, stored=recurrence.Stored(MAX_ROWS=ROWS, SLOTS_AT=6, TABLE_STRIDE_AT=3), K=256, N=sum(sizes),
+        HEADS=16, EACH=8, END=2, ITEMS=items, Y_STRIDE=4096, MULTIPLIERS=ngrams.by_number(multipliers),
+        SIZES=ngrams.by_number(sizes), FIRSTS=ngrams.by_number([20_000_003 * head for head in range(16)]),
+    )  # fmt: skip
 
 
 def _together(name: str, x_stride: int) -> list[Labelled]:
@@ -136,7 +159,7 @@ def _attention(
         MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
         cache=attention.cache_shape(cache, layer), HEADS=heads, Q_STRIDE=heads * layer.head_dim,
         FACTOR=layer.head_dim**-0.5, WINDOW=window, CHUNKED=sinks, CAUSAL=causal, HAS_SOFTCAP=cap, SOFTCAP=50.0,
-        HAS_SINKS=sinks, HAS_SLOPES=sinks, TABLE_STRIDE_AT=2,
+        HAS_SINKS=sinks, HAS_SLOPES=sinks, TABLE_STRIDE_AT=2, AFTER=False, REACH=0,
     )  # fmt: skip
     label = f"{layer.head_dim} x {group} {cache.keys}" + ", both directions" * (not causal)
     return [
