@@ -36,8 +36,8 @@ class CacheLayer:
 
     @property
     def gathered(self) -> bool:
-        """Whether attention reads this layer row by row, not block by block."""
-        return self.pooled or (self.selected > 0 and not self.whole)
+        """Whether rows read a list of their own of this layer, not all they see."""
+        return self.pooled or self.selected > 0
 
 
 def rows_of_block(every: int) -> int:
