@@ -36,7 +36,7 @@ class CacheLayer:
 
     @property
     def gathered(self) -> bool:
-        """Whether rows read a list of their own of this layer, not all they see."""
+        """Whether every row reads positions or pools of its own: what it lists, not all that it sees."""
         return self.pooled or self.selected > 0
 
 

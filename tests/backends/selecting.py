@@ -88,6 +88,7 @@ class Pooling:
     heads: Heads
     every: int
     count: int = 0  # 0: rows read all
+    prefix: bool = False  # values are the first numbers of the keys
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -107,6 +108,7 @@ POOLING = (  # pools in a block, of one, over several; windows within a block an
     Pooling(Heads(6, 2, 16, window=20), 64),
     Pooling(Heads(3, 1, 32, window=40, sinks=True), 100),
     Pooling(Heads(17, 1, 512, window=16), 48),
+    Pooling(Heads(4, 1, 96, window=9, value_dim=64), 4, 5, prefix=True),
 )
 
 
@@ -118,7 +120,10 @@ def attend_pools(p: Pooling) -> Build:
     def build(r: Recorder, x: Value) -> Value:
         parts = [r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts)]
         q, k, v, far_k, far_v, index_q, index_k, weights = parts
-        near, far = r.append(k, v, h.kv_heads), r.append(far_k, far_v, h.kv_heads, p.every)
+        if p.prefix:
+            v, far_v = (r.columns(keys, 0, v.width) for keys in (k, far_k))
+        near = r.append(k, v, h.kv_heads, prefix=p.prefix)
+        far = r.append(far_k, far_v, h.kv_heads, p.every, p.prefix)
         selection = None
         if p.count:
             keys = r.append_index(index_k, p.every)

@@ -61,7 +61,7 @@ def backends() -> Iterator[list[CpuBackend]]:
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
-@pytest.mark.parametrize("p", [replace(POOLING[0], count=120), *POOLING[2:5]], ids=str)
+@pytest.mark.parametrize("p", [replace(POOLING[0], count=120), *POOLING[2:5], POOLING[6]], ids=str)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: Pooling, name: str) -> None:
     """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
     plan, cache, tokens = plan_of(p), CacheTypes(name, name), np.random.RandomState(1).randint(0, VOCABULARY, LONG)
@@ -80,7 +80,7 @@ def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: 
         executable.close()
 
 
-@pytest.mark.parametrize("p", [POOLING[0], POOLING[4]], ids=str)
+@pytest.mark.parametrize("p", [POOLING[0], POOLING[4], POOLING[6]], ids=str)
 def test_blocks_are_read_and_written(cpu: CpuBackend, p: Pooling) -> None:
     """One executable continues from what another stored, and refuses numbers that are not finite."""
     plan, tokens = plan_of(p), np.random.RandomState(1).randint(0, VOCABULARY, 180)
@@ -109,6 +109,8 @@ def test_a_layer_of_pools_takes_a_share_of_the_memory(cpu: CpuBackend) -> None:
     assert memory.cache == 10 * sum(blocks)
     everything = cpu.bind(plan_of(POOLING[4]), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
     assert everything.read_after(400) - everything.weights_per_token == 40 * 128 + 400 * (128 // 100)
+    shared = cpu.bind(plan_of(POOLING[6]), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
+    assert shared.cache == 10 * BLOCK * (2 * 96 + 2 * 96 // 4 + of_key // 4)  # values are read in the keys
     far = plan_of(POOLING[4]).layers[1]
     assert isinstance(far, CacheLayer)
     assert (far.every, far.selected, far.window) == (100, 0, 0)
