@@ -36,8 +36,8 @@ class CacheLayer:
 
     @property
     def gathered(self) -> bool:
-        """Whether attention reads this layer row by row, not block by block."""
-        return self.pooled or (self.selected > 0 and not self.whole)
+        """Whether rows of attention read rows of this layer that are listed for them, not all of its blocks."""
+        return self.pooled or self.selected > 0
 
 
 def rows_of_block(every: int) -> int:

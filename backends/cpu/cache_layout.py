@@ -24,7 +24,7 @@ def layout_of(layer: CacheLayer, cache: CacheTypes) -> Layout:
     Values that begin the keys are stored twice where the stored numbers differ: in another type, or in types that
     rotate heads by their width.
     """
-    rows, keys = layer.gathered, CACHE[cache.keys]
+    rows, keys = layer.gathered and not layer.whole, CACHE[cache.keys]
     same = isinstance(keys, Floats) or (keys.integer_bits == 8 and not keys.type.rotated)
     same &= cache.keys == cache.values and layer.value_dim % GROUP == 0
     return Layout(rows, rows and layer.prefix and same)
