@@ -12,8 +12,9 @@ from localllm.backends.reference import ReferenceBackend
 from localllm.models import ModelError
 from localllm.plan import Attention, CacheLayer, Plan, SelectPositions
 from tests.backends.support import bind
+from tests.models import make_deepseek4
 from tests.models.kit import KIT
-from tests.models.support import Driver, MemoryWeight, plan_of
+from tests.models.support import Driver, MemoryWeight, nmse, plan_of
 
 LONG, HASHED = KIT["deepseek4-8of50"], KIT["deepseek4-hash"]
 CONVERTED = {  # what llama.cpp's converter writes
@@ -145,3 +146,11 @@ def test_the_token_alone_chooses_the_experts() -> None:
     found = driver(plan_of(metadata, tensors)).step([(0, HASHED.tokens)])
     np.testing.assert_array_equal(found[:first], truth[:first])
     assert np.abs(found[first] - truth[first]).max() > 1e-3
+
+
+def test_transformers_agree() -> None:
+    """At every position: with YaRN, experts by token, 3 of 35 pools of 4, and one of 128."""
+    with np.load(make_deepseek4.DATA) as data:
+        logits = data["logits"]
+    found = driver(plan_of(make_deepseek4.metadata(), make_deepseek4.tensors())).step([(0, make_deepseek4.TOKENS)])
+    assert nmse(found, logits).max() < 1e-10
