@@ -1,8 +1,8 @@
 """Layout of a cache block that is read row by row, and the kernel code that writes it and gathers rows from it.
 
 Keys in panels of 16 positions, as `backends.cpu.cache` stores them, would be read whole for one position. Layers of
-which attention reads single rows (`CacheLayer.gathered`) store a row per position and head instead. Of one head of one
-block (64 positions, or 64 / every pools):
+which attention reads single rows (`backends.cpu.cache_layout`) store a row per position and head instead. Of one head
+of one block (64 positions, or 64 / every pools):
 
     floats   rows (positions, D filled up to whole vectors)
     blocks   rows (64 positions, E / 32) of {words (4 or 8, 4 bytes), fifth bits (4 bytes), scale, minimum}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,11 +63,20 @@ def presets() -> str:
     )
 
 
+def files_alone() -> str:
+    """Return the architectures whose Hugging Face folders are refused."""
+    from localllm.convert.recipes import RECIPES
+    from localllm.models import ARCHITECTURES
+
+    return textwrap.fill(", ".join(sorted(set(ARCHITECTURES) - set(RECIPES))), 120, break_on_hyphens=False)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "formats": formats,
     "architectures": architectures,
     "tokenizers": tokenizers,
     "pre-tokenizers": pre_tokenizers,
+    "files alone": files_alone,
     "commands": commands,
     "presets": presets,
 }

@@ -19,7 +19,7 @@ _PREFIXES = (
     ("transformer.", "model."), ("h.", "model.layers."),
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
-    r"(model\.)?(vit|vision_(tower|model|encoder)|visual|multi_modal_projector|mm_projector|patch_merge_mlp|audio_(tower|encoder)|"
+    r"(model\.)?(vit|vision(_(tower|model|encoder))?|visual|multi_modal_projector|mm_projector|patch_merge_mlp|audio_(tower|encoder)|"
     r"embed_vision|embed_audio|mlp_AR)\."
 )
 _DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")

@@ -1,4 +1,7 @@
-"""The text models inside of vision models. Their rotation has parts for the sides of a picture; for text it is one."""
+"""The text models inside of vision models. Their rotation has parts for the sides of a picture; for text it is one.
+
+CogVLM has matrices of its own for pictures in each layer, which llama.cpp asks for; they are in the file.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,31 @@ def _four_sections(config: HfConfig) -> np.ndarray | None:
     return np.array([*found, 0][:4], np.int32)
 
 
+_COGVLM: Layer = {
+    **of.NORMS,
+    **{
+        f"{prefix}{name}.weight": taken(f"{place}.{of_kind}_{theirs}.weight")
+        for prefix, of_kind in (("", "language"), ("vis_", "vision"))
+        for name, place, theirs in (
+            ("attn_qkv", "self_attn", "expert_query_key_value"),
+            ("attn_output", "self_attn", "expert_dense"),
+        )
+    },
+    **{f"ffn_{x}": taken(f"mlp.language_mlp.{x}_proj") for x in ("gate", "up", "down")},
+    **{f"vis_{x}": taken(f"mlp.vision_mlp.{x}_proj") for x in ("gate", "up", "down")},
+}
+
+
+def _as_many_keys(config: HfConfig) -> str | None:
+    """CogVLM 2 shares keys and values, which llama.cpp does not load, so that nothing can be compared."""
+    shared, heads = config.integer("num_multi_query_heads"), config.needed("num_attention_heads")
+    if shared in (None, heads):
+        return None
+    return f"num_multi_query_heads is {shared}; the GGUF architecture has a key and a value for each of {heads} heads"
+
+
 ROWS = (
+    Recipe("cogvlm", ("CogVLMForCausalLM",), _COGVLM, checks=(_as_many_keys,)),
     Recipe(
         "hunyuan_vl", ("HunYuanVLForConditionalGeneration",), of.HUNYUAN,
         keys={"rope.dimension_sections": _four_sections}, checks=(must_be("attention_bias", False),),

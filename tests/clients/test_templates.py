@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +73,26 @@ def test_a_conversation_with_tools(families: Server, family: str, stream: bool) 
     assert asked == [{"word": "owl", "most": 3}, {"word": "öre 1 of it"}]
     assert choice.message.content.strip() == "Found 2 of it."
     assert choice.finish_reason == "stop"
+
+
+WRITTEN = json.loads((Path(__file__).parents[1] / "localllm/server/llamacpp/prompts.json").read_text(encoding="utf-8"))
+ENDS = {"MiniMax-M3": "[e~[", "deepseek-ai-DeepSeek-V3.2": "<｜end▁of▁sentence｜>"}
+
+
+@pytest.mark.parametrize("family", ENDS)
+def test_a_call_as_llama_server_writes_it(families: Server, family: str) -> None:
+    """The answer is the text that llama-server makes of a call, by the publisher's template."""
+    before, whole = (WRITTEN["prompts"][f"{family} {case}"] for case in ("tools", "called"))
+    written = (
+        whole.removeprefix(before).split(ENDS[family])[0].partition("</think>" if "DeepSeek" in family else "nk>")[2]
+    )
+    request = WRITTEN["requests"]["called"]
+    with openai.OpenAI(base_url=f"{families.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        body = client.chat.completions.create(
+            model=family, messages=[{"role": "user", "content": plan(says(written))}], tools=request["tools"]
+        )
+    [choice] = body.choices
+    [made] = choice.message.tool_calls or []
+    assert (made.function.name, json.loads(made.function.arguments)) == ("get_weather", {"city": "Oslo", "days": 2})
+    assert not (choice.message.content or "").strip()
+    assert choice.finish_reason == "tool_calls"

@@ -71,6 +71,13 @@ _LLADA: Shapes = {
     "ff_out": [WIDTH, FFN],
 }  # fmt: skip
 
+_COGVLM: Shapes = {
+    **_NORMS,
+    **{f"self_attn.{x}_expert_query_key_value": [3 * WIDTH, WIDTH] for x in ("language", "vision")},
+    **{f"self_attn.{x}_expert_dense": [WIDTH, WIDTH] for x in ("language", "vision")},
+    **_below("mlp.language_mlp.", _MLP), **_below("mlp.vision_mlp.", _MLP),
+}  # fmt: skip
+
 # Name: config.json, tensors, and the tokenizer.
 OWN: dict[str, tuple[dict[str, Any], list[Any], str]] = {
     "dream": (
@@ -98,6 +105,13 @@ OWN: dict[str, tuple[dict[str, Any], list[Any], str]] = {
         {**_QWEN, **_EXPERTS, "architectures": ["RND1"], "model_type": "rnd1", "moe_intermediate_size": FFN,
          "norm_topk_prob": True},
         weights(_TOP) + _layers(_ROUTED), "qwen2",
+    ),
+    "cogvlm": (
+        {**_QWEN, "architectures": ["CogVLMForCausalLM"], "model_type": "cogvlm", "num_key_value_heads": HEADS,
+         "num_multi_query_heads": HEADS, "rope_theta": 10000.0, "mask_token_id": None,
+         "vision_config": {"hidden_size": 16}},
+        weights(_TOP) + _layers(_COGVLM) + weights({"model.vision.linear_proj.linear_proj": [WIDTH, 16]}),
+        "spm",
     ),
     **RWKV,
 }  # fmt: skip
