@@ -20,7 +20,8 @@ from tests.backends.support import bind, record
 from tests.backends.test_selection import STEPS, batches
 from tests.models.support import Driver, MemoryWeight
 
-LONG = 700  # positions: the longest list of rows fills a partition
+LONG = 1920  # positions: the last one ends a pool of 4, which is the only row of a third partition with a window of 33
+MANY = replace(POOLING[0], heads=replace(POOLING[0].heads, window=40), count=220)  # a partition and some
 MORE = [(POOLING[0], CacheTypes(name, name)) for name in CACHE_TYPES if name != "f16"]
 
 
@@ -61,7 +62,7 @@ def backends() -> Iterator[list[CpuBackend]]:
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
-@pytest.mark.parametrize("p", [replace(POOLING[0], count=120), *POOLING[2:5], POOLING[6]], ids=str)
+@pytest.mark.parametrize("p", [MANY, *POOLING[2:5], POOLING[6]], ids=str)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: Pooling, name: str) -> None:
     """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
     plan, cache, tokens = plan_of(p), CacheTypes(name, name), np.random.RandomState(1).randint(0, VOCABULARY, LONG)
