@@ -182,6 +182,18 @@ def test_without_llama_cpp_python_a_comparison_says_what_to_do(tmp_path) -> None
     assert result.stderr == "llama-cpp-python is not installed: pip install it, or give --llama-bench PATH\n"
 
 
+def test_the_page_on_architectures_shows_the_stored_depths(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import deep
+
+    assert shown("docs/architectures.md", "deep") == deep.table(deep.stored())
+    row = deep.Row("m", "tg32@64", 2, ours=[30.0, 90.0, 40.0], flash=[10.0, 20.0, 20.0], plain=[15.0])
+    assert row.best == [15.0, 20.0, 20.0]  # of the ways that ran in a round
+    assert row.ratio == 2.0
+    for name in ("deep", "compare"):
+        sys.modules.pop(name, None)
+
+
 def test_a_state_of_llama_cpp_gets_more_cells(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Two caches, of latent rows without values and of index keys; and one whose values are in columns."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
