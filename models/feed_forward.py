@@ -168,10 +168,10 @@ class FeedForward:
         An adjugate expert reads the same rows x, and runs for each chosen expert of its group, with that one's weight.
         """
         recorder, tensors, name = self.builder.recorder, self.builder.tensors, f"blk.{layer}.ffn_"
-        inner = tensors.height(f"{name}up_chexps.weight")
+        inner, group = tensors.height(f"{name}up_chexps.weight"), experts.adjugate_group
         sizes = {"gate": (inner, x.width), "up": (inner, x.width), "down": (x.width, inner)}
         gate, up, down = (
-            Stack(tensors.shared_stack(f"{name}{part}_chexps.weight", experts.count, experts.adjugate_group, *size))
+            Stack(tensors.shared_stack(f"{name}{part}_chexps.weight", experts.count, group, *size), shared=group)
             for part, size in sizes.items()
         )
         own = recorder.experts(

@@ -296,7 +296,7 @@ class _Shared:
 
     @property
     def name(self) -> str:
-        return f"{self.stack.name} for {self.group} each"
+        return self.stack.name
 
     @property
     def format(self) -> str:

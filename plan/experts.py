@@ -23,6 +23,7 @@ class Stack:
     weight: Weight  # (experts, rows, columns)
     scale: Weight | None = None  # (experts,)
     bias: Weight | None = None  # (experts, rows)
+    shared: int = 1  # neighbouring experts that have the same matrix of the file
 
 
 @dataclass(frozen=True, slots=True)

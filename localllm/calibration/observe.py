@@ -69,8 +69,9 @@ def _inputs(model: Model) -> list[MatrixInputs]:
         if isinstance(op, Experts):
             routing = executable.routing(op.out)
             x = np.broadcast_to(executable.value(op.x)[:, None], (*routing.choices.shape, op.x.width))
-            found.append(MatrixInputs((op.gate.weight.tensor, op.up.weight.tensor), x, routing.choices))
-            found.append(MatrixInputs((op.down.weight.tensor,), routing.hidden, routing.choices))
+            choices = routing.choices // op.down.shared  # numbers of the file's matrices
+            found.append(MatrixInputs((op.gate.weight.tensor, op.up.weight.tensor), x, choices))
+            found.append(MatrixInputs((op.down.weight.tensor,), routing.hidden, choices))
             continue
         for value, weight in op.products:
             values[value.index] = value

@@ -101,7 +101,8 @@ def groups(plan: Plan) -> list[FoldGroup]:
     for op in plan.operations:
         if isinstance(op, Experts) and op.activation in LINEAR_IN_UP:
             makers = [_rows(w, op.up.weight.shape[1]) for w in (op.up.weight, op.up.bias) if w is not None]
-            found.append(FoldGroup((op.down.weight.tensor,), tuple(makers), op.down.weight.shape[0]))
+            count = op.down.weight.shape[0] // op.down.shared
+            found.append(FoldGroup((op.down.weight.tensor,), tuple(makers), count))
     return found
 
 

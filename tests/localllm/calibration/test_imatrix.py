@@ -18,6 +18,8 @@ from localllm.plan import Experts, Linear
 from localllm.quantize.jobs import metadata
 from tests.conftest import reference
 from tests.localllm.support import REPOSITORY
+from tests.models.test_grove_moe import GROUP, WIDTH
+from tests.models.test_grove_moe import model as grove_moe
 
 SMALLTALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 
@@ -75,6 +77,19 @@ def test_every_expert_counts_the_rows_it_got(arch: str) -> None:
         np.testing.assert_allclose(
             theirs.entries[op.gate.weight.name].sums.sum(axis=0), op.used * seen_by_all[0], rtol=1e-4
         )
+
+
+def test_an_expert_that_others_share_counts_the_rows_of_each(tmp_path: Path) -> None:
+    """Adjugate experts of Grove MoE run for each expert of their group: the file has one matrix for both."""
+    metadata, tensors = grove_moe()
+    path = tmp_path / "model.gguf"
+    write_gguf(path, metadata, [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values()])
+    windows = Windows(np.random.RandomState(2).randint(0, 29, (2, 20)).astype(np.int32))
+    with load(path, ctx_size=32, observe=True) as model:
+        entries = measure(model, windows).entries
+    own, shared = (entries[f"blk.0.ffn_{part}.weight"] for part in ("gate_exps", "gate_chexps"))
+    np.testing.assert_array_equal(shared.counts, own.counts.reshape(-1, GROUP).sum(axis=1))
+    np.testing.assert_allclose(shared.sums, own.sums.reshape(-1, GROUP, WIDTH).sum(axis=1), rtol=1e-5)
 
 
 def test_rows_of_a_matrix_that_is_read_in_parts_count_once() -> None:
