@@ -83,7 +83,7 @@ def test_sliding_layers_may_have_heads_of_another_width() -> None:
     assert c.attention_scale == pytest.approx((8**-0.5, 16**-0.5, 8**-0.5))
     assert (c.rope.n_rot, c.window_rope.n_rot) == (12, 6)
     assert sliding("gemma3", attention__sliding_window=512, **widths).head_dim == (16,) * 7
-    for key, bad in (("attention__value_length_swa", 1025), ("rope__dimension_count_swa", 9)):
+    for key, bad in (("attention__value_length_swa", 2049), ("rope__dimension_count_swa", 9)):
         with pytest.raises(ModelError, match=rf"^gemma3\.{key.replace('__', '.')}: .*{bad}"):
             sliding("gemma3", 3, attention__sliding_window=512, **widths, **(own | {key: bad}))
 
