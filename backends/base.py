@@ -24,6 +24,7 @@ from localllm.plan import (
     Tensor,
     Value,
     Weight,
+    rows_of_block,
 )
 from localllm.printable import printable
 
@@ -98,7 +99,8 @@ class Memory:
 def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Limits) -> dict[str, int]:
     """Return the cache fields of `Memory`, given the bytes of a block in every layer."""
     pairs = list(zip(layers, block_bytes, strict=True))
-    of_token = [(layer, size // BLOCK) for layer, size in pairs if isinstance(layer, CacheLayer)]
+    cached = [(layer, size // rows_of_block(layer.every)) for layer, size in pairs if isinstance(layer, CacheLayer)]
+    of_token = [(layer, size // layer.every) for layer, size in cached]  # bytes; a pool has one row
     return {
         "cache_per_token": sum(size for layer, size in of_token if not layer.window and not layer.selected),
         "window_per_token": sum(size for layer, size in of_token if layer.window),
@@ -113,8 +115,8 @@ def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Lim
 def state_read(layer: RowLayer | StateLayer | ScanLayer | MatrixLayer) -> int:
     """Return the bytes that a row reads of a recurrent layer on average: its state, and half the rows of a block."""
     match layer:
-        case RowLayer(width, window):
-            return 4 * width * window
+        case RowLayer(width, window, every):
+            return 4 * width * window // every
         case StateLayer():
             return 4 * (layer.state + layer.row * BLOCK // 2)
         case ScanLayer(width, state_dim):

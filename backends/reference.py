@@ -20,7 +20,7 @@ from localllm.backends.reference_operations import OPERATIONS
 from localllm.backends.reference_state import State
 from localllm.backends.shell import Shell
 from localllm.notice import Notice, Setting
-from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Store, Tensor, Value, flattened
+from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Store, Tensor, Value, flattened, rows_of_block
 
 
 class ReferenceBackend:
@@ -69,8 +69,9 @@ class ReferenceExecutable(Shell):
 
     def _take_in(self, batch: Batch) -> None:
         cache = self._cache
+        every = [layer.every if isinstance(layer, CacheLayer) else 1 for layer in self._plan.layers]
         self._last = State(
-            batch, {}, self._weights, cache.keys, cache.values, *cache.types, cache.stores, self._windowed
+            batch, {}, self._weights, cache.keys, cache.values, *cache.types, cache.stores, self._windowed, every
         )
 
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
@@ -172,8 +173,10 @@ class _Cache:
         """Return the parts of a layer by blocks: keys and values (blocks, BLOCK, kv_heads, bytes), or all numbers."""
         if not isinstance(self._layers[layer], CacheLayer):
             return [self.stores[layer].view(np.uint8)]
-        slots = [part[layer] for part in (self.keys, self.values)]
-        return [part.reshape(len(part) // BLOCK, BLOCK, *part.shape[1:]) for part in slots]
+        own = self._layers[layer]
+        assert isinstance(own, CacheLayer)
+        slots, rows = [part[layer] for part in (self.keys, self.values)], rows_of_block(own.every)
+        return [part.reshape(len(part) // rows, rows, *part.shape[1:]) for part in slots]
 
     def _parts(self, layer: int, content: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Split the content (n, bytes) of blocks as `_blocks` does."""
@@ -187,7 +190,7 @@ def _slots(own: Store, blocks: int, type_: CacheType, width: str) -> NDArray[np.
     """Memory for the keys or the values of a layer; `width` names the width of one."""
     if not isinstance(own, CacheLayer):
         return np.zeros((0, 0, 0), np.uint8)
-    return np.zeros((blocks * BLOCK, own.kv_heads, type_.head_bytes(getattr(own, width))), np.uint8)
+    return np.zeros((blocks * rows_of_block(own.every), own.kv_heads, type_.head_bytes(getattr(own, width))), np.uint8)
 
 
 def _numbers(own: Store, blocks: int) -> F32:

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from localllm.backends import cache
 from localllm.backends.reference_state import State
-from localllm.plan import BLOCK, Append, Attention, SelectPositions
+from localllm.plan import BLOCK, Append, Attention, SelectPositions, rows_of_block
 
 Seen = NDArray[np.intp]
+Stored = NDArray[np.uint8]
 
 
 def append(state: State, op: Append) -> None:
@@ -19,35 +20,46 @@ def append(state: State, op: Append) -> None:
         (state.cache_keys, op.k, state.key_type), (state.cache_values, op.v, state.value_type),
     ):  # fmt: skip
         if value is not None:
-            rows, stored = state.values[value.index], caches[op.layer]
-            stored[state.slots(op.layer)] = cache.store(rows.reshape(len(rows), stored.shape[1], -1), type_)
+            rows, stored, every = state.values[value.index], caches[op.layer], state.every[op.layer]
+            ends = (state.batch.positions + 1) % every == 0
+            slots = _slots_of(state.slots(op.layer)[ends], every)
+            heads = stored.shape[1]
+            if len(slots):  # a step may end no pool
+                stored[slots] = cache.store(rows[ends].reshape(len(slots), heads, rows.shape[1] // heads), type_)
+
+
+def _slots_of(slots: Seen, every: int) -> Seen:
+    """Where a layer with a row for every n-th position has those that belong to these slots."""
+    per = rows_of_block(every)
+    return slots // BLOCK * per + slots % BLOCK // every % per
 
 
 def select_positions(state: State, op: SelectPositions) -> None:
-    batch, head_dim, tables = state.rows(op.q), op.q.width // op.heads, state.tables(op.layer)
+    batch, head_dim, every = state.rows(op.q), op.q.width // op.heads, op.block if op.pooled else 1
     q = cache.query(state.values[op.q.index].reshape(-1, op.heads, head_dim), state.key_type)  # (T, heads, D)
     weights = None if op.weights is None else state.read(op.weights)
-    stored, out = state.cache_keys[op.layer], np.zeros((len(q), op.groups, 1 + op.most))
+    out = np.zeros((len(q), op.groups, 1 + op.most))
     for row, own in enumerate(batch.positions):
-        seen = np.arange(own + 1)
-        slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
-        keys = cache.load(stored[slots], head_dim, state.key_type)[:, 0]  # (P, D)
+        stored, _ = _rows(state, op.layer, batch.sequence[row], np.arange(every - 1, own + 1, every))
+        if own < op.most:  # all that the row sees
+            out[row, :, 0], out[row, :, 1 : 2 + own] = own + 1, np.arange(own + 1)
+            continue
+        keys = cache.load(stored, head_dim, state.key_type)[:, 0]  # (positions or pools, D)
         scores = (q[row][:, None] * keys).sum(axis=2)  # (heads, P); equal keys get equal scores, unlike by a BLAS
         if weights is not None:
             scores = (weights[row][:, None] * np.maximum(scores, 0.0)).sum(axis=0, keepdims=True)
         for group, of_group in enumerate(scores):
-            chosen = _chosen(of_group, op)
+            chosen = _chosen(of_group, op, own + 1)
             out[row, group, 0], out[row, group, 1 : 1 + len(chosen)] = len(chosen), chosen
     state.write(op.out, out.reshape(len(q), -1))
 
 
-def _chosen(scores: NDArray[np.float64], op: SelectPositions) -> Seen:
-    """Return the selected positions in order, given the scores of all that the row sees."""
+def _chosen(scores: NDArray[np.float64], op: SelectPositions, seen: int) -> Seen:
+    """Return the selected positions in order, given the scores of all positions or pools that the row sees."""
     if op.pooled:
-        whole = len(scores) // op.block
-        chosen = np.sort(np.argsort(-scores[op.block - 1 :: op.block], kind="stable")[: op.count])
+        chosen = np.sort(np.argsort(-scores, kind="stable")[: op.count])
         positions = (chosen[:, None] * op.block + np.arange(op.block)).reshape(-1)
-        return np.concatenate([positions, np.arange(whole * op.block, len(scores))])
+        return np.concatenate([positions, np.arange(len(scores) * op.block, seen)])
     blocks = -(-len(scores) // op.block)
     best = np.full(blocks * op.block, -np.inf)
     best[: len(scores)] = scores
@@ -60,7 +72,7 @@ def _chosen(scores: NDArray[np.float64], op: SelectPositions) -> Seen:
 
 def attention(state: State, op: Attention) -> None:
     batch, head_dim, value_dim = state.rows(op.q), op.q.width // op.heads, op.out.width // op.heads
-    kv_heads, tables = state.cache_keys[op.layer].shape[1], state.tables(op.layer)
+    kv_heads = state.cache_keys[op.layer].shape[1]
     heads = state.values[op.q.index].reshape(-1, kv_heads, op.heads // kv_heads, head_dim)
     q = cache.query(heads, state.key_type)  # (T, kv_heads, heads that share, D)
     out = np.empty((len(q), kv_heads, op.heads // kv_heads, value_dim))
@@ -73,9 +85,12 @@ def attention(state: State, op: Attention) -> None:
     for row in range(len(q)):
         own = batch.positions[row]
         for part, seen in _seen(state, op, row, own, ends[row], kv_heads):  # some key-value heads, what they see (P,)
-            slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
-            keys = cache.load(state.cache_keys[op.layer][slots][:, part], head_dim, state.key_type)  # (P, heads, D)
-            values = cache.load(state.cache_values[op.layer][slots][:, part], value_dim, state.value_type)
+            found = [_rows(state, op.layer, batch.sequence[row], seen)]
+            if op.pools is not None:
+                found.append(_rows(state, op.pools, batch.sequence[row], _pools(state, op, row, own)))
+            keys, values = (np.concatenate(rows)[:, part] for rows in zip(*found, strict=True))
+            keys = cache.load(keys, head_dim, state.key_type)  # (P, heads, D)
+            values = cache.load(values, value_dim, state.value_type)
             scores = q[row, part] @ keys.transpose(1, 2, 0) * op.scale
             if op.softcap:
                 scores = op.softcap * np.tanh(scores / op.softcap)
@@ -93,7 +108,7 @@ def attention(state: State, op: Attention) -> None:
 
 def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: int) -> Iterator[tuple[slice, Seen]]:
     """Yield key-value heads, each with the positions that a row reads there."""
-    if op.selection is not None:
+    if op.selection is not None and op.pools is None:
         each = kv_heads // op.slices
         for number, of_slice in enumerate(state.values[op.selection.index][row].reshape(op.slices, -1).astype(np.intp)):
             yield slice(number * each, (number + 1) * each), of_slice[1 : 1 + of_slice[0]]
@@ -106,3 +121,22 @@ def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: 
     elif op.window:
         first = own // op.window * op.window if op.chunked else max(0, own + 1 - op.window)
     yield slice(None), np.arange(first, last + 1)
+
+
+def _rows(state: State, layer: int, sequence: int, positions: Seen) -> tuple[Stored, Stored]:
+    """Stored keys and values (P, kv_heads, bytes) of some positions."""
+    slots = state.tables(layer)[sequence, positions // BLOCK] * BLOCK + positions % BLOCK
+    slots = _slots_of(slots, state.every[layer])
+    return state.cache_keys[layer][slots], state.cache_values[layer][slots]
+
+
+def _pools(state: State, op: Attention, row: int, own: int) -> Seen:
+    """The positions that end the pools that a row reads."""
+    assert op.pools is not None
+    every = state.every[op.pools]
+    if op.selection is None:
+        return np.arange(every - 1, own + 1, every)
+    listed: Seen = state.values[op.selection.index][row].astype(np.intp)
+    listed = listed[1 : 1 + listed[0]]
+    pools: Seen = listed[(listed + 1) % every == 0]
+    return pools

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import Routing
 from localllm.backends.reference_attention import append, attention, select_positions
+from localllm.backends.reference_ngrams import embed_ngrams
 from localllm.backends.reference_recurrence import convolve, linear_attention, matrix_scan, pool, selective_scan
 from localllm.backends.reference_state import State
 from localllm.backends.reference_streams import blend, connect, excess, match, mix, weigh
@@ -29,6 +30,7 @@ from localllm.plan import (
     Connect,
     Convolve,
     Embed,
+    EmbedNgrams,
     Excess,
     Experts,
     Glu,
@@ -142,6 +144,7 @@ _ACTIVATIONS: dict[str, Callable[[F64], F64]] = {
     "relu2": lambda x: _relu(x) ** 2,
     "softplus": _softplus,
     "exp": np.exp,
+    "signed_root": lambda x: np.sign(x) * np.sqrt(np.maximum(np.abs(x), 1e-6)),
 }
 _GLU: dict[str, Callable[[F64, F64, float], F64]] = {
     "silu": lambda gate, up, limit: _silu(gate) * up,
@@ -302,6 +305,7 @@ def _send(state: State, op: Send) -> None:
 
 OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Embed: _embed,
+    EmbedNgrams: embed_ngrams,
     Norm: _norm,
     Linear: _linear,
     HeadLinear: _head_linear,

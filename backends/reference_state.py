@@ -28,6 +28,7 @@ class State:
     value_type: cache.CacheType
     stores: list[F32]  # of recurrent layers: (blocks, numbers of a block)
     windowed: frozenset[int]  # layers with separate cache blocks
+    every: list[int]  # by layer of the cache: positions of a pool
     routings: dict[int, Routing] = field(default_factory=dict)  # by index of the experts' result
     crossing: list[F32] = field(default_factory=list)  # values at the boundary of a stage
 

@@ -19,17 +19,29 @@ from typing import Any, get_args
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.cuda.nvrtc import Nvrtc
 from localllm.backends.gpu import cachetypes, formats
-from localllm.backends.gpu.kernels import attention, columns, experts, largest, products, recurrence, rowwise, streams
+from localllm.backends.gpu.kernels import (
+    attention,
+    columns,
+    experts,
+    indexer,
+    largest,
+    ngrams,
+    products,
+    recurrence,
+    rowwise,
+    streams,
+)
 from localllm.backends.gpu.kernels.kernel import Kernel
 from localllm.backends.gpu.kernels.products import COLUMNS
 from localllm.plan import CacheLayer, Gating
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
-BUDGET = 32  # bytes that a kernel may spill, stored and loaded
+BUDGET = 48  # bytes that a kernel may spill, stored and loaded
 LIMITS = Limits(512, 512, 65, 65 * 64)
 ROWS = LIMITS.rows
 GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)", "swiglu_clamp(a, b, 7.0f)")
-ELEMENTS = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", "relu2(a)", *GATES, "softplus(a) * (b)", "(a) + (b)")
+ALONE = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", "relu2(a)", "signed_root(a)")
+ELEMENTS = (*ALONE, *GATES, "softplus(a) * (b)", "(a) + (b)")
 BLOCKS = products.block_words(2048)
 # The form of a row that a kernel makes: floats, activation blocks, or both.
 DELIVERIES = {
@@ -52,6 +64,8 @@ def every_kernel(architecture: str) -> list[Labelled]:
     found += _attention(CacheLayer(12, 64, 64), 1, CacheTypes(), 65, causal=False)  # encoders
     for name in cachetypes.CACHE:
         found += _cache(name)
+    for name in ("f16", "q8_0", "q4_0"):
+        found += _sparse(name)
     return [*found, *_rowwise(), *_experts(), *_recurrent()]
 
 
@@ -88,6 +102,7 @@ def _products(name: str, architecture: str) -> list[Labelled]:
         (f"matmul {name}, experts", products.Matmul(format=name, product=experts)),
         (f"matvec {name}, heads", products.Matvec(format=name, COLUMNS=COLUMNS, product=_head_product(width))),
         (f"embed {name}", rowwise.EmbedRows(format=name, MAX_ROWS=ROWS, K=2048, N=32000, Y_STRIDE=2048)),
+        (f"embed n-grams {name}", _ngrams(name)),
     ]
     if (terms := products.terms(name, 2048, architecture)) is None:
         return [*found, (f"matmul {name}, heads", products.Matmul(format=name, product=_head_product(width)))]
@@ -103,6 +118,17 @@ def _products(name: str, architecture: str) -> list[Labelled]:
     heads = products.tensor(name, products.tiles_of(name)[0], terms, _head_product(wide))
     tile = products.tensor(name, products.EXPERTS_TILE, terms, experts)
     return [*found, (f"tensor {name}, heads", heads), (f"tensor {name}, experts", tile)]
+
+
+def _ngrams(name: str) -> ngrams.EmbedNgrams:
+    """Rows of 16 heads, as Qwen 4 has them; super-blocks need wider ones."""
+    items = 256 // 32 if name in formats.QUANTIZED else 256
+    sizes, multipliers = [20_000_003 + 2 * head for head in range(16)], [(1 << 44) + n for n in range(3)]
+    return ngrams.EmbedNgrams(
+        format=name, stored=recurrence.Stored(MAX_ROWS=ROWS, SLOTS_AT=6, TABLE_STRIDE_AT=3), K=256, N=sum(sizes),
+        HEADS=16, EACH=8, END=2, ITEMS=items, Y_STRIDE=4096, MULTIPLIERS=ngrams.by_number(multipliers),
+        SIZES=ngrams.by_number(sizes), FIRSTS=ngrams.by_number([20_000_003 * head for head in range(16)]),
+    )  # fmt: skip
 
 
 def _together(name: str, x_stride: int) -> list[Labelled]:
@@ -136,7 +162,7 @@ def _attention(
         MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
         cache=attention.cache_shape(cache, layer), HEADS=heads, Q_STRIDE=heads * layer.head_dim,
         FACTOR=layer.head_dim**-0.5, WINDOW=window, CHUNKED=sinks, CAUSAL=causal, HAS_SOFTCAP=cap, SOFTCAP=50.0,
-        HAS_SINKS=sinks, HAS_SLOPES=sinks, TABLE_STRIDE_AT=2,
+        HAS_SINKS=sinks, HAS_SLOPES=sinks, TABLE_STRIDE_AT=2, AFTER=False, REACH=0,
     )  # fmt: skip
     label = f"{layer.head_dim} x {group} {cache.keys}" + ", both directions" * (not causal)
     return [
@@ -147,6 +173,45 @@ def _attention(
         ),
         (f"attend_tile {label}", attention.attend_tile(shape)),
     ]
+
+
+def _sparse(key_type: str) -> list[Labelled]:
+    """Indexer and attention of DeepSeek 3.2, of MiniMax M3's blocks, and of DeepSeek 4's window and pools."""
+    cache, found = CacheTypes(key_type, key_type), list[Labelled]()
+    for of, keys, heads, count, block, local in (
+        ("positions", CacheLayer(1, 128, 0), 64, 2048, 1, 0), ("blocks", CacheLayer(1, 128, 0), 4, 16, 128, 1),
+        ("pools", CacheLayer(1, 128, 0, every=4), 64, 512, 4, 0),
+    ):  # fmt: skip
+        shape = indexer.IndexerShape(
+            MAX_ROWS=ROWS, GROUPED=attention.grouped(heads), cache=attention.cache_shape(cache, keys), HEADS=heads,
+            Q_STRIDE=heads * 128, WEIGHTED=local == 0, COUNT=count, BLOCK=block, LOCAL_BLOCKS=local,
+            POOLED=keys.every > 1, POSITIONS=LIMITS.positions,
+        )  # fmt: skip
+        found += [
+            (f"index_scores {of} {key_type}", indexer.IndexScores(shape=shape)),
+            (f"select_positions {of} {key_type}", indexer.SelectPositions(shape=shape)),
+        ]
+    for of, layer, group, pools, room, slices in (
+        ("positions", CacheLayer(1, 576, 512, selected=2048), 128, None, 2048, 1),
+        ("blocks", CacheLayer(4, 128, 128, selected=2048), 16, None, 2048, 4),
+        ("pools", CacheLayer(1, 512, 512, pooled=True), 64, CacheLayer(1, 512, 512, every=4, pooled=True), 2051, 1),
+        ("all pools", CacheLayer(1, 512, 512, pooled=True), 64, CacheLayer(1, 512, 512, every=128, pooled=True), 0, 1),
+    ):  # fmt: skip
+        far = attention.cache_shape(cache, pools or layer)
+        heads = layer.kv_heads * group
+        own = attention.AttentionShape(
+            MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
+            cache=attention.cache_shape(cache, layer), HEADS=heads, Q_STRIDE=heads * layer.head_dim,
+            FACTOR=layer.head_dim**-0.5, WINDOW=128 if pools else 0, CHUNKED=False, CAUSAL=True, HAS_SOFTCAP=False,
+            SOFTCAP=0.0, HAS_SINKS=pools is not None, HAS_SLOPES=False, TABLE_STRIDE_AT=2, AFTER=False, REACH=0,
+        )  # fmt: skip
+        found.append((f"attend_selected {of} {key_type}", attention.AttendSelected(
+            shape=own, SELECTED=room, SLICES=slices, POOL=far.EVERY if pools else 0, POOL_ROWS=far.BLOCK_ROWS,
+            POOL_KEY_BYTES=far.KEY_BYTES, POOL_VALUE_BYTES=far.VALUE_BYTES,
+        )))  # fmt: skip
+        if pools:
+            found.append((f"append {of} {key_type}", attention.AppendHeads(MAX_ROWS=ROWS, cache=far, SLOTS_AT=2)))
+    return found
 
 
 def _cache(name: str) -> list[Labelled]:
@@ -254,6 +319,10 @@ def _recurrent() -> list[Labelled]:
             Y_STRIDE=4096,
         )),
     ]  # fmt: skip
+    for width, pools, size in ((1024, 2, 4), (512, 1, 128)):  # of DeepSeek 4
+        pool = recurrence.Pool(stored=stored, WIDTH=512, PARTS=pools, SIZE=size, Y_STRIDE=512)
+        append_rows = recurrence.AppendPooled(stored=stored, WIDTH=width, X_STRIDE=width, S_STRIDE=width)
+        found += [(f"append_pooled {size}", append_rows), (f"pool_rows {size}", pool)]
     for erases in (False, True):  # of RWKV-6 and 7 with 2560 numbers
         found.append((f"matrix_scan{' erases' * erases}", recurrence.MatrixScan(
             stored=stored, HEADS=40, KEY_DIM=64, VALUE_DIM=64, ERASES=erases, BEFORE=not erases, K_STRIDE=2560,

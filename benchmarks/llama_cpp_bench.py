@@ -1,9 +1,10 @@
 """One test of llama-bench through the package llama-cpp-python, for compare.py without a llama-bench.
 
-    python benchmarks/llama_cpp_bench.py -m MODEL.gguf [-t 2] -p 512 | -n 128 [-d 0] [--repack 0] [-fa 1]
+    python benchmarks/llama_cpp_bench.py -m MODEL.gguf [-t 2] -p 512 | -n 128 [-d 0] [--repack 0] [-fa 1] [--copies]
 
 Options, JSON names and method are llama-bench's: batches of 2048 random tokens; the cache cleared and filled to its
-depth before each run; a warm-up run; tokens decoded and awaited one at a time.
+depth before each run; a warm-up run; tokens decoded and awaited one at a time. With --copies only 512 tokens are
+evaluated to fill the cache, and their rows are repeated to the depth (`llama_cpp_state`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from statistics import mean
 from time import perf_counter_ns
 from typing import Any
 
+import llama_cpp_state
+
 BATCH, PHYSICAL_BATCH = 2048, 512
+COPIED = 512  # tokens whose rows fill the cache with --copies
 
 
 class Peer:
@@ -39,7 +43,7 @@ class Peer:
         self.vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
         of_context = api.llama_context_default_params()
         of_context.n_ctx = options.depth + options.prompt + options.answer
-        of_context.n_batch, of_context.n_ubatch = BATCH, PHYSICAL_BATCH
+        of_context.n_batch, of_context.n_ubatch = BATCH, options.physical_batch
         of_context.n_threads = of_context.n_threads_batch = options.threads
         of_context.flash_attn_type = options.flash_attention
         of_context.type_k, of_context.type_v = (_type(api, name) for name in (options.keys, options.values))
@@ -60,6 +64,19 @@ class Peer:
                 raise SystemExit(f"llama_decode returned {error}")
         self._api.llama_synchronize(self._context)
 
+    def lengthen(self, cells: int) -> None:
+        """Repeat the rows of the cache until there are so many."""
+        data = llama_cpp_state.repeated(self._state(), cells)
+        self.clear()
+        array = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        if not self._api.llama_state_seq_set_data(self._context, array, len(data), 0):
+            raise SystemExit("llama.cpp does not take the longer state")
+
+    def _state(self) -> bytes:
+        size = self._api.llama_state_seq_get_size(self._context, 0)
+        array = (ctypes.c_uint8 * size)()
+        return bytes(array[: self._api.llama_state_seq_get_data(self._context, array, size, 0)])
+
 
 def _type(api: Any, name: str) -> int:
     number = getattr(api, f"GGML_TYPE_{name.upper()}", None)
@@ -68,7 +85,7 @@ def _type(api: Any, name: str) -> int:
     return int(number)
 
 
-def samples(peer: Peer, prompt: int, answer: int, depth: int, repetitions: int) -> list[int]:
+def samples(peer: Peer, prompt: int, answer: int, depth: int, repetitions: int, copies: bool = False) -> list[int]:
     """Nanoseconds of each repetition."""
     chance = random.Random(0)
 
@@ -84,7 +101,9 @@ def samples(peer: Peer, prompt: int, answer: int, depth: int, repetitions: int) 
     found = []
     for _ in range(repetitions):
         peer.clear()
-        peer.decode(tokens(depth))
+        peer.decode(tokens(min(depth, COPIED) if copies else depth))
+        if copies and depth > COPIED:
+            peer.lengthen(depth)
         start = perf_counter_ns()
         run(prompt, answer)
         found.append(perf_counter_ns() - start)
@@ -100,10 +119,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     option("-n", "--answer", type=int, default=0)
     option("-d", "--depth", type=int, default=0)
     option("-r", "--repetitions", type=int, default=5)
+    option("-ub", "--physical-batch", type=int, default=PHYSICAL_BATCH)
     option("--repack", type=int, default=1, choices=(0, 1))
     option("-fa", "--flash-attention", type=int, default=-1, choices=(-1, 0, 1))
     option("-ctk", "--keys", default="f16")
     option("-ctv", "--values", default="f16")
+    option("--copies", action="store_true")
     option("-o", "--output", default="json", choices=("json",))
     return parser.parse_args(given)
 
@@ -118,7 +139,7 @@ def main() -> None:
         raise SystemExit("give one of -p and -n: tokens of a prompt, or of an answer")
     peer = Peer(llama_cpp, options)
     count = options.prompt + options.answer
-    found = samples(peer, options.prompt, options.answer, options.depth, options.repetitions)
+    found = samples(peer, options.prompt, options.answer, options.depth, options.repetitions, options.copies)
     result = {
         "build_commit": f"llama-cpp-python {llama_cpp.__version__}",
         "build_number": 0,
@@ -131,6 +152,7 @@ def main() -> None:
         "n_prompt": options.prompt,
         "n_gen": options.answer,
         "n_depth": options.depth,
+        "copies": options.copies,
         "avg_ns": round(mean(found)),
         "avg_ts": mean(count * 1e9 / ns for ns in found),
         "samples_ns": found,

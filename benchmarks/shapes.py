@@ -277,14 +277,9 @@ def tensors(model: Model, layers: int, seed: int) -> Iterator[NewTensor]:
         yield tensor("output.weight", (model.vocabulary, model.width), True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=MODELS)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--layers", type=int, default=0)
-    arguments = parser.parse_args()
-    model = MODELS[arguments.model]
-    layers = arguments.layers or model.layers
+def write(name: str, model: Model, out: Path, layers: int = 0) -> None:
+    """Write a model, or its first `layers` layers."""
+    layers = layers or model.layers
     keys = {
         "vocab_size": model.vocabulary, "context_length": 32768, "embedding_length": model.width, "block_count": layers,
         "attention.layer_norm_rms_epsilon": 1e-6,
@@ -294,11 +289,20 @@ def main() -> None:
     }
     metadata = {
         "general.architecture": model.architecture,
-        "general.name": f"{arguments.model} shape, random weights",
+        "general.name": f"{name} shape, random weights",
         **{f"{model.architecture}.{key}": value for key, value in keys.items()},
         **byte_vocabulary(model.vocabulary),
     }
-    write_gguf(arguments.out, metadata, tensors(model, layers, 0), force=True)
+    write_gguf(out, metadata, tensors(model, layers, 0), force=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--layers", type=int, default=0)
+    arguments = parser.parse_args()
+    write(arguments.model, MODELS[arguments.model], arguments.out, arguments.layers)
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e9:.2f} GB")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from localllm.generation.statistics import Piece
@@ -43,6 +44,8 @@ def held_text(model: Worded, structure: Structure | None) -> Callable[[], Constr
 
 def held(model: Worded, asked: Asked, template: ChatTemplate, tail: str) -> Callable[[], Constraint] | None:
     """Return what makes the constraint of an answer to messages, whose prompt ends with `tail`; None if it is free."""
+    if not asked.forced and not model.words.eog:  # no grammar can end, but nobody asked for one
+        asked = replace(asked, tools=())
     if asked.free:
         return None
     from localllm.answer.asked import constrained

@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Unpack
@@ -206,8 +207,9 @@ class Model(LoadedModel):
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
             answer = "".join(piece.text for piece in model.chat(messages, max_tokens=100))
 
-        A plain text is one user message. `tools` are functions as JSON schemas. Everything else is as in `generate`. A
-        warning reports each change that the template required.
+        A plain text is one user message. `tools` are functions as JSON schemas; a call that the model begins is held to
+        their names and parameters. Everything else is as in `generate`. A warning reports each change that the template
+        required.
         """
         from localllm.template import ChatEncoder
 
@@ -229,7 +231,7 @@ class Model(LoadedModel):
         self.check_length(rendered.text)
         encoder = ChatEncoder(self.words, template.source, answer.parse_special_in_content)
         ids, stops, tail = encoder.encode(rendered.text), (*answer.stops, *template.stops), end_of(rendered.text)
-        asked_of = answer.asked
+        asked_of = replace(answer.asked, tools=tools or (), forced=False)
         pieces = self._stream(ids, sampler, answer, stops, cancel, held(self, asked_of, template, tail))
         return pieces if asked_of.structure is None else without_thought(pieces, self, template, tail, stops)
 

@@ -25,6 +25,7 @@ class ExpertGating:
     dense: bool = False  # the layer has a dense feed-forward beside the experts
     sum_scale: float = 1.0  # of the sum of the experts and of what stands beside them
     biased: Gating | None = None  # where the choice has a bias and the file tells no gating; None: as elsewhere
+    adjugate: bool = False  # groups of experts have a small expert besides, which runs as often as experts of its group
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Recurrent:
     unit_eps: float = 0.0  # of the lengths of queries and keys (KDA); 0: that of the norms
     alone: bool = False  # a layer is a mixer or a feed-forward
     channel_mix: bool = False  # the feed-forward is RWKV's, which also reads the row before
+    gate: GluActivation = "silu"  # of what a delta net sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,13 @@ class Indexer:
 
     rope_style: RopeStyle  # of its queries and keys
     # all: every layer has one; types: those that the key `attention.indexer.types` names, others read the last one's
-    # choice; full: layers without a window; routed: layers with experts, and chosen are blocks
-    layers: Literal["all", "types", "full", "routed"]
+    # choice; full: layers without a window; routed: layers with experts, and chosen are blocks; ratios: layers for
+    # which the key `attention.compress_ratios` tells the size of pools, whose keys are means
+    layers: Literal["all", "types", "full", "routed", "ratios"]
     eps: float | Literal["rms", "layer"] = 1e-6  # of the norm of its keys; rms, layer: that of norms of this kind
     trailing: bool = False  # the last dimensions of its heads are rotated, not the first
     pooled: bool = False  # positions are chosen in pools of `attention.indexer.kpool`, each with one key
+    compressed: bool = False  # what is chosen are compressed rows; the file has no norm of keys
     optional: bool = False  # a file without `attention.indexer.top_k` has none
 
 
@@ -131,12 +135,15 @@ class Architecture:
     keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
     checkpoints: bool = False  # the key `attn_res.block_size` says how often rows are kept for later layers to read
     stacks: bool = False  # two stacks of layers run in turn, each several times
-    # independent: hyper-connections of several residual streams; mixed: they also mix the streams
-    connections: Literal["", "independent", "mixed"] = ""
+    # independent: hyper-connections of several residual streams; mixed: they also mix the streams; low_rank: streams
+    # are gated number by number, and there are no norms but those of streams
+    connections: Literal["", "independent", "mixed", "low_rank"] = ""
+    ngrams: bool = False  # a layer adds embeddings of the n-grams that end at a token
     altup: bool = False  # layers work on several streams of rows
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
     latent: bool = False  # heads read a latent row per position
+    compressed: bool = False  # attention reads compressed rows of far positions
     indexer: Indexer | None = None  # which chooses the positions that heads read
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
     alibi: float | None = None  # where the file does not say it; None: scores do not fall with the distance

@@ -92,6 +92,11 @@ _ROWS = (
         "deepseek32", "norm", latent=True, indexer=Indexer("neox", "all"),
         routing=ExpertGating("softmax", False, from_file=True, scales=True),
     ),
+    Architecture(  # DeepSeek 4
+        "deepseek4", "norm", ffn_scales=False, ignored=("exp_probs_b_vl.bias",), compressed=True, connections="mixed",
+        limits="swiglu_clamp", limits_of_all=True, sliding=Sliding(0, stretched=False),
+        indexer=Indexer("norm", "all", compressed=True), routing=ExpertGating("sqrt_softplus", False, from_file=True),
+    ),
     Architecture(  # dots.llm1
         "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),
     ),
@@ -192,6 +197,9 @@ _ROWS = (
         attention_softcap=30.0, logit_softcap=0.0,
         multipliers=Multipliers("multiplied", 78.38367176906169, logit=0.5773502691896257),
         routing=ExpertGating("softmax", True, activation="gelu", dense=True, sum_scale=0.5**0.5),
+    ),
+    Architecture(
+        "grovemoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True, adjugate=True),
     ),
     Architecture(  # HRM-Text, DFM Mimir
         "hrm_text", "neox", ffn_scales=False, ignored=("attn_gate.scale",), norm_weights=False, gated="sigmoid",
@@ -374,6 +382,13 @@ _ROWS = (
     Architecture("qwen3vl", "neox", ffn_scales=False, qk_norm=True),  # its text
     Architecture(  # its text
         "qwen3vlmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True),
+    ),
+    Architecture(  # Qwen 4 Experimental
+        "qwen4exp", "neox", ignored=tuple([f"attn_{which}.bias" for which in "qkv"]), qk_norm=True,
+        attention_norm="", ffn_norm="", output_norm="", query_gate=True, connections="low_rank", ngrams=True,
+        indexer=Indexer("neox", "ratios", pooled=True),
+        recurrent=Recurrent("delta_net", "interval", gate="sigmoid"),
+        routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture("refact", None, ffn_scales=False, ignored=("attn_output.bias", *FFN_BIASES), alibi=8.0),
     Architecture("rnd1", "neox", diffusion=True, qk_norm=True, routing=ExpertGating("softmax", True)),

@@ -59,7 +59,7 @@ class Attention:
         chunked = builder.row.sliding is not None and builder.row.sliding.chunked and window > 0
         stored, scale = self.stored[config.kv_layer[layer]], config.attention_scale[layer]
         selection = None if self.selector is None else self.selector.selection(layer, x, x, ropes.key)
-        slices = 1 if selection is None else kv_heads
+        slices = kv_heads if self.selector is not None and selection is not None and self.selector.each else 1
         mixed = recorder.attention(
             q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked, config.causal,
             self.distances(layer, heads), self.after, selection, slices,

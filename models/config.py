@@ -47,6 +47,8 @@ class ExpertConfig:
     groups: int  # of experts; only those of the best `groups_used` are chosen
     groups_used: int
     biased_gating: Gating  # of layers whose choice has a bias
+    adjugate_group: int = 0  # neighbouring experts that share an adjugate expert; 0: there are none
+    adjugate_scale: float = 0.0  # of the sum of adjugate experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,16 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressionConfig:
+    """Compressed rows; `models.compressed` explains them."""
+
+    ratios: tuple[int, ...]  # positions of a pool, by layer; 0: none
+    groups: int  # of heads, each with an output matrix of low rank
+    rank: int  # of these
+    hashed: int  # number of first layers whose experts follow from the token alone
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionConfig:
     """Hyper-connections; `plan.Connect` defines the terms."""
 
@@ -96,6 +108,25 @@ class ConnectionConfig:
     magnitude: float
     written_eps: float
     iterations: int  # 0: the streams are not mixed
+    rank: int = 0  # of the matrices that make gates of streams; 0: streams have weights
+
+
+@dataclass(frozen=True, slots=True)
+class NgramConfig:
+    """Embeddings of n-grams; `plan.EmbedNgrams` defines the terms, and `models.ngrams` explains them."""
+
+    layer: int  # that adds them
+    width: int  # of a head
+    multipliers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    firsts: tuple[int, ...]
+    end: int
+    kernel: int  # rows that the convolution weighs, as many tokens apart as the longest n-gram has
+
+    @property
+    def rows(self) -> int:
+        """Minimum number of rows of the table."""
+        return max(size + first for size, first in zip(self.sizes, self.firsts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +199,8 @@ class Config:
     streams: int  # of residual rows (AltUp); 0: there is one, without AltUp
     active_stream: int  # that layers compute with
     connections: ConnectionConfig | None
+    ngrams: NgramConfig | None
+    compression: CompressionConfig | None
     checkpoint_interval: int  # every so many layers rows are kept for later ones to read; 0: never
     cap_ratio: float  # cap of what is gated by that of the gate, in the unit "situ"; elsewhere 1
     sparsity: tuple[float | None, ...]  # deviations above the mean that gates must exceed; None: all count

@@ -46,13 +46,13 @@ class ConnectionRecorder(LayerRecorder):
         builder, recorder, name = self.builder, self.builder.recorder, f"blk.{layer}."
         shares = self.shares(x, name + "hc_attn")
         (mixer,) = self.mixers(layer)
-        mixed = mixer.mixed(builder.norm(name + builder.row.attention_norm, shares.read), layer)
+        mixed = mixer.mixed(self.input_norm(name + builder.row.attention_norm, shares.read), layer)
         if self.selects(layer):
             mixed, x = recorder.select_rows(mixed), recorder.select_rows(x)
             shares = self.wanted(shares)
         x = self.written(x, mixer.output(mixed, layer), shares)
         shares = self.shares(x, name + "hc_ffn")
-        read = builder.norm(name + builder.row.ffn_norm, shares.read)
+        read = self.input_norm(name + builder.row.ffn_norm, shares.read)
         return self.written(x, self.feed_forward(read, layer, shares.read, shares.read), shares)
 
     @property

@@ -33,6 +33,8 @@ class FeedForward:
         routed = before if routing.router == "unnormed" else read
         router = builder.linear(name + "ffn_gate_inp", routed, experts.count, builder.config.width)  # (T, experts)
         y = self.latent(name, read, lambda low: self.experts(layer, low, router, experts))
+        if experts.adjugate_group:
+            y = self.with_adjugates(layer, y, read, router, experts)
         suffix = "" if routing.dense else _SHARED
         shared = builder.tensors.height(f"{name}ffn_up{suffix}.weight")
         if not shared:
@@ -148,7 +150,35 @@ class FeedForward:
             builder.row.routing.weighted_input,
             groups=experts.groups,
             groups_used=experts.groups_used,
+            choices=self.given(layer, router, experts),
         )
+
+    def given(self, layer: int, router: Value, experts: ExpertConfig) -> Value | None:
+        """The experts of every token, of layers whose experts follow from the token alone."""
+        recorder, config = self.builder.recorder, self.builder.config
+        if config.compression is None or layer >= config.compression.hashed:
+            return None
+        table = f"blk.{layer}.ffn_gate_tid2eid.weight"
+        chosen = recorder.embed(self.builder.tensors.integers(table, config.vocabulary, experts.used, experts.count))
+        return recorder.select_rows(chosen) if router.rows == "logits" else chosen
+
+    def with_adjugates(self, layer: int, y: Value, x: Value, router: Value, experts: ExpertConfig) -> Value:
+        """The sum of the experts y, plus that of the adjugate experts of their groups (Grove MoE, arXiv:2508.07785).
+
+        An adjugate expert reads the same rows x, and runs for each chosen expert of its group, with that one's weight.
+        """
+        recorder, tensors, name = self.builder.recorder, self.builder.tensors, f"blk.{layer}.ffn_"
+        inner = tensors.height(f"{name}up_chexps.weight")
+        sizes = {"gate": (inner, x.width), "up": (inner, x.width), "down": (x.width, inner)}
+        gate, up, down = (
+            Stack(tensors.shared_stack(f"{name}{part}_chexps.weight", experts.count, experts.adjugate_group, *size))
+            for part, size in sizes.items()
+        )
+        own = recorder.experts(
+            x, router, gate, up, down, experts.used, experts.gating, experts.normalize, experts.adjugate_scale,
+            experts.activation,
+        )  # fmt: skip
+        return recorder.add(y, own)
 
     def gate_and_up(self, name: str, width: int, experts: ExpertConfig) -> tuple[Stack, Stack]:
         """The stacks of gate and up matrices: two tensors, or one that holds the rows of both, the gate's first."""

@@ -15,6 +15,7 @@ from localllm.models.architecture import Architecture
 from localllm.models.attention import NOT_ROTATED, Attention, Ropes
 from localllm.models.builder import Builder
 from localllm.models.checkpoints import CheckpointRecorder
+from localllm.models.compressed import CompressedAttention
 from localllm.models.config import Config, RopeConfig
 from localllm.models.connections import ConnectionRecorder
 from localllm.models.decoder import decoder_of, tensors_of
@@ -25,6 +26,7 @@ from localllm.models.head import Head
 from localllm.models.indexer import Selector
 from localllm.models.latent import LatentAttention
 from localllm.models.layers import LayerRecorder
+from localllm.models.low_rank import LowRankRecorder
 from localllm.models.per_layer import PerLayer
 from localllm.models.recurrent import Recurrence
 from localllm.models.rope import inverse_frequencies, magnitude
@@ -103,7 +105,7 @@ def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
     if architecture.recurrent is not None and architecture.recurrent.channel_mix:
         return RwkvLayers
     if config.connections is not None:
-        return ConnectionRecorder
+        return LowRankRecorder if config.connections.rank else ConnectionRecorder
     if config.checkpoint_interval:
         return CheckpointRecorder
     if architecture.stacks:
@@ -118,7 +120,7 @@ def _recurrence(builder: Builder) -> Recurrence:
 
 def finish(builder: Builder, x: Value, norm: str, output: str, every_row: bool = False) -> Plan:
     """Finish the plan with norm and matrix of these names; with `every_row` the wanted rows are selected here."""
-    normed = builder.norm(norm, x)
+    normed = builder.norm(norm, x) if norm else x
     wanted = builder.recorder.select_rows(normed) if every_row else normed
     logits = _logits(builder, wanted, output)
     return builder.recorder.finish(logits, builder.tensors.used(), normed if builder.row.heads_norm else x)
@@ -136,7 +138,7 @@ def _logits(builder: Builder, x: Value, name: str) -> Value:
     return recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits
 
 
-def attention_of(builder: Builder, context: int) -> Attention | LatentAttention:
+def attention_of(builder: Builder, context: int) -> Attention:
     """The attention of all layers, with the rotations of a context of so many positions."""
     config, architecture = builder.config, builder.row
     factors = _factors(config, builder.tensors, context)
@@ -147,7 +149,8 @@ def attention_of(builder: Builder, context: int) -> Attention | LatentAttention:
     selector = None
     if config.indexer is not None and architecture.indexer is not None:
         selector = Selector(builder, config.indexer, architecture.indexer, context)
-    return (LatentAttention if config.latent else Attention)(builder, full, sliding, still=still, selector=selector)
+    kind = CompressedAttention if config.compression else LatentAttention if config.latent else Attention
+    return kind(builder, full, sliding, still=still, selector=selector)
 
 
 def _with_type(builder: Builder, x: Value) -> Value:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from localllm.models.architecture import Indexer
 from localllm.models.builder import Builder
 from localllm.models.config import IndexerConfig
+from localllm.models.errors import ModelError
 from localllm.plan import Rope, Value
 
 
@@ -29,6 +30,11 @@ class Selector:
     context: int  # number of positions that the plan serves
     chosen: dict[int, Value] = field(default_factory=dict)  # by layer
 
+    @property
+    def each(self) -> bool:
+        """Whether each key-value head reads a choice of its own."""
+        return self.row.layers == "routed"
+
     def selection(self, layer: int, x: Value, narrow: Value, rope: Rope | None) -> Value | None:
         """Return the positions that a layer reads, or None for all; `narrow` is what the matrix of queries reads.
 
@@ -37,27 +43,58 @@ class Selector:
         chooses = self.config.chooses[layer]
         if chooses < 0 or self.config.count * self.config.block >= self.context:
             return None
+        if rope is not None and rope.n_rot > self.config.head_dim:
+            raise ModelError(
+                f"{self.builder.config.architecture}.attention.indexer.key_length: expected at least "
+                f"rope.dimension_count {rope.n_rot}, found {self.config.head_dim}"
+            )
         if chooses == layer:
             name = f"blk.{layer}.indexer."
-            by_blocks = self.row.layers == "routed"
-            self.chosen[layer] = self.by_blocks(name, x, rope) if by_blocks else self.recorded(name, x, narrow, rope)
+            match self.row.layers:
+                case "routed":
+                    self.chosen[layer] = self.by_blocks(name, x, rope)
+                case "ratios":
+                    self.chosen[layer] = self.by_means(name, x, rope)
+                case _:
+                    self.chosen[layer] = self.recorded(name, x, narrow, rope)
         return self.chosen[chooses]
 
     def by_blocks(self, name: str, x: Value, rope: Rope | None) -> Value:
         """Each head chooses blocks of positions for the key-value head of its number (MiniMax M3)."""
-        builder, own = self.builder, self.config
-        recorder, sizes = builder.recorder, {"q": own.heads * own.head_dim, "k": own.head_dim}
-        heads = []
-        for part, size in sizes.items():
-            value = builder.linear(f"{name}{part}_proj", x, size, x.width)
-            weight = builder.tensors.vector(f"{name}{part}_norm.weight", own.head_dim)
-            value = recorder.rms_norm(value, weight, builder.config.eps, size // own.head_dim)
-            if rope is not None:
-                value = recorder.rotate(value, own.head_dim, replace(rope, style=self.row.rope_style))
-            heads.append(value)
-        q, k = heads
+        own, recorder = self.config, self.builder.recorder
+        q, k = (self.placed(name + part, self.projected(name + part, x, heads), rope) for part, heads in self.parts)
         layer = recorder.append_index(k)
         return recorder.select_positions(q, None, layer, own.heads, own.count, own.block, own.local)
+
+    def by_means(self, name: str, x: Value, rope: Rope | None) -> Value:
+        """Chosen are pools of positions, by the mean of their keys, at the place of the first one (Qwen 4)."""
+        own, recorder, tensors = self.config, self.builder.recorder, self.builder.tensors
+        (_, heads), (_, one) = self.parts
+        q = self.placed(name + "q", self.projected(name + "q", x, heads), rope)
+        k = self.projected(name + "k", x, one)
+        same = tensors.constant_rows("no scores", [0.0] * own.head_dim, own.block)
+        first = None if rope is None else replace(rope, shift=1 - own.block)  # a pool's key is at its last position
+        k = self.placed(name + "k", recorder.pool(k, recorder.scale(k, 0.0), same), first)
+        share = tensors.constant_rows("weight of a head", [1.0 / math.sqrt(own.head_dim)] * own.heads, 1)
+        weights = recorder.embed(share, positions=True)  # all positions are beyond its end
+        return recorder.select_positions(
+            q, weights, recorder.append_index(k), own.heads, own.count, own.block, own.local, pooled=True
+        )
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Queries and keys, and how many heads they have."""
+        return ("q", self.config.heads), ("k", 1)
+
+    def projected(self, name: str, x: Value, heads: int) -> Value:
+        return self.builder.linear(f"{name}_proj", x, heads * self.config.head_dim, x.width)
+
+    def placed(self, name: str, x: Value, rope: Rope | None) -> Value:
+        """Heads, normed and rotated to their positions."""
+        recorder, size = self.builder.recorder, self.config.head_dim
+        weight = self.builder.tensors.vector(f"{name}_norm.weight", size)
+        x = recorder.rms_norm(x, weight, self.builder.config.eps, x.width // size)
+        return x if rope is None else recorder.rotate(x, size, replace(rope, style=self.row.rope_style))
 
     def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
         builder, own = self.builder, self.config
@@ -73,11 +110,16 @@ class Selector:
             gate = builder.linear(name.removesuffix(".") + "_compressor_gate", x, own.head_dim, x.width)
             bias = tensors.matrix(name.removesuffix(".") + "_compressor_ape.weight", own.block, own.head_dim)
             k = recorder.pool(k, gate, bias)
-        proj = tensors.matrix(f"{name}proj.weight", own.heads, x.width)
-        weights = recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))
+        weights = self.weights(name, x)
         return recorder.select_positions(
             q, weights, recorder.append_index(k), own.heads, own.count, own.block, own.local, self.row.pooled
         )
+
+    def weights(self, name: str, x: Value) -> Value:
+        """The weights of the indexer's heads, by which their scores are added up."""
+        own = self.config
+        proj = self.builder.tensors.matrix(f"{name}proj.weight", own.heads, x.width)
+        return self.builder.recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))
 
     def turned(self, x: Value, rope: Rope) -> Value:
         """Rotate the first or the last dimensions of every head."""

@@ -155,7 +155,9 @@ def delta_net(parts: _Parts, x: Value) -> Value:
     strength = recorder.activate(recorder.linear(x, beta, None, scales[0]), "sigmoid")
     steps, rate = parts.steps(x, alpha, scales[1]), parts.vector("ssm_a", heads)
     seen = recorder.linear_attention(q, k, v, steps, strength, rate, groups, delta=True, tiled=not paired)
-    return recorder.glu(z, parts.norm("ssm_norm", seen, heads), "silu")
+    own = parts.builder.row.recurrent
+    assert own is not None
+    return recorder.glu(z, parts.norm("ssm_norm", seen, heads), own.gate)
 
 
 def kda(parts: _Parts, x: Value) -> Value:

@@ -51,6 +51,11 @@ class Tensors:
         """Return a stack: one matrix per expert."""
         return self._checked(name, (experts, rows, columns))
 
+    def shared_stack(self, name: str, experts: int, group: int, rows: int, columns: int) -> Weight:
+        """Return a stack of one matrix per expert; the file holds one for each group of neighbouring experts."""
+        stack = self.stack(name, experts // group, rows, columns)
+        return stack if group == 1 else Weight.of(_Shared(stack, group))
+
     def optional(self, name: str, *shape: int) -> Weight | None:
         return self._checked(name, shape) if name in self else None
 
@@ -86,6 +91,18 @@ class Tensors:
         """A matrix of equal rows that no file holds; equal names mean equal rows."""
         return replace(self.numbers(f"{name}({rows})", row), shape=(rows, len(row)))
 
+    def constant_stack(self, name: str, row: Sequence[float], heads: int) -> Weight:
+        """Equal matrices of one row, one per head, that no file holds; equal names mean equal rows."""
+        return replace(self.numbers(f"{name}({heads}, {len(row)})", row), shape=(heads, 1, len(row)))
+
+    def streams(self, name: str, streams: int, width: int) -> Weight:
+        """Weights of a norm for every stream, (streams, width); some files hold them as one row."""
+        return self.shaped(name, (streams, width), (streams, width), (streams * width,))
+
+    def dilated(self, name: str, channels: int, count: int, step: int) -> Weight:
+        """A kernel (channels, count) whose numbers are `step` rows apart, as one without gaps."""
+        return Weight.of(_Dilated(self.folded(name, channels, count), step))
+
     def flat(self, name: str, matrices: int, rows: int, columns: int) -> Weight:
         """A stack as one matrix, with the rows of all."""
         return replace(self.stack(name, matrices, rows, columns), shape=(matrices * rows, columns))
@@ -93,6 +110,24 @@ class Tensors:
     def repeated(self, name: str, heads: int, width: int, factor: float = 1.0) -> Weight:
         """A vector of one number per head as weights (heads, width), each number times `factor` `width` times."""
         return Weight.of(_Repeated(self.column(name, heads), width, factor))
+
+    def integers(self, name: str, rows: int, width: int, most: int) -> Weight:
+        """A table of integers from 0 to `most` - 1, (rows, width), as numbers."""
+        name = self._stored(name)
+        if name not in self._tensors:
+            raise ModelError(f"{name}: the file does not hold this tensor; expected I32 {_text((rows, width))}")
+        tensor = self._tensors[name]
+        if tensor.format != "I32" or tuple(tensor.shape) != (rows, width):
+            found = f"{tensor.format} {_text(tensor.shape)}"
+            raise ModelError(f"{name}: expected I32 {_text((rows, width))} (rows, columns), found {found}")
+        self._used.add(name)
+        values = np.ascontiguousarray(tensor.read(0, rows)).view(np.int32).reshape(rows, width)
+        outside = np.argwhere((values < 0) | (values >= most))
+        if len(outside):
+            row, column = outside[0]
+            text = f"expected numbers from 0 to {most - 1}, found {values[row, column]} (row {row})"
+            raise ModelError(f"{name}: {text}")
+        return Weight.of(_Table(name, values.astype(np.float32)))
 
     def inverse(self, name: str, width: int) -> Weight:
         """One divided by each number of a vector."""
@@ -196,6 +231,22 @@ class _Numbers:
         return np.array([self.values] * (stop - start), np.float32).view(np.uint8)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """A matrix of numbers in memory as a tensor."""
+
+    name: str
+    values: NDArray[np.float32]
+    format: str = "F32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(self.values[start:stop]).view(np.uint8)
+
+
 @dataclass(frozen=True, slots=True)
 class _Shaped:
     """The numbers of a tensor, float32, in another shape."""
@@ -234,6 +285,56 @@ class _Repeated:
         every = self.weight.read(0, self.weight.shape[0] if len(self.weight.shape) > 1 else 1)
         numbers = quant.dequantize(every, self.weight.format).reshape(-1, 1)[start:stop] * self.factor
         return np.repeat(numbers.astype(np.float32), self.width, axis=1).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A stack (experts, rows, columns), every matrix of which stands for a group of experts."""
+
+    stack: Weight
+    group: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.stack.name} for {self.group} each"
+
+    @property
+    def format(self) -> str:
+        return self.stack.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.group * self.stack.shape[0], *self.stack.shape[1:]
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        rows, parts = self.stack.shape[1], []
+        for expert in range(start // rows, -(-stop // rows)):
+            first, last = (min(max(at - expert * rows, 0), rows) for at in (start, stop))
+            own = expert // self.group * rows
+            parts.append(self.stack.read(own + first, own + last))
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dilated:
+    """A kernel of a convolution with zeros between its numbers, float32."""
+
+    weight: Weight  # (channels, count)
+    step: int
+    format: str = "F32"
+
+    @property
+    def name(self) -> str:
+        return f"{self.weight.name} by {self.step}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape[0], (self.weight.shape[1] - 1) * self.step + 1
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        wide = np.zeros((stop - start, self.shape[1]), np.float32)
+        wide[:, :: self.step] = quant.dequantize(self.weight.read(start, stop), self.weight.format)
+        return wide.view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

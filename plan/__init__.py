@@ -15,6 +15,7 @@ from localllm.plan.connections import Connect
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, flattened
 from localllm.plan.matrix_scan import MatrixLayer, MatrixScan
+from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import (
     Activate,
@@ -42,7 +43,7 @@ from localllm.plan.operations import (
     Weigh,
     Xielu,
 )
-from localllm.plan.plan import CacheLayer, Plan, Store
+from localllm.plan.plan import CacheLayer, Plan, Store, rows_of_block
 from localllm.plan.pooling import Pool
 from localllm.plan.recorder import Recorder
 from localllm.plan.recurrence import Convolve, LinearAttention, RowLayer, ScanLayer, SelectiveScan, StateLayer
@@ -66,6 +67,7 @@ __all__ = [
     "Connect",
     "Convolve",
     "Embed",
+    "EmbedNgrams",
     "Excess",
     "Experts",
     "Fused",
@@ -116,5 +118,6 @@ __all__ = [
     "Xielu",
     "flattened",
     "rope_table",
+    "rows_of_block",
     "summarize",
 ]

@@ -47,7 +47,8 @@ class SelectPositions(Producer):
     earlier comes first. A row with at most `count` blocks chooses all, without scores.
 
     If `pooled`, a block has one key, at its last position: it alone is scored, and a block counts once the row sees all
-    of it. The positions behind the last whole block are selected besides.
+    of it. The cache may hold these keys alone (`CacheLayer.every`). The positions behind the last whole block are
+    selected besides.
 
     A row of `out` holds one slice per group: how many positions there are, then the positions in order, then zeros.
     """
@@ -102,6 +103,10 @@ class Attention(Producer):
 
     With a `selection`, a row reads only the positions that it lists (`SelectPositions`), in order. All key-value heads
     share the one slice of a row, or each has its own. Such a layer has no window and is causal.
+
+    With `pools`, a row also reads that layer of the cache, which holds a key and a value for every pool of positions
+    (`Append` with `every`): those of all pools that it sees the end of. A selection then chooses among these, by the
+    positions that end a pool, and not among the positions of `layer`.
     """
 
     q: Value
@@ -118,6 +123,7 @@ class Attention(Producer):
     after: bool = False  # only positions after the text that an encoder has read
     selection: Value | None = None  # (T, slices * (1 + maximum number of positions))
     slices: int = 1  # 1: all key-value heads read the same positions; else there is a slice for each
+    pools: int | None = None  # a layer of the cache
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -134,7 +140,7 @@ class Attention(Producer):
 
     @property
     def state(self) -> tuple[int, ...]:
-        return (self.layer,)
+        return (self.layer,) if self.pools is None else (self.layer, self.pools)
 
     @property
     def flops_per_position(self) -> int:

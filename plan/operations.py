@@ -121,9 +121,9 @@ class Glu(Producer):
 
 @dataclass(frozen=True, slots=True)
 class Activate(Unary):
-    """out = activation(x)."""
+    """out = activation(x); "signed_root" is sign(x) * sqrt(max(|x|, 1e-6))."""
 
-    activation: Activation | Literal["exp"]
+    activation: Activation | Literal["exp", "signed_root"]
 
 
 @dataclass(frozen=True, slots=True)

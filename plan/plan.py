@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from localllm.plan.attention import Attention
+from localllm.plan.batch import BLOCK
 from localllm.plan.fused import flattened
 from localllm.plan.matrix_scan import MatrixLayer
 from localllm.plan.operation import Operation, Read
@@ -27,7 +28,21 @@ class CacheLayer:
     head_dim: int  # width of a key
     value_dim: int  # 0: an indexer's keys
     window: int = 0  # positions that a row sees; 0: all
+    every: int = 1  # positions of a pool: there are rows for those that end one, not for each
     selected: int = 0  # maximum number of positions that a row reads; 0: all that it sees
+    whole: bool = False  # those that are selected come as whole cache blocks, but for the last one
+    prefix: bool = False  # values are the first numbers of the keys
+    pooled: bool = False  # holds rows of pools, or is read with a layer that does
+
+    @property
+    def gathered(self) -> bool:
+        """Whether every row reads positions or pools of its own: what it lists, not all that it sees."""
+        return self.pooled or self.selected > 0
+
+
+def rows_of_block(every: int) -> int:
+    """Rows of a cache block with a row per pool of `every` positions; some blocks leave the only row empty."""
+    return max(1, BLOCK // every)
 
 
 Store = CacheLayer | RowLayer | StateLayer | ScanLayer | MatrixLayer

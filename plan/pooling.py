@@ -50,4 +50,4 @@ class Pool(Producer):
 
     @property
     def store(self) -> RowLayer:
-        return RowLayer(2 * self.x.width, self.parts * self.size)
+        return RowLayer(2 * self.x.width, self.parts * self.size, self.size)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from localllm.plan.attention import Append, Attention, Rotate, SelectPositions
+from localllm.plan.batch import BLOCK
 from localllm.plan.connections import Connect, connect_width
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.matrix_scan import MatrixScan
+from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation
 from localllm.plan.operations import (
     Activate,
@@ -70,6 +72,19 @@ class Recorder:
         self._operations.append(Embed(out, Weight.of(table), positions))
         return out
 
+    def embed_ngrams(
+        self, table: Tensor, multipliers: Sequence[int], sizes: Sequence[int], firsts: Sequence[int], end: int
+    ) -> Value:
+        assert len(sizes) == len(firsts), f"{table.name}: {len(sizes)} heads, and {len(firsts)} first rows"
+        assert len(sizes) % (len(multipliers) - 1) == 0, (
+            f"{table.name}: {len(sizes)} heads of {len(multipliers)} tokens"
+        )
+        out, layer = self._value(len(sizes) * table.shape[1], "batch", table.name), len(self._layers)
+        operation = EmbedNgrams(out, Weight.of(table), layer, tuple(multipliers), tuple(sizes), tuple(firsts), end)
+        self._store(operation.store)
+        self._operations.append(operation)
+        return out
+
     def receive(self, width: int, name: str) -> Value:
         """Return rows (T, width) that another plan makes. They come first: `Executable.run` takes them."""
         assert not self._operations, f"{name}: received after the plan began"
@@ -111,17 +126,21 @@ class Recorder:
         self._operations.append(Rotate(out, x, head_dim, rope))
         return out
 
-    def append(self, k: Value, v: Value, kv_heads: int) -> int:
-        """Return the number of the new cache layer. A layer of the model that has none reads another's."""
-        layer = len(self._layers)
-        self._layers.append(CacheLayer(kv_heads, k.width // kv_heads, v.width // kv_heads))
+    def append(self, k: Value, v: Value, kv_heads: int, every: int = 1, prefix: bool = False) -> int:
+        """Return the number of the new cache layer. A layer of the model that has none reads another's.
+
+        It gets the rows at positions every - 1, 2 every - 1, ... alone. With `prefix`, v holds the first numbers of k.
+        """
+        layer, widths = len(self._layers), (k.width // kv_heads, v.width // kv_heads)
+        self._layers.append(CacheLayer(kv_heads, *widths, every=every, prefix=prefix))
         self._operations.append(Append(layer, k, v))
         return layer
 
-    def append_index(self, k: Value) -> int:
-        """Return the number of the new cache layer, which holds the keys of an indexer."""
+    def append_index(self, k: Value, every: int = 1) -> int:
+        """Return the number of the new cache layer, which holds the keys of an indexer, as `append` does."""
+        assert every in (1, 2, 4), "backends read such keys 16 at a time"
         layer = len(self._layers)
-        self._layers.append(CacheLayer(1, k.width, 0))
+        self._layers.append(CacheLayer(1, k.width, 0, every=every))
         self._operations.append(Append(layer, k, None))
         return layer
 
@@ -130,40 +149,71 @@ class Recorder:
         pooled: bool = False,
     ) -> Value:  # fmt: skip
         assert weights is None or weights.width == heads, f"{q.name}: {heads} heads with {weights.width} weights"
-        groups = heads if weights is None else 1
+        stored, groups = self._layers[layer], heads if weights is None else 1
+        assert isinstance(stored, CacheLayer)
+        assert stored.every == 1 or (pooled and stored.every == block), "keys of other pools"
         most = count * block + (block - 1 if pooled else 0)
         out = self._value(groups * (1 + most), q.rows, f"selection.{layer}")
         self._operations.append(SelectPositions(out, q, weights, layer, heads, count, block, local, pooled))
         return out
 
+    def _chooser(self, selection: Value) -> SelectPositions:
+        """Return the operation that makes a selection."""
+        return next(op for op in self._operations if isinstance(op, SelectPositions) and op.out == selection)
+
+    def _read_pools(self, layer: int, pools: int, window: int, selection: Value | None) -> None:
+        """Note in both layers that a row reads a window of one and, at most by a selection, pools of the other."""
+        near, far = self._layers[layer], self._layers[pools]
+        assert isinstance(near, CacheLayer)
+        assert isinstance(far, CacheLayer)
+        assert window > 0, "rows that read pools see others in a window"
+        assert replace(far, every=1) == near, "layers differ"
+        most = 0
+        if selection is not None:
+            chooser = self._chooser(selection)
+            assert chooser.pooled, "a selection among pools"
+            assert chooser.block == far.every, "a selection among other pools"
+            most = chooser.count * chooser.block
+        self._layers[layer] = replace(near, window=window, pooled=True)
+        self._layers[pools] = replace(far, pooled=True, selected=most)
+
     def attention(
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
         chunked: bool = False, causal: bool = True, distances: Tensor | None = None, after: bool = False,
-        selection: Value | None = None, slices: int = 1,
+        selection: Value | None = None, slices: int = 1, pools: int | None = None,
     ) -> Value:  # fmt: skip
         """`selection` has that many slices: one, or one for each key-value head."""
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
         if selection is not None:
             assert causal, "rows that read a selection see no later ones"
-            assert not window, "rows that read a selection have no window"
             assert slopes is None, "rows that read a selection have no slopes"
             assert distances is None, "rows that read a selection have no numbers by distance"
             assert not after, "rows that read a selection follow no encoder's text"
             assert slices in (1, stored.kv_heads), f"{slices} slices for {stored.kv_heads} key-value heads"
             assert selection.rows == q.rows
-            self._layers[layer] = stored = replace(stored, selected=selection.width // slices - 1)
+        both_ways = not causal or after
+        if pools is not None:
+            self._read_pools(layer, pools, window, selection)
+            assert not both_ways, "rows that read pools see no later ones"
+            assert slopes is None, "rows that read pools have no slopes"
+            assert distances is None, "rows that read pools have no numbers by distance"
+            assert not chunked, "rows that read pools see others in a window"
+        elif selection is not None:
+            assert not window, "rows that read a selection have no window"
+            chooser = self._chooser(selection)
+            most, whole = selection.width // slices - 1, chooser.block % BLOCK == 0 and not chooser.pooled
+            self._layers[layer] = stored = replace(stored, selected=most, whole=whole)
         elif causal:  # else a row sees what is behind it, so nothing leaves the window before the end
             self._layers[layer] = replace(stored, window=window)
-        assert (selection is None) == (not stored.selected), "a layer is read by selections alone, or never"
-        both_ways = not causal or after
+        assert pools is not None or (selection is None) == (not stored.selected), "read by selections alone, or never"
         assert not both_ways or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
         out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")
         assert slopes is None or distances is None, "scores fall with the distance in one way"
         own, far = (_given(sinks), _given(slopes)), _given(distances)
         operation = Attention(
-            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far, after, selection, slices
+            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far, after, selection, slices, pools
         )
         self._operations.append(operation)
         return out
@@ -238,7 +288,7 @@ class Recorder:
         self._operations.append(operation)
         return out
 
-    def activate(self, x: Value, activation: Activation | Literal["exp"]) -> Value:
+    def activate(self, x: Value, activation: Activation | Literal["exp", "signed_root"]) -> Value:
         out = self._value(x.width, x.rows, f"{x.name}.{activation}")
         self._operations.append(Activate(out, x, activation))
         return out

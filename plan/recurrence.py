@@ -17,10 +17,14 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class RowLayer:
-    """The store of a convolution: its input rows, float32 (width,). A row sees the last `window` rows, itself too."""
+    """The store of a convolution: its input rows, float32 (width,). A row sees the last `window` rows, itself too.
+
+    Rows at positions every - 1, 2 every - 1, ... alone read any.
+    """
 
     width: int
     window: int
+    every: int = 1
 
     @property
     def row(self) -> int:

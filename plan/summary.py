@@ -32,5 +32,5 @@ def summarize(plan: Plan) -> Summary:
         bytes_per_token=sum(read.share(read.weight.bytes) for read in plan.reads),
         flops_per_token=sum(op.flops for op in plan.operations),
         attention_flops_per_position=sum(op.flops_per_position for op in plan.operations),
-        cache_values_per_token=sum(n.kv_heads * (n.head_dim + n.value_dim) for n in plan.attention_layers),
+        cache_values_per_token=sum(n.kv_heads * (n.head_dim + n.value_dim) // n.every for n in plan.attention_layers),
     )

@@ -29,7 +29,8 @@ class Rope:
 
     The angle of pair i at position p is `p * inverse_frequency[i]`; cosine and sine are multiplied by `magnitude` and,
     if `temperature` is not zero, by `1 + temperature * ln(1 + floor((p + temperature_start) / temperature_length))`
-    (queries of Ministral 3 and Llama 4 past some length). `rope_table` defines the numbers.
+    (queries of Ministral 3 and Llama 4 past some length). Position p is that of a row plus `shift`, or 0 if that is
+    less. `rope_table` defines the numbers.
     """
 
     style: RopeStyle
@@ -39,6 +40,7 @@ class Rope:
     temperature: float = 0.0
     temperature_length: int = 1
     temperature_start: int = 0
+    shift: int = 0
 
     def factors(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what cosines and sines are multiplied by at these positions."""
@@ -48,6 +50,6 @@ class Rope:
 
 def rope_table(rope: Rope, positions: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return cosines and sines, float64 (positions, n_rot/2), of every pair and position, magnitude included."""
-    p = positions.astype(np.float64)[:, None]
+    p = np.maximum(positions.astype(np.float64)[:, None] + rope.shift, 0.0)
     angle = p * np.array(rope.inverse_frequency)  # (positions, n_rot/2)
     return np.cos(angle) * rope.factors(p), np.sin(angle) * rope.factors(p)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from importlib import import_module
@@ -179,3 +180,27 @@ def test_without_llama_cpp_python_a_comparison_says_what_to_do(tmp_path) -> None
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 1
     assert result.stderr == "llama-cpp-python is not installed: pip install it, or give --llama-bench PATH\n"
+
+
+def test_a_state_of_llama_cpp_gets_more_cells(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Two caches, of latent rows without values and of index keys; and one whose values are in columns."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import llama_cpp_state
+
+    def cache(cells: int, widths: list[int], columns: int = 0) -> bytes:
+        found = struct.pack("<II", 1, cells) + b"".join(struct.pack("<iIi", cell, 1, 0) for cell in range(cells))
+        found += struct.pack("<II", int(columns > 0), len(widths))
+        for layer, width in enumerate(widths):
+            rows = [bytes([10 * layer + cell % 3]) * width for cell in range(cells)]
+            found += struct.pack("<iQ", 1, width) + b"".join(rows)
+        for layer in range(len(widths) if columns else 0):
+            found += struct.pack("<iII", 1, 2, columns)
+            found += b"".join(bytes([9 * layer + cell % 3, row]) for row in range(columns) for cell in range(cells))
+        return found
+
+    mark = struct.pack("<Ii", 0xABCD, 0)
+    for whole in (lambda n: mark + cache(n, [6, 8]) + cache(n, [4, 4]), lambda n: mark + cache(n, [6, 6], 5)):
+        assert llama_cpp_state.repeated(whole(3), 8) == whole(8)
+        with pytest.raises(ValueError, match="another form"):
+            llama_cpp_state.repeated(whole(3)[:-1], 8)
+    sys.modules.pop("llama_cpp_state", None)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
+
+from benchmarks.gpu_compile import every_kernel
+from localllm.backends.gpu import kernels
+from localllm.backends.gpu.kernels.kernel import Kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,3 +69,15 @@ def test_no_card_and_no_time_are_said(gpu, tmp_path: Path, monkeypatch: pytest.M
     reasons = [row["reason"] for row in rows if row.get("status") == "skipped"]
     assert reasons
     assert all("of the 0.05 minutes are left" in reason for reason in reasons[:1])
+
+
+def test_every_kernel_is_compiled() -> None:
+    """`benchmarks/gpu_compile.py` has each kernel that a plan may need."""
+    for module in iter_modules(kernels.__path__, f"{kernels.__name__}."):
+        importlib.import_module(module.name)
+    compiled = {type(kernel).__name__ for _, kernel in every_kernel("sm_80")}
+    assert {kind.__name__ for kind in kinds_of(Kernel) if not kind.__subclasses__()} <= compiled
+
+
+def kinds_of(kind: type) -> set[type]:
+    return {kind}.union(*map(kinds_of, kind.__subclasses__()))

@@ -6,8 +6,7 @@ import math
 
 from localllm.backends.base import CacheTypes, Limits, Memory, cache_reads
 from localllm.backends.cpu import bind, weights
-from localllm.backends.cpu.cache import CACHE
-from localllm.backends.cpu.cache_rows import row_bytes
+from localllm.backends.cpu.cache_layout import cache_bytes
 from localllm.backends.cpu.isa import host
 from localllm.backends.cpu.memory import aligned
 from localllm.backends.cpu.places import (
@@ -23,7 +22,7 @@ from localllm.backends.cpu.places import (
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.sharing import Sharing
 from localllm.backends.cpu.stores import store_bytes
-from localllm.plan import BLOCK, CacheLayer, Embed, Plan
+from localllm.plan import CacheLayer, Embed, EmbedNgrams, Plan
 
 
 def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
@@ -64,22 +63,11 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:
     """Bytes of keys and values per cache block, or of the two parts of a recurrent layer's, by layer."""
-    return [
-        _cache_bytes(layer, cache) if isinstance(layer, CacheLayer) else store_bytes(layer) for layer in plan.layers
-    ]
-
-
-def _cache_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
-    keys, values = CACHE[cache.keys], CACHE[cache.values]
-    if layer.selected:
-        key, value = BLOCK * row_bytes(keys, layer.head_dim), BLOCK * row_bytes(values, layer.value_dim)
-    else:
-        key, value = keys.key_bytes(layer.head_dim), values.value_bytes(layer.value_dim)
-    return layer.kv_heads * key, layer.kv_heads * value
+    return [cache_bytes(layer, cache) if isinstance(layer, CacheLayer) else store_bytes(layer) for layer in plan.layers]
 
 
 def _weights_per_token(plan: Plan, panels: dict[str, weights.Panels]) -> int:
     """Return the bytes of product matrices that one token reads: of experts, only the share that it chooses."""
-    products = (op for op in plan.operations if not isinstance(op, Embed))
+    products = (op for op in plan.operations if not isinstance(op, Embed | EmbedNgrams))
     reads = (read for op in products for read in op.reads if read.weight.name in panels)
     return sum(read.share(panels[read.weight.name].bytes) for read in reads)

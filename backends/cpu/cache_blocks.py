@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cpu import budget
 from localllm.backends.cpu.cache import CACHE, FOUR
+from localllm.backends.cpu.cache_layout import layout_of
 from localllm.backends.cpu.cache_rows import finite_rows
 from localllm.backends.cpu.memory import Arena, aligned
 from localllm.backends.cpu.places import CacheOf
@@ -23,9 +24,10 @@ class CacheBlocks:
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
         self._layers = plan.layers
         self._types = CACHE[cache.keys], CACHE[cache.values]
-        rows = any(isinstance(layer, CacheLayer) and layer.selected for layer in plan.layers)
+        self._layouts = [layout_of(layer, cache) if isinstance(layer, CacheLayer) else None for layer in plan.layers]
+        rows, once = (any(own and getattr(own, name) for own in self._layouts) for name in ("rows", "once"))
         # as defined by backends.cpu.cache, and by backends.cpu.cache_rows
-        self.layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}{' rows' * rows}"
+        self.layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}{' rows' * rows}{' once' * once}"
         parts = [
             (place, limits.blocks_of(layer), size)
             for number, (layer, sizes) in enumerate(zip(plan.layers, budget.block_bytes(plan, cache), strict=True))
@@ -57,7 +59,8 @@ class CacheBlocks:
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         keys, values = self._types
-        if own.selected:
+        layout = self._layouts[layer]
+        if layout is not None and layout.rows:
             return finite_rows(keys, content[:, :size]) and finite_rows(values, content[:, size:])
         return keys.finite_keys(content[:, :size]) and values.finite_values(content[:, size:])
 

@@ -1,13 +1,14 @@
-"""Layout of a cache block that a selection reads, and the kernel code that writes it and gathers positions from it.
+"""Layout of a cache block that is read row by row, and the kernel code that writes it and gathers rows from it.
 
-Keys in panels of 16 positions, as `backends.cpu.cache` stores them, would be read whole for one position. Layers whose
-rows read selected positions store a row per position and head instead. Of one head of one block (64 positions):
+Keys in panels of 16 positions, as `backends.cpu.cache` stores them, would be read whole for one position. Layers of
+which attention reads single rows (`backends.cpu.cache_layout`) store a row per position and head instead. Of one head
+of one block (64 positions, or 64 / every pools):
 
-    floats   rows (64 positions, D filled up to whole vectors)
+    floats   rows (positions, D filled up to whole vectors)
     blocks   rows (64 positions, E / 32) of {words (4 or 8, 4 bytes), fifth bits (4 bytes), scale, minimum}
 
 with words and bits as in a panel of keys, or as in the values. `gather_keys` and `gather_values` make a block of the
-usual layout from 64 selected rows, bit for bit: attention over it is the attention over any block.
+usual layout from 64 rows of one or more layers, bit for bit: attention over it is the attention over any block.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.cpu.cache import FOUR, PANELS, Blocks, CacheRow, Floats, groups
 from localllm.backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value, vector
-from localllm.plan import BLOCK
+from localllm.plan import BLOCK, rows_of_block
 
 U8 = NDArray[np.uint8]
 _INTEGERS = {1: I8, 2: I16, 4: I32}  # by bytes
@@ -26,6 +27,17 @@ _INTEGERS = {1: I8, 2: I16, 4: I32}  # by bytes
 def row_bytes(row: CacheRow, head_dim: int) -> int:
     """Bytes of one head of one position."""
     return row.width(head_dim) * row.bytes if isinstance(row, Floats) else groups(head_dim) * row.group_bytes
+
+
+def head_bytes(
+    keys: CacheRow, values: CacheRow, head_dim: int, value_dim: int, rows: bool, every: int = 1
+) -> tuple[int, int]:
+    """Bytes of the keys and of the values of one head of a block: in panels, or a row per position or pool."""
+    count = rows_of_block(every)
+    if rows:
+        return count * row_bytes(keys, head_dim), count * row_bytes(values, value_dim)
+    assert count % LANES == 0, f"no panels of {count} rows"
+    return keys.key_bytes(head_dim) * count // BLOCK, values.value_bytes(value_dim) * count // BLOCK
 
 
 def write_key_row(f: Function, row: CacheRow, x: Value, rows: Value, head_dim: int, position: Value) -> None:
@@ -69,12 +81,10 @@ def finite_rows(row: CacheRow, content: U8) -> bool:
     return bool(np.isfinite(np.ascontiguousarray(scales).view(np.float16)).all())
 
 
-def gather_keys(
-    f: Function, row: CacheRow, rows: Value, entries: Value, out: Value, head_dim: int, panel: Value
-) -> None:
-    """Write a panel of keys to the block at `out`, from the rows whose numbers (int64) are at `entries`."""
-    size, first = row_bytes(row, head_dim), entries + panel * (8 * LANES)
-    at = [rows + f.load(first + 8 * lane, I64, 8) * size for lane in range(LANES)]
+def gather_keys(f: Function, row: CacheRow, entries: Value, out: Value, head_dim: int, panel: Value) -> None:
+    """Write a panel of keys to the block at `out`, from the rows whose addresses (int64) are at `entries`."""
+    first = entries + panel * (8 * LANES)
+    at = [f.pointer(f.load(first + 8 * lane, I64, 8)) for lane in range(LANES)]
     if isinstance(row, Blocks):
         of_panel = out + panel * (groups(head_dim) * LANES * row.group_bytes)
         with f.loop(0, groups(head_dim)) as group:
@@ -102,18 +112,22 @@ def gather_keys(
         copy(f.i64(full), head_dim - full)
 
 
-def gather_values(f: Function, row: CacheRow, rows: Value, entries: Value, out: Value, head_dim: int, n: Value) -> None:
-    """Write the values of the first `n` entries to the block at `out`; of types that store integers all 64."""
-    size = row_bytes(row, head_dim)
+def gather_values(
+    f: Function, row: CacheRow, entries: Value, out: Value, head_dim: int, n: Value, of_keys: bool = False
+) -> None:
+    """Write the values of the first `n` entries to the block at `out`; of types that store integers all 64.
+
+    With `of_keys` the rows are those of keys, which begin with the values.
+    """
     if isinstance(row, Floats):
         kind = vector(_INTEGERS[row.bytes])
         with f.loop(0, n) as j:
-            source, to = rows + f.load(entries + j * 8, I64, 8) * size, out + j * size
-            with f.loop(0, size, LANES * row.bytes) as d:
+            source, to = f.pointer(f.load(entries + j * 8, I64, 8)), out + j * row_bytes(row, head_dim)
+            with f.loop(0, row_bytes(row, head_dim), LANES * row.bytes) as d:
                 f.store(to + d, f.load(source + d, kind))
         return
     with f.loop(0, BLOCK) as j, f.loop(0, groups(head_dim)) as group:
-        source = rows + f.load(entries + j * 8, I64, 8) * size + group * row.group_bytes
+        source = f.pointer(f.load(entries + j * 8, I64, 8)) + group * row.group_bytes
         at = out + group * (BLOCK * row.group_bytes)
         scales = source + 4 * (row.words + row.fifth)
         for half in range(1 + row.minimum):
@@ -121,6 +135,8 @@ def gather_values(f: Function, row: CacheRow, rows: Value, entries: Value, out: 
         if row.fifth:
             f.store(at + (j * 4 + 2 * BLOCK * (1 + row.minimum)), f.load(source + 4 * row.words, I32))
         integers = f.load(source, vector(I8, 4 * row.words))
+        if of_keys and row.integer_bits == 8:
+            integers = integers ^ -128  # keys are stored as q + 128
         to = at + (j // FOUR * (FOUR * 4 * row.words) + j % FOUR + row.value_integers)
         for number in range(4 * row.words):
             f.store(to + FOUR * number, f.lane(integers, number))

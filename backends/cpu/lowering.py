@@ -10,6 +10,7 @@ from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cpu import weights
 from localllm.backends.cpu.arguments import Rows, Struct
 from localllm.backends.cpu.buffers import activation_stride, float_stride
+from localllm.backends.cpu.cache_layout import layout_of
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.kernels import attention_shape, indexer, rowwise
@@ -123,20 +124,25 @@ def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
 
 def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Shape:
     """Return the shape that the kernels of this attention are compiled for."""
-    layer = plan.attention_layer(op.layer)
+    layer, every, chosen = plan.attention_layer(op.layer), 0, 0
+    layout = layout_of(layer, cache)
+    if op.pools is not None:
+        every = plan.attention_layer(op.pools).every
+        chosen = plan.attention_layer(op.pools).selected // every
     return attention_shape.Shape(
         layer.head_dim, layer.value_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
-        op.window > 0, op.softcap > 0.0, op.sinks is not None, op.slopes is not None,
-        op.chunked, op.causal, op.after, op.reach, layer.selected, op.slices,
+        op.window > 0 and not every, op.softcap > 0.0, op.sinks is not None, op.slopes is not None,
+        op.chunked, op.causal, op.after, op.reach, layer.selected, op.slices, layer.whole, layout.once, every, chosen,
     )  # fmt: skip
 
 
 def index_shape_of(plan: Plan, op: SelectPositions, cache: CacheTypes) -> indexer.Shape:
     """Return the shape that the kernels of this indexer are compiled for."""
-    head_dim = plan.attention_layer(op.layer).head_dim
+    layer = plan.attention_layer(op.layer)
     return indexer.Shape(
-        op.heads, head_dim, op.count, op.block, op.local, op.weights is not None, op.pooled, cache.keys
-    )
+        op.heads, layer.head_dim, op.count, op.block, op.local, op.weights is not None, op.pooled, cache.keys,
+        layer.every,
+    )  # fmt: skip
 
 
 def _scratch(

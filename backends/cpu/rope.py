@@ -40,7 +40,7 @@ def _sine_series(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
 
 def table(rope: Rope, start: int, stop: int) -> NDArray[np.float32]:
     """Return cosines and sines as `plan.rope_table` defines them, float32 (stop - start, 2, n_rot / 2)."""
-    positions = np.arange(start, stop, dtype=np.float64)[:, None]
+    positions = np.maximum(np.arange(start, stop, dtype=np.float64)[:, None] + rope.shift, 0.0)
     angle = positions * np.asarray(rope.inverse_frequency, np.float64)
     turns = np.rint(angle * (4.0 / _TWO_PI_HIGH))  # number of quarter turns
     high, low = _product(turns, _TWO_PI_HIGH / 4.0)

@@ -30,7 +30,7 @@ class Sharing:
         self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
         self._of_partition = shape.kv_heads * shape.state_bytes(shape.group)
-        longest = min(limits.positions, shape.selected or limits.positions)
+        longest = shape.listed(limits.positions - 1, window)
         row = -(-longest // (BLOCK * PARTITION)) * self._of_partition
         self.partial_bytes = max(row, min(SPLIT_BYTES, row * min(most, SPLIT_ROWS)))
 
@@ -38,10 +38,8 @@ class Sharing:
         """Fill the struct for a batch whose largest position is `last`."""
         shape, rows = self._shape, len(batch.tokens)
         tiles = fill_tiles(self._tiles, batch, shape.tokens)
-        if shape.selected:
-            last = min(last, shape.selected - 1)
-        partitions = last // (BLOCK * PARTITION) + 1
-        seen = min(partitions, self._window // (BLOCK * PARTITION) + 2) if self._window else partitions
+        partitions = -(-shape.listed(last, self._window) // (BLOCK * PARTITION))
+        seen = min(partitions, self._window // (BLOCK * PARTITION) + 2) if shape.window else partitions
         split = seen > 1 and rows <= SPLIT_ROWS and rows * partitions * self._of_partition <= self.partial_bytes
         heads = 1
         if split:

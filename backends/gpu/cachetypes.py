@@ -1,7 +1,7 @@
 """The layout of cache blocks on a device: a row for each type.
 
 Keys stand with the position as lane, so that neighbouring work-items read neighbouring words; values as rows. Of one
-head and block (64 positions, W words of a position, G groups of 32 values):
+head and block (64 positions, or the pools that end there, W words of a position, G groups of 32 values):
 
     keys    words (W, 64 positions), scales (G, 64 positions)
     values  words (64 positions, W), scales (64 positions, G)
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import CacheTypes
 from localllm.backends.cache import CACHE_TYPES, CacheType
-from localllm.plan import BLOCK, CacheLayer, Plan, Store
+from localllm.plan import BLOCK, CacheLayer, Plan, Store, rows_of_block
 
 GROUP = 32  # values of a head that share a scale
 
@@ -52,20 +52,20 @@ class CacheRow:
         size = self.size(head_dim)
         return (self.type.head_bytes(size) - 2 * self.scaled * (size // GROUP)) // 4
 
-    def bytes(self, head_dim: int) -> int:
-        """Return the bytes of one head in a cache block."""
-        return BLOCK * self.type.head_bytes(self.size(head_dim))
+    def bytes(self, head_dim: int, count: int = BLOCK) -> int:
+        """Return the bytes of one head in a cache block with so many rows, in whole words."""
+        return -(-count * self.type.head_bytes(self.size(head_dim)) // 4) * 4
 
-    def finite(self, content: np.ndarray, head_dim: int, keys: bool) -> bool:
+    def finite(self, content: np.ndarray, head_dim: int, keys: bool, count: int = BLOCK) -> bool:
         """Return whether the content uint8 (n, bytes) of blocks is finite. FP8 always is: a NaN reads as 480."""
-        rows = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim))
+        rows = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim, count))
         halves: NDArray[np.unsignedinteger] = rows.view(np.uint32 if self.values == 1 else np.uint16)
-        words = 2 * BLOCK * self.words(head_dim)  # halves of them
+        words = 2 * count * self.words(head_dim)  # halves of them
         if self.scaled:
-            halves = halves[:, words:]
+            halves = halves[:, words : words + count * self.size(head_dim) // GROUP]  # without what fills up a word
         elif self.minimum:
-            of_group = words // BLOCK // (self.size(head_dim) // GROUP)  # halves of a position
-            halves = halves.reshape(-1, of_group // 2, BLOCK, 2)[:, 0] if keys else halves.reshape(-1, of_group)[:, :2]
+            of_group = words // count // (self.size(head_dim) // GROUP)  # halves of a position
+            halves = halves.reshape(-1, of_group // 2, count, 2)[:, 0] if keys else halves.reshape(-1, of_group)[:, :2]
         return not self.infinite or not bool(((halves & self.infinite) == self.infinite).any())
 
 
@@ -89,7 +89,8 @@ def part_bytes(layer: Store, cache: CacheTypes) -> tuple[int, int]:
     """Return the bytes of the keys and of the values of one cache block; of a recurrent layer, its rows and state."""
     if not isinstance(layer, CacheLayer):
         return 4 * BLOCK * layer.row, 4 * layer.state
-    keys, values = CACHE[cache.keys].bytes(layer.head_dim), CACHE[cache.values].bytes(layer.value_dim)
+    rows = rows_of_block(layer.every)
+    keys, values = CACHE[cache.keys].bytes(layer.head_dim, rows), CACHE[cache.values].bytes(layer.value_dim, rows)
     return layer.kv_heads * keys, layer.kv_heads * values
 
 

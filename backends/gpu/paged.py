@@ -13,7 +13,7 @@ from localllm.backends.gpu.cachetypes import CACHE, block_bytes, part_bytes
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.memory import DeviceMemory
 from localllm.backends.gpu.references import CacheOf
-from localllm.plan import BLOCK, CacheLayer, Plan
+from localllm.plan import BLOCK, CacheLayer, Plan, rows_of_block
 
 U8 = NDArray[np.uint8]
 Numbers = NDArray[np.int32]  # of cache blocks
@@ -59,6 +59,9 @@ class PagedCache:
         own = self._layers[layer]
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
-        lanes = not own.selected, False  # whether the position is the lane; an indexer has no values
+        lanes, count = (
+            (not own.gathered, False),
+            rows_of_block(own.every),
+        )  # whether the position is the lane; an indexer has no values
         parts = zip(self._parts(layer), self._rows, (own.head_dim, own.value_dim), lanes, strict=False)
-        return all(row.finite(content[:, place], width, keys) for (_, place, _), row, width, keys in parts)
+        return all(row.finite(content[:, place], width, keys, count) for (_, place, _), row, width, keys in parts)

@@ -14,10 +14,11 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import tasks
 from corpus import Corpus
-from tools import TOOLS, exchange, system_turn, with_names
+from tools import TOOLS, exchange, with_names
 
 import localllm
 
@@ -37,8 +38,8 @@ def main() -> None:
     total, right = Counter[str](), Counter[str]()
     with localllm.load(asked.model) as model:
 
-        def answer(messages: list[dict[str, str]]) -> str:
-            pieces = model.chat(messages, temperature=0, max_tokens=120)
+        def answer(question: str, tools: list[dict[str, Any]] | None = None) -> str:
+            pieces = model.chat(question, temperature=0, max_tokens=120, tools=tools)
             return "".join(piece.text for piece in pieces).strip()
 
         makers, weights = zip(*[pair for pair in tasks.MAKERS if pair[0] not in MANY_RIGHT], strict=True)
@@ -47,12 +48,12 @@ def main() -> None:
             question, expected = maker(rng, sentences)
             kind = maker.__name__ if maker.__name__ != "make" else "words and facts"
             total[kind] += 1
-            right[kind] += _same(answer([{"role": "user", "content": question}]), expected)
+            right[kind] += _same(answer(question), expected)
         for _ in range(asked.count // 5):
             named = [with_names(tool, rng) for tool in rng.sample(TOOLS, 2)]
             turns = exchange(rng.choice(named), rng)
-            system = {"role": "system", "content": system_turn([each.definition() for each in named])}
-            said = answer([system, {"role": "user", "content": turns[0][1]}])
+            offered = [{"type": "function", "function": each.definition()} for each in named]
+            said = answer(turns[0][1], offered)
             call, wanted = _called(said), _called(turns[1][1])
             total += Counter(CALLS)
             if isinstance(call, dict) and isinstance(call.get("arguments"), dict):

@@ -1,4 +1,4 @@
-"""What an answer is held to, from what is asked of it: a structure, a forced call, a budget for its thought."""
+"""What an answer is held to, from what is asked of it: a structure, calls of tools, a budget for its thought."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.forced import forced_calls
 from localllm.answer.grammars import Format
 from localllm.answer.incoming import SPACES
+from localllm.answer.lazy import offered_calls
 from localllm.answer.structure import Asked, Grammar, Structure, StructureError, compile_structure
 from localllm.answer.thought import after_thought, budgeted, thought_of
 
@@ -26,15 +27,17 @@ def constrained(
     StructureError, in a line, for what cannot be compiled.
     """
     structure = asked.structure
-    if structure is not None and asked.tools:
+    if structure is not None and asked.tools and asked.forced:
         raise StructureError("an answer cannot have a structure and be a call of a tool; ask for one of them")
     thought = thought_of(format_, prompt_tail)
     grammar: Grammar | None = None
+    make: Callable[[], Constraint] | None = None
     if structure is not None:
         grammar = _as_content(compile_structure(structure), format_, prompt_tail, vocabulary)
-    elif asked.tools:
+    elif asked.tools and asked.forced:
         grammar = forced_calls(format_, asked.tools, vocabulary, asked.parallel)
-    make: Callable[[], Constraint] | None = None
+    elif asked.tools:
+        make = offered_calls(format_, asked.tools, thought, vocabulary, asked.parallel)
     if grammar is not None:
         make = vocabulary.begin(after_thought(grammar, format_, thought, vocabulary))
     return budgeted(format_, thought, asked.thought_tokens, vocabulary, make)

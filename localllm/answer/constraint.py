@@ -53,6 +53,10 @@ class GrammarVocabulary:
                 self._compiled.popitem(last=False)
         return lambda: GrammarConstraint(matcher.deep_copy(), self.tokenizer.vocab_size, self.ends)
 
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token, control tokens included; none for logits without a token."""
+        return self.tokenizer.piece(token) if token < self.tokenizer.vocab_size else b""
+
     def spelled(self, text: str) -> str:
         """Return `text` as a sequence in a grammar's rule: control tokens by their ids, the rest as strings."""
         pieces: list[str] = []

@@ -39,12 +39,13 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an answer to messages is held to: a structure, or a call of one of `tools`; and a budget for its thought."""
+    """What an answer to messages is held to: a structure, or calls of `tools`; and a budget for its thought."""
 
     structure: Structure | None = None
-    tools: Sequence[Mapping[str, Any]] = ()  # one of these has to be called
-    parallel: bool = True  # several may be
+    tools: Sequence[Mapping[str, Any]] = ()
+    parallel: bool = True  # several may be called
     thought_tokens: int | None = None
+    forced: bool = True  # a tool has to be called; else it may be
 
     @property
     def free(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -80,6 +81,41 @@ _SIGNS = r"\.+*?()|[]{}^$#&-~/"
 _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 
+# -- watching ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Where an answer stands: immutable, so that drafts can be tried."""
+
+    thought: Thought
+    tail: bytes = b""
+    seen: int = 0  # bytes of the answer before a thought
+
+
+class Watch:
+    """Follows the text of an answer into its thoughts and out of them."""
+
+    def __init__(self, format_: Format) -> None:
+        thinking = format_.thinking
+        self._start, self.end = thinking.start.encode(), thinking.end.encode()
+        self._anywhere = thinking.anywhere or format_.channels is not None
+
+    def after(self, state: Watched, piece: bytes) -> Watched:
+        """Return the state after the bytes of a token."""
+        if state.thought == "over":
+            return state
+        tail = (state.tail + piece)[-len(piece) - max(len(self._start), len(self.end)) :]
+        if state.thought == "open":
+            if self.end not in tail:
+                return Watched("open", tail)
+            return Watched("possible" if self._anywhere else "over")
+        seen = state.seen + len(piece)
+        if self._start and self._start in tail:
+            return Watched("open")
+        return Watched("possible" if self._anywhere or seen < _MOST_BEFORE else "over", tail, seen)
+
+
 # -- budget ----------------------------------------------------------------------------------------------------------
 
 
@@ -97,12 +133,10 @@ class ThoughtBudget:
         vocabulary: GrammarVocabulary,
         inner: Constraint | None = None,
     ) -> None:
-        thinking = format_.thinking
-        self._start, self._end = thinking.start.encode(), thinking.end.encode()
-        self._anywhere = thinking.anywhere or format_.channels is not None
+        self._watch = Watch(format_)
         self._vocabulary, self._inner, self._budget = vocabulary, inner, budget
-        self._forced = vocabulary.tokenizer.encode(thinking.end, add_special=False, parse_special=True)
-        self._state = _State(thought)
+        self._forced = vocabulary.tokenizer.encode(format_.thinking.end, add_special=False, parse_special=True)
+        self._state = _State(Watched(thought))
 
     def allowed(self) -> Mask | None:
         """Return which tokens (V,) may come next; None if any may."""
@@ -135,39 +169,26 @@ class ThoughtBudget:
 
     def _next(self, state: _State) -> int | None:
         """Return the token that has to come next, if one has. An end that the model has begun to write is its own."""
-        if state.thought != "open" or state.count < self._budget or state.forced == len(self._forced):
+        if state.watched.thought != "open" or state.count < self._budget or state.forced == len(self._forced):
             return None
-        if not state.forced and any(state.tail.endswith(self._end[:size]) for size in range(1, len(self._end))):
+        end, tail = self._watch.end, state.watched.tail
+        if not state.forced and any(tail.endswith(end[:size]) for size in range(1, len(end))):
             return None
         return self._forced[state.forced]
 
     def _after(self, state: _State, token: int) -> _State:
         """Return the state after a token."""
-        piece = self._vocabulary.tokenizer.piece(token) if token < self._vocabulary.tokenizer.vocab_size else b""
-        tail = (state.tail + piece)[-len(piece) - max(len(self._start), len(self._end)) :]
-        if state.thought == "open":
-            if self._end in tail:
-                return _State("possible" if self._anywhere else "over", state.count)
-            return _State("open", state.count + 1, tail, forced=state.forced + (self._next(state) is not None))
-        if state.thought == "over":
-            return state
-        seen = state.seen + len(piece)
-        if self._start and self._start in tail:
-            return _State("open", state.count)
-        return _State("possible" if self._anywhere or seen < _MOST_BEFORE else "over", state.count, tail, seen)
+        watched = self._watch.after(state.watched, self._vocabulary.piece(token))
+        if state.watched.thought != "open" or watched.thought != "open":
+            return _State(watched, state.count)
+        return _State(watched, state.count + 1, state.forced + (self._next(state) is not None))
 
 
+@dataclass(frozen=True, slots=True)
 class _State:
-    """Where an answer stands: immutable, so that drafts can be tried."""
-
-    __slots__ = ("count", "forced", "seen", "tail", "thought")
-
-    def __init__(self, thought: Thought, count: int = 0, tail: bytes = b"", seen: int = 0, forced: int = 0) -> None:
-        self.thought: Thought = thought
-        self.count = count  # tokens of thoughts
-        self.tail = tail
-        self.seen = seen  # bytes of the answer before a thought
-        self.forced = forced  # tokens of the end that are written
+    watched: Watched
+    count: int = 0  # tokens of thoughts
+    forced: int = 0  # tokens of the end that are written
 
 
 def budgeted(

@@ -15,6 +15,7 @@ from localllm.plan import (
     Append,
     Attention,
     Embed,
+    EmbedNgrams,
     Experts,
     Glu,
     Linear,
@@ -116,7 +117,7 @@ def _after(
 
 def _multiplied(op: Operation) -> list[tuple[str, int]]:
     """Return the tensors that an operation multiplies by, each with the index of the value; -1 for a lookup table."""
-    lookups = [(op.table.tensor, -1)] if isinstance(op, Embed) else []
+    lookups = [(op.table.tensor, -1)] if isinstance(op, Embed | EmbedNgrams) else []
     return [*lookups, *((weight.tensor, x.index) for x, weight in op.products)]
 
 

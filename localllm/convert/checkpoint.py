@@ -38,7 +38,7 @@ _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model
 _SUFFIXES = (".weight", ".bias")
 _WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")  # the ends of whole names
 _EXACT = (
-    *("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
+    *("ffn_gate_inp", "ssm_conv1d", "ple_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
     *("position_embd", "token_types", "hc_attn_", "hc_ffn_", "output_hc_", "indexer_compressor_"),
     *("indexer.proj", "indexer.q_proj", "indexer.k_proj", "time_mix_first", "time_mix_lerp_fused"),
     *("time_mix_w1", "time_mix_w2", "time_mix_decay_w"),
@@ -79,6 +79,7 @@ class Checkpoint(Closing):
             else:
                 shelf = Shelf(shards, layers, packing)
                 numbers = {key: _numbers(shelf, name, layers) for key, name in recipe.numbers.items()}
+                numbers |= _integers(shelf, recipe, layers)
                 made, notes = list(_tensors(shelf, recipe, sizes, rope.tensors)), [*shelf.notes, *notes]
                 _check_rest(shelf.rest(), recipe)
             further = list(dense_tensors(dense))
@@ -169,6 +170,9 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
         top["output"] = []  # tied, but stored all the same
     yield from top["token_embd"]
     yield from extra
+    for key, sources in recipe.lone.items():
+        for prefix in recipe.prefixes(sizes):
+            yield from _made(shelf, recipe, sizes, prefix, key, sources)
     for layer, prefix in enumerate(recipe.prefixes(sizes)):
         for key, sources in recipe.layer.items():
             yield from _made(shelf, recipe, sizes, prefix, f"blk.{layer}.{key}", sources)
@@ -188,6 +192,19 @@ def _numbers(shelf: Shelf, name: str, layers: int) -> np.ndarray:
             raise ConvertError(f"{prefix}{name}: is {parts[0].format} {parts[0].shape}; expected one number")
         found.append(quant.dequantize(parts[0].read(0, 1), parts[0].format).item())
     return np.array(found, np.float32)
+
+
+def _integers(shelf: Shelf, recipe: Recipe, layers: int) -> dict[str, np.ndarray]:
+    """Return the integers, uint64, that the folder has for these keys; none for a model without such a layer."""
+    found = {}
+    for key, name in recipe.integers.items():
+        for layer in range(layers):
+            parts = shelf.take(f"model.layers.{layer}.", (name,))
+            if parts is not None:
+                if parts[0].format != "I64" or len(parts[0].shape) != 1:
+                    raise ConvertError(f"{name}: is {parts[0].format} {parts[0].shape}; expected a vector of I64")
+                found[key] = parts[0].read(0, 1)[0].view(np.int64).astype(np.uint64)
+    return found
 
 
 def _made(

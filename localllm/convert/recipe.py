@@ -301,6 +301,8 @@ class Recipe:
     templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
     whole_keys: Mapping[str, Any] = field(default_factory=dict)  # keys without the architecture's prefix
     numbers: Mapping[str, str] = field(default_factory=dict)  # whole keys: the tensors of layers with a number for each
+    integers: Mapping[str, str] = field(default_factory=dict)  # whole keys: tensors of integers that one layer has
+    lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # tensors of the file that one layer has
     layers: Callable[[HfConfig], list[str]] | None = None  # what their tensors' names begin with; None: model.layers.N.
     mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`
 

@@ -11,6 +11,7 @@ from localllm.convert import (
     mamba_recipes,
     newer_recipes,
     older_recipes,
+    qwen4_recipes,
     recurrent_recipes,
     rerankers,
     rwkv_recipes,
@@ -249,7 +250,7 @@ _ALL = (
     *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
     *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
     *hybrid_recipes.ROWS, *t5_recipes.ROWS, *sparse_recipes.ROWS, *stream_recipes.ROWS,
-    *diffusion_recipes.ROWS, *rwkv_recipes.ROWS,
+    *diffusion_recipes.ROWS, *rwkv_recipes.ROWS, *qwen4_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

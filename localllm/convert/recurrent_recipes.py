@@ -78,7 +78,7 @@ def _tiled(tensor: LazyTensor, config: HfConfig, keys: int, wide: bool, count: i
     return np.concatenate([np.arange(before), before + order])
 
 
-_DELTA_KEYS: dict[str, Key] = {
+DELTA_KEYS: dict[str, Key] = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads",
@@ -105,7 +105,7 @@ _QWEN3_NEXT: Layer = {
     "ssm_norm": taken("linear_attn.norm"),
     "ssm_out": taken("linear_attn.out_proj"),
 }
-_QWEN35: Layer = {
+QWEN35: Layer = {
     **_ATTENTION,
     "attn_qkv": taken("linear_attn.in_proj_qkv", tiled(2, rows=True)),
     "attn_gate": taken("linear_attn.in_proj_z", tiled(0, rows=True)),
@@ -117,10 +117,10 @@ _QWEN35: Layer = {
     "ssm_norm": taken("linear_attn.norm"),
     "ssm_out": taken("linear_attn.out_proj", tiled_columns),
 }
-_EXPERTS: Layer = {key: source for key, source in of.QWEN2_MOE.items() if key.startswith("ffn_") and key != "ffn_norm"}
+EXPERTS: Layer = {key: source for key, source in of.QWEN2_MOE.items() if key.startswith("ffn_") and key != "ffn_norm"}
 
 
-def _sections(config: HfConfig) -> np.ndarray:
+def sections(config: HfConfig) -> np.ndarray:
     """Return how many angles encode time, height and width in a picture; text does not depend on it."""
     found = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling")).get("mrope_section")
     whole = isinstance(found, list) and len(found) <= 4 and all(type(n) is int and 0 <= n < 1024 for n in found)
@@ -180,19 +180,19 @@ def _adjusted_width(config: HfConfig) -> int:
 
 ROWS = (
     Recipe(
-        "qwen3next", ("Qwen3NextForCausalLM",), {**_QWEN3_NEXT, **_EXPERTS}, norm_offset=1.0,
-        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25}, keys=_DELTA_KEYS,
+        "qwen3next", ("Qwen3NextForCausalLM",), {**_QWEN3_NEXT, **EXPERTS}, norm_offset=1.0,
+        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25}, keys=DELTA_KEYS,
         checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
     ),
     Recipe(
-        "qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), {**_QWEN35, **of.GATED}, norm_offset=1.0,
+        "qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), {**QWEN35, **of.GATED}, norm_offset=1.0,
         plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
-        keys={**_DELTA_KEYS, "rope.dimension_sections": _sections},
+        keys={**DELTA_KEYS, "rope.dimension_sections": sections},
     ),
     Recipe(
-        "qwen35moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), {**_QWEN35, **_EXPERTS},
+        "qwen35moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), {**QWEN35, **EXPERTS},
         norm_offset=1.0, plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
-        keys={**_DELTA_KEYS, "rope.dimension_sections": _sections},
+        keys={**DELTA_KEYS, "rope.dimension_sections": sections},
     ),
     Recipe(
         "lfm2", ("Lfm2ForCausalLM",), _LFM2, eps="norm_eps", top=_LFM2_TOP,

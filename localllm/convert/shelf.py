@@ -34,7 +34,7 @@ _FP8_OTHERS = ("activation_scale", "input_scale")
 _PACKED = ".weight_packed"
 _NOT_PACKED = Packing()
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_NUMBER = re.compile(r"\.\d+(?=\.)")
+_NUMBER = re.compile(r"\.(?:shard_)?(\d+)(?=\.)")
 
 
 class Shelf:
@@ -50,8 +50,8 @@ class Shelf:
             layer = _LAYER.match(name)
             prefix = layer[0] if layer else ""
             if number := _NUMBER.search(name, max(len(prefix) - 1, 0)):
-                key = (prefix, name[len(prefix) : number.start()] + ".{}" + name[number.end() :])
-                self._counts[key] = max(self._counts.get(key, 0), 1 + int(number[0][1:]))
+                key = (prefix, name[len(prefix) : number.start(1)] + "{}" + name[number.end() :])
+                self._counts[key] = max(self._counts.get(key, 0), 1 + int(number[1]))
         self._taken: set[str] = set()
 
     def _named(self, shards: Iterable[Shard], layers: int) -> Iterable[tuple[str, LazyTensor]]:

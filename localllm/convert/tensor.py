@@ -165,6 +165,25 @@ def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
     return replace(first, shape=(len(tensors), *first.shape), _read=read)
 
 
+def joined(tensors: Sequence[LazyTensor]) -> LazyTensor:
+    """Append the rows of matrices of equal width."""
+    first, starts = tensors[0], np.cumsum([0, *(tensor.rows for tensor in tensors)])
+    for other in tensors:
+        _check_matrix(other)
+        if (other.shape[1], other.format) != (first.shape[1], first.format):
+            raise ConvertError(
+                f"{other.name}: {other.format} {other.shape}, but {first.name} is {first.format} {first.shape}; "
+                "they must be equally wide to be one matrix"
+            )
+
+    def read(start: int, stop: int) -> U8:
+        spans = [(max(start - at, 0), min(stop - at, each.rows)) for each, at in zip(tensors, starts, strict=False)]
+        parts = [each.read(*span) for each, span in zip(tensors, spans, strict=True) if span[0] < span[1]]
+        return np.concatenate(parts)
+
+    return replace(first, shape=(int(starts[-1]), first.shape[1]), _read=read)
+
+
 def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTensor:
     """Pick the rows `index` of all matrices, flattened, as matrices of `rows`; of a vector, its values."""
     if len(tensor.shape) == 1:

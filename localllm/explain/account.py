@@ -175,7 +175,7 @@ class Account:
 
     def cache_bytes(self, step: Step) -> int:
         """Return the bytes of the cache that a pass reads."""
-        return sum(cost.bytes(step) for cost in self.costs if cost.per_position)
+        return sum(cost.bytes(step) for cost in self.costs if cost.cache)
 
     def operations_without_cache(self) -> int:
         """Return the operations of the last token if all tokens before it were evaluated with it again."""

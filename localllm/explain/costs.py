@@ -13,21 +13,42 @@ from dataclasses import dataclass, replace
 from localllm.backends.base import Clocked, Executable, state_read
 from localllm.explain.record import Step
 from localllm.plan import (
-    BLOCK,
     Append,
     Attention,
     CacheLayer,
     Embed,
+    EmbedNgrams,
     Experts,
     Operation,
     Plan,
     SelectPositions,
     Weight,
     flattened,
+    rows_of_block,
 )
 
 _LAYER = re.compile(r"^(?:blk|enc|dec)\.\d+\.")
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRead:
+    """What an operation reads of one layer of the cache."""
+
+    bytes: int  # per position; of a pool its row's share
+    flops: int  # per position
+    window: int  # positions that a row reads; 0: all
+    each: bool = False  # every row reads positions of its own
+
+    def total_bytes(self, rows: int, seen: int) -> int:
+        """Return the bytes that some rows read when the last of them sees so many positions."""
+        if self.each:
+            return rows * self.bytes * (min(seen, self.window) if self.window else seen)
+        return self.bytes * (min(seen, self.window + rows - 1) if self.window else seen)
+
+    def operations(self, rows: int, seen: int) -> int:
+        positions = range(seen - rows + 1, seen + 1)
+        return self.flops * (sum(min(n, self.window) for n in positions) if self.window else sum(positions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +59,8 @@ class Cost:
     batch: bool  # whether it works on all rows, not only on those that become logits
     weights: tuple[tuple[int, int, int], ...]  # (bytes, used, of): a row reads `used` of `of` equal shares
     per_row: int  # bytes of an embedding or a recurrent state
-    per_position: int  # bytes of the cache that it reads
-    window: int  # positions that a row sees; 0: all
+    cache: tuple[CacheRead, ...]
     flops: int  # per row
-    flops_per_position: int
-    each: bool = False  # every row reads positions of its own, `window` at most
 
     def rows(self, step: Step) -> int:
         return len(step.tokens) if self.batch else step.logit_rows
@@ -52,22 +70,14 @@ class Cost:
         rows = self.rows(step)
         if not rows:
             return 0
-        seen = step.first + len(step.tokens)
-        if self.each:
-            seen = rows * min(seen, self.window)
-        elif self.window:
-            seen = min(seen, self.window + rows - 1)
+        cached = sum(read.total_bytes(rows, step.first + len(step.tokens)) for read in self.cache)
         shares = sum(size * min(used * rows, of) // of for size, used, of in self.weights)
-        return shares + rows * self.per_row + seen * self.per_position
+        return shares + rows * self.per_row + cached
 
     def operations(self, step: Step) -> int:
         """Return the multiplications and additions."""
         rows, end = self.rows(step), step.first + len(step.tokens)
-        seen = 0
-        if self.flops_per_position:
-            positions = range(end - rows + 1, end + 1)
-            seen = sum(min(n, self.window) for n in positions) if self.window else sum(positions)
-        return rows * self.flops + seen * self.flops_per_position
+        return rows * self.flops + sum(read.operations(rows, end) for read in self.cache if read.flops)
 
 
 def costs_of(executable: Executable, plan: Plan) -> tuple[Cost, ...]:
@@ -83,7 +93,7 @@ def costs_of(executable: Executable, plan: Plan) -> tuple[Cost, ...]:
     for number, op in enumerate(operations):
         whole = _cost(op, plan, executable.stored, cache)
         last = number + 1 == len(operations) or operations[number + 1] is not op
-        found.append(whole if last else Cost(whole.kind, whole.batch, (), 0, 0, 0, 0, 0))
+        found.append(whole if last else Cost(whole.kind, whole.batch, (), 0, (), 0))
     return tuple(_named_together(found, executable.barriers))
 
 
@@ -107,7 +117,7 @@ def _named_together(costs: Sequence[Cost], barriers: Sequence[bool]) -> list[Cos
 def kind_of(op: Operation) -> str:
     """Return the role of an operation's matrix in any layer, or the operation's name."""
     parts = flattened([op])
-    if any(isinstance(part, Embed) for part in parts):
+    if any(isinstance(part, Embed | EmbedNgrams) for part in parts):
         return "embedding"
     if any(isinstance(part, Experts) for part in parts):
         return "experts"
@@ -120,24 +130,27 @@ def kind_of(op: Operation) -> str:
 def _cost(op: Operation, plan: Plan, stored: Callable[[Weight], int], cache: Sequence[int]) -> Cost:
     values = op.outputs or op.inputs
     matrices = {weight.name for weight in op.matrices}
-    embeds = isinstance(op, Embed)
+    embeds = isinstance(op, Embed | EmbedNgrams)
     weights = tuple([(stored(r.weight), r.used, r.of) for r in op.reads if r.weight.name in matrices and not embeds])
-    per_row = per_position = window = per_pair = 0
-    each = False
+    per_row, reads = 0, []
     for part in flattened([op]):
-        if isinstance(part, Attention):
-            each = part.selection is not None
-            window = plan.attention_layer(part.layer).selected if each else part.window
-            per_pair += 2 * (part.q.width + part.out.width)
-        if isinstance(part, SelectPositions):
-            per_pair += part.flops_per_position
         for number in part.state if not isinstance(part, Append) else ():
             layer = plan.layers[number]
             if isinstance(layer, CacheLayer):
-                per_position += cache[number] // BLOCK
+                reads.append(_cache_read(part, number, layer, cache[number]))
             else:
                 per_row += state_read(layer)
-    if isinstance(op, Embed):
-        per_row += stored(op.table) // op.table.shape[0]
+    if isinstance(op, Embed | EmbedNgrams):
+        per_row += op.reads[0].share(stored(op.table))
     batch = not values or values[0].rows == "batch"
-    return Cost(kind_of(op), batch, weights, per_row, per_position, window, op.flops, per_pair, each)
+    return Cost(kind_of(op), batch, weights, per_row, tuple(reads), op.flops)
+
+
+def _cache_read(op: Operation, number: int, layer: CacheLayer, block_bytes: int) -> CacheRead:
+    """Return what attention or an indexer reads of a layer."""
+    size = block_bytes // rows_of_block(layer.every) // layer.every
+    if isinstance(op, Attention):
+        window = layer.selected or (op.window if number == op.layer else 0)
+        return CacheRead(size, 2 * (op.q.width + op.out.width) // layer.every, window, layer.gathered)
+    flops = op.flops_per_position if isinstance(op, SelectPositions) else 0
+    return CacheRead(size, flops // layer.every, 0)

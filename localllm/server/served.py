@@ -139,8 +139,9 @@ class Served(Closing):
         tools = tools_of(turn)
         prompt = self.prompts.of_turn(turn, tools)
         format_, tail = self.prompts.format, end_of(prompt.text)
-        forced = tools if turn.tool_choice == "required" or turn.forced_tool else ()
-        asked = Asked(turn.generation.structure, forced, turn.parallel_calls, turn.thinking.budget)
+        forced = turn.tool_choice == "required" or bool(turn.forced_tool)
+        structure, budget = turn.generation.structure, turn.thinking.budget
+        asked = Asked(structure, tools, turn.parallel_calls, budget, forced)
         constraint = held(self.model, asked, self.prompts.template, tail)
         visible = format_.visible(self.model.words.special)
         request = replace(self._request(prompt, turn.generation), visible=visible, constraint=constraint)

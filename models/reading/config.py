@@ -34,6 +34,7 @@ from localllm.models.reading.bounds import (
     MAX_WIDTH,
     REASON,
 )
+from localllm.models.reading.compression import compressed_rope, read_compression
 from localllm.models.reading.connections import read_connections
 from localllm.models.reading.feed_forward import (
     read_activation,
@@ -47,6 +48,7 @@ from localllm.models.reading.feed_forward import (
 from localllm.models.reading.indexer import read_indexer
 from localllm.models.reading.keys import Keys, found
 from localllm.models.reading.mixers import read_mixers, read_recurrent
+from localllm.models.reading.ngrams import read_ngrams
 from localllm.models.reading.rope import halved, read_rope, read_rotated, read_window_rope
 from localllm.models.reading.stacks import read_stacks
 from localllm.plan import NormKind
@@ -85,6 +87,9 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
     of_full, of_sliding = read_head_dims(keys, width, heads, row)
     head_dim, value_dim = zip(*[of_sliding if window else of_full for window in windows], strict=True)
     rope = read_rope(keys, row, of_full[0], context_length)
+    window_rope = read_window_rope(keys, row, rope, of_sliding[0])
+    if row.compressed:
+        rope = compressed_rope(keys, rope)
     embedding_scale, residual_scale, logit_scale = _multipliers(keys, row, width, layers)
     return Config(
         architecture=architecture,
@@ -103,7 +108,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         context_length=context_length,
         eps=keys.real(eps_key(row, norm), 0.0 if row.eps else 1e-20, 1.0) or row.eps,
         rope=halved(keys, rope) if row.sliding and row.sliding.half else rope,
-        window_rope=read_window_rope(keys, row, rope, of_sliding[0]),
+        window_rope=window_rope,
         rotated=read_rotated(keys, row, windows),
         windows=windows,
         norm=norm,
@@ -127,6 +132,10 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         streams=(streams := keys.integer("altup.num_inputs", 2, _MAX_STREAMS, default=4) if row.altup else 0),
         active_stream=keys.integer("altup.active_idx", 0, streams - 1, default=0) if row.altup else 0,
         connections=read_connections(keys, row),
+        ngrams=read_ngrams(keys, _vocabulary(keys), recurs) if row.ngrams else None,
+        compression=read_compression(keys, heads[:layers], kv_heads[:layers], windows, (*of_sliding, rope.n_rot))
+        if row.compressed
+        else None,
         checkpoint_interval=keys.integer("attn_res.block_size", 0, MAX_LAYERS) if row.checkpoints else 0,
         cap_ratio=read_caps(keys)[1] / read_caps(keys)[0] if row.limits == "situ" else 1.0,
         sparsity=read_sparsity(keys, row, layers),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from localllm.models.architecture import Architecture
 from localllm.models.config import ConnectionConfig
-from localllm.models.reading.bounds import MAX_FACTOR
+from localllm.models.errors import ModelError
+from localllm.models.reading.bounds import MAX_FACTOR, MAX_WIDTH
 from localllm.models.reading.keys import Keys
 
 _MAX_STREAMS = 8  # kernels are compiled for this number; known models have 4
@@ -16,6 +17,11 @@ def read_connections(keys: Keys, row: Architecture) -> ConnectionConfig | None:
     if not row.connections:
         return None
     streams = keys.integer("hyper_connection.count", 1, _MAX_STREAMS)
+    if row.connections == "low_rank":
+        if streams < 2:
+            raise ModelError(f"{keys.prefix}hyper_connection.count: expected at least 2 streams, found {streams}")
+        rank = keys.integer("hyper_connection.low_rank", 1, MAX_WIDTH)
+        return ConnectionConfig(streams, 0.0, 0.0, 0.0, 0, rank)
     eps = keys.real("hyper_connection.epsilon", 0.0, 1.0)
     if row.connections == "independent":
         magnitude = keys.real("hyper_connection.magnitude", 0.0, MAX_FACTOR)

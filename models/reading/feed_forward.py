@@ -97,8 +97,16 @@ def read_experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | N
     limits = read_limits(keys, row, "exp", blocks)
     return ExpertConfig(
         count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales, routing.beside, limits,
-        *_groups(keys, count, used), biased,
+        *_groups(keys, count, used), biased, *(_adjugates(keys, count) if routing.adjugate else (0, 0.0)),
     )  # fmt: skip
+
+
+def _adjugates(keys: Keys, count: int) -> tuple[int, float]:
+    """Experts that share an adjugate expert, and the scale of the adjugate experts' sum."""
+    group = keys.integer("experts_per_group", 1, count)
+    if count % group:
+        raise ModelError(f"{keys.prefix}experts_per_group: expected a divisor of expert_count {count}, found {group}")
+    return group, keys.real("expert_group_scale", 0.0, MAX_FACTOR)
 
 
 def _groups(keys: Keys, count: int, used: int) -> tuple[int, int]:

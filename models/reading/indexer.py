@@ -6,9 +6,11 @@ from localllm.models.architecture import Architecture
 from localllm.models.config import IndexerConfig
 from localllm.models.errors import ModelError
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, REASON
+from localllm.models.reading.compression import OVERLAPPING
 from localllm.models.reading.keys import Keys
 from localllm.plan import BLOCK
 
+RATIOS = "attention.compress_ratios"
 _LONG = 1 << 20  # GLM 5.2, whose first files do not tell the layers with an indexer, has this context; GLM 5 less
 _EVERY = 4  # of its layers has one, after the first two
 
@@ -29,6 +31,10 @@ def read_indexer(
     key = "attention.indexer."
     if row.indexer.layers == "types":
         own = _types(keys, attends, context_length)
+    elif row.indexer.layers == "ratios":
+        own = tuple([sees and ratio > 0 for sees, ratio in zip(attends, _ratios(keys, len(attends)), strict=True)])
+        if not any(own):
+            return None
     elif row.indexer.layers == "full":
         own = tuple([not window for window in windows])
     elif blocks:
@@ -36,7 +42,7 @@ def read_indexer(
         own = tuple([layer >= lead for layer in layers])
     else:
         own = (True,) * len(windows)
-    pool = _pool(keys) if row.indexer.pooled else 1
+    pool = OVERLAPPING if row.indexer.compressed else _pool(keys, row, attends) if row.indexer.pooled else 1
     shares = row.indexer.layers == "types"
     chooses = [max((n for n in range(layer + 1) if own[n]), default=-1) for layer in layers]
     heads = keys.integer(key + "head_count", 1, MAX_HEADS, reason=REASON)
@@ -48,7 +54,7 @@ def read_indexer(
     return IndexerConfig(
         heads=heads,
         head_dim=keys.integer(key + "key_length", 2, MAX_HEAD_DIM, reason=REASON),
-        count=keys.integer(key + "top_k", 1, MAX_CONTEXT) // pool,
+        count=keys.integer(key + "top_k", 1, MAX_CONTEXT) // (1 if row.indexer.compressed else pool),
         block=keys.integer(key + "block_size", 1, MAX_CONTEXT) if blocks else pool,
         eps=_eps(keys, row.indexer.eps),
         local=keys.integer(key + "local_blocks", 0, MAX_CONTEXT) if blocks else 0,
@@ -56,10 +62,24 @@ def read_indexer(
     )
 
 
-def _pool(keys: Keys) -> int:
+def _ratios(keys: Keys, layers: int) -> tuple[int, ...]:
+    """Positions of a pool by layer; 0 for a layer that reads all positions."""
+    return keys.per_layer(RATIOS, layers, 0, BLOCK)
+
+
+def _pool(keys: Keys, row: Architecture, attends: tuple[bool, ...]) -> int:
     """Positions of a pool, which divide the number of those that are chosen."""
-    key = "attention.indexer.kpool"
-    pool, chosen = keys.integer(key, 2, BLOCK), keys.integer("attention.indexer.top_k", 1, MAX_CONTEXT)
+    key, chosen = "attention.indexer.kpool", keys.integer("attention.indexer.top_k", 1, MAX_CONTEXT)
+    if row.indexer is not None and row.indexer.layers == "ratios":
+        key, found = RATIOS, {n for n, sees in zip(_ratios(keys, len(attends)), attends, strict=True) if sees and n}
+        if len(found) > 1:
+            raise ModelError(f"{keys.prefix}{key}: expected one size of pools for all layers, found {sorted(found)}")
+        if chosen % (pool := found.pop()):
+            raise ModelError(
+                f"{keys.prefix}{key}: expected a divisor of attention.indexer.top_k {chosen}, found {pool}"
+            )
+        return pool
+    pool = keys.integer(key, 2, BLOCK)
     if chosen % pool:
         raise ModelError(f"{keys.prefix}{key}: expected a divisor of attention.indexer.top_k {chosen}, found {pool}")
     if not keys.flag(key + "_select_tail", True):

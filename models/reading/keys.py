@@ -40,10 +40,17 @@ class Keys:
         return self._integer(key, self._value(key, default), low, high, reason)
 
     def per_layer(
-        self, key: str, layers: int, low: int, high: int, default: tuple[int, ...] | None = None, reason: str = ""
-    ) -> tuple[int, ...]:
-        """Return one integer per layer: from an array, or one number for all layers."""
-        return self._per_layer(key, self._value(key, default), layers, low, high, reason)
+        self, key: str, layers: int, low: int, high: int, default: tuple[int, ...] | None = None, reason: str = "",
+        longer: bool = False,
+    ) -> tuple[int, ...]:  # fmt: skip
+        """Return one integer per layer: from an array, or one number for all layers.
+
+        An array may be `longer` if files count layers that they do not hold.
+        """
+        value = self._value(key, default)
+        if longer and not isinstance(value, str) and hasattr(value, "__len__"):
+            value = value[: max(layers, 1)] if len(value) > layers else value
+        return self._per_layer(key, value, layers, low, high, reason)
 
     def _per_layer(self, key: str, value: Any, layers: int, low: int, high: int, reason: str = "") -> tuple[int, ...]:
         if isinstance(value, str) or not hasattr(value, "__len__"):
@@ -51,6 +58,13 @@ class Keys:
         if len(value) != layers:
             raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
         return tuple(self._integer(key, item, low, high, reason) for item in value)
+
+    def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...]:
+        """Return the integers of an array of so many."""
+        value = self._value(key, None)
+        if isinstance(value, str) or not hasattr(value, "__len__") or len(value) != count:
+            raise ModelError(f"{self.prefix}{key}: expected a list of {count} integers, {found(value)}")
+        return tuple(self._integer(key, item, low, high) for item in value)
 
     def reals(
         self, key: str, layers: int, low: float, high: float, default: float | tuple[float, ...] | None = None

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from localllm.plan.attention import Append, Attention, SelectPositions
 from localllm.plan.fused import Fused
 from localllm.plan.matrix_scan import MatrixScan
+from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation
 from localllm.plan.operations import Receive, Send
 from localllm.plan.plan import Plan
@@ -24,7 +25,9 @@ from localllm.plan.values import Value
 
 Place = TypeVar("Place", bound=Hashable)
 # Operations that name a layer of the cache.
-Layered = Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool
+Layered = (
+    Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool | EmbedNgrams
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
 
 def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
     assert not isinstance(op, Fused), "a split plan is fused later"
+    if isinstance(op, Attention) and op.pools is not None:
+        return replace(op, layer=numbers[op.layer], pools=numbers[op.pools])
     if isinstance(op, Layered):
         return replace(op, layer=numbers[op.layer])
     return op

@@ -63,6 +63,7 @@ HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows 
     Heads(4, 2, 32, reach=5),
     Heads(3, 1, 20, reach=40, softcap=2.0),
 )
+WIDE = (Heads(5, 1, 1088, value_dim=1024),)  # latent rows of dots3note's windows, too wide for cards
 
 
 def attend(h: Heads) -> Build:

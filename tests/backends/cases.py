@@ -101,6 +101,7 @@ CASES: dict[str, Case] = {
     "activate sigmoid": Case(32, lambda r, x: r.activate(x, "sigmoid"), sigmoid),
     "activate relu": Case(33, lambda r, x: r.activate(x, "relu"), exact),
     "activate relu2": Case(34, lambda r, x: r.activate(x, "relu2"), few),
+    "activate signed root": Case(36, lambda r, x: r.activate(x, "signed_root"), few),
     "activate exp": Case(35, lambda r, x: r.activate(r.clamp(x, 80.0), "exp"), exponential),
     "xielu": Case(45, lambda r, x: r.xielu(r.scale(x, 0.25), 0.8, 0.6, 0.5, -1e-6), xielu),
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
@@ -260,6 +261,14 @@ def pool(width: int, size: int, parts: int) -> Build:
     return build
 
 
+def ngrams(format: str, width: int, tokens: int, heads: int, end: int = 5) -> Build:
+    """Of texts that a token of the vocabulary ends, from a table with rows that no hash leads to."""
+    sizes = [(7, 11, 13, 17, 19, 23)[n % 6] for n in range(heads * (tokens - 1))]
+    firsts, multipliers = (1 + np.cumsum([0, *sizes[:-1]])).tolist(), [(3 << 50) + 1, 5 << 40, 1, 999][:tokens]
+    values = stored(f"n-grams {format}", format, (sum(sizes) + 5, width))
+    return lambda r, x: r.embed_ngrams(values, multipliers, sizes, firsts, end)
+
+
 def vectors(name: str, width: int) -> np.ndarray:
     return np.asarray(np.random.RandomState(len(name)).uniform(0.05, 0.5, width))
 
@@ -298,6 +307,9 @@ RECURRENT: dict[str, Build] = {
     "pool": pool(20, 4, 1),
     "pools that overlap": pool(33, 3, 2),
     "pools of more than a block": pool(16, 80, 1),
+    "n-grams": ngrams("F32", 20, 3, 2),
+    "n-grams, quantized": ngrams("Q4_K", 256, 4, 1),
+    "n-grams, one head": ngrams("F16", 7, 2, 1),
     "selective scan": selective_scan(40, 10),
     "matrix scan": matrix_scan(3, 10, 40, erases=False, before=False),
     "matrix scan, read first": matrix_scan(2, 18, 100, erases=False, before=True),

@@ -1,4 +1,4 @@
-"""Plans of attention to selected positions for tests, and the bound on their rounding."""
+"""Plans of attention to selected positions, and to pools of positions, for tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from localllm.plan import Recorder, Value
 from tests.backends.attending import Heads
 from tests.backends.support import Build
+from tests.models.support import MemoryWeight
 
 
 @dataclass(frozen=True)
@@ -65,19 +66,73 @@ def select(s: Selecting) -> Build:
     return build
 
 
-def attend_selected(s: Selecting) -> Build:
-    """Attention to what is selected."""
+def attend_selected(s: Selecting, values: str = "own") -> Build:
+    """Attention to what is selected; values are "own", "copied" from the beginning of keys, or a known "prefix"."""
     cuts, h = np.cumsum([0, *s.widths]), s.heads
 
     def build(r: Recorder, x: Value) -> Value:
         selection = select(s)(r, x)
         q, k, v = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts[:4]))
-        layer = r.append(k, v, h.kv_heads)
+        if values != "own":
+            v = r.columns(k, 0, h.value_dim or h.head_dim)
+        layer = r.append(k, v, h.kv_heads, prefix=values == "prefix")
         return r.attention(q, layer, h.heads, h.head_dim**-0.5, selection=selection, slices=s.groups)
 
     return build
 
 
-def rows_of(s: Selecting, vocabulary: int) -> np.ndarray:
+@dataclass(frozen=True)
+class Pooling:
+    """Heads with a window, how many positions a pool has, and how many pools an indexer chooses."""
+
+    heads: Heads
+    every: int
+    count: int = 0  # 0: rows read all
+    prefix: bool = False  # values are the first numbers of the keys
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of queries, keys, values; of keys and values of pools; of queries, keys and weights of the indexer."""
+        return (*self.heads.widths, *self.heads.widths[1:], 2 * 20, 20, 2)
+
+    def listed(self, position: int) -> int:
+        """How many rows of the cache the row at a position reads."""
+        pools = (position + 1) // self.every
+        return min(position + 1, self.heads.window) + min(pools, self.count or pools)
+
+
+POOLING = (  # pools in a block, of one, over several; windows within a block and over some; all pools, and some
+    Pooling(Heads(4, 1, 24, window=9, value_dim=16), 4, 5),
+    Pooling(Heads(2, 2, 20, window=70, sinks=True), 2, 33),
+    Pooling(Heads(8, 1, 72, window=33, value_dim=64), 4),
+    Pooling(Heads(6, 2, 16, window=20), 64),
+    Pooling(Heads(3, 1, 32, window=40, sinks=True), 100),
+    Pooling(Heads(17, 1, 512, window=16), 48),
+    Pooling(Heads(4, 1, 96, window=9, value_dim=64), 4, 5, prefix=True),
+)
+
+
+def attend_pools(p: Pooling) -> Build:
+    """Attention to a window and to pools."""
+    cuts, h = np.cumsum([0, *p.widths]), p.heads
+    sinks = MemoryWeight.of("sinks", np.linspace(-1.0, 1.0, h.heads)) if h.sinks else None
+
+    def build(r: Recorder, x: Value) -> Value:
+        parts = [r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts)]
+        q, k, v, far_k, far_v, index_q, index_k, weights = parts
+        if p.prefix:
+            v, far_v = (r.columns(keys, 0, v.width) for keys in (k, far_k))
+        near = r.append(k, v, h.kv_heads, prefix=p.prefix)
+        far = r.append(far_k, far_v, h.kv_heads, p.every, p.prefix)
+        selection = None
+        if p.count:
+            keys = r.append_index(index_k, p.every)
+            selection = r.select_positions(index_q, weights, keys, 2, p.count, p.every, pooled=True)
+        return r.attention(q, near, h.heads, h.head_dim**-0.5, h.window, sinks=sinks, selection=selection, pools=far)
+
+    return build
+
+
+def rows_of(s: Selecting | Pooling, vocabulary: int) -> np.ndarray:
     """A table of embeddings with no two equal scores, unless all positions of a token have them."""
-    return np.random.RandomState(s.index_dim).standard_normal((vocabulary, sum(s.widths))).astype(np.float32)
+    return np.random.RandomState(s.widths[-2]).standard_normal((vocabulary, sum(s.widths))).astype(np.float32)

@@ -15,6 +15,7 @@ from tests.backends.attending import (
     CACHES,
     HEADS,
     MANY,
+    WIDE,
     Heads,
     attend,
     attend_twice,
@@ -26,7 +27,7 @@ from tests.backends.support import bind, feed, record
 from tests.models.support import Driver, MemoryWeight
 
 
-@pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + MANY + BOTH_WAYS), *CACHES], ids=str)
+@pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + WIDE + MANY + BOTH_WAYS), *CACHES], ids=str)
 def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
     """Two sequences in one batch, cut anywhere, over several blocks; then one goes on from a copy of the other's."""
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)

@@ -140,6 +140,7 @@ NONE: dict[str, Build] = {
     "relu": lambda r, x: r.activate(x, "relu"),
     "relu2": lambda r, x: r.activate(x, "relu2"),
     "exp": lambda r, x: r.activate(x, "exp"),
+    "signed root": lambda r, x: r.activate(x, "signed_root"),
     "xielu": lambda r, x: r.xielu(x, 0.8, 0.6, 0.5, -1e-6),
     "softplus": lambda r, x: r.glu(x, r.scale(x, 0.0), "softplus"),
     "swiglu within limits": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_clamp", 3.0),

@@ -13,12 +13,15 @@ from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
 from localllm.models.layers import LayerRecorder
 from localllm.plan import BLOCK, Attention
-from tests.models.kit import KIT, LIMIT, KitModel
+from tests.models.kit import DEPARTURES, KIT, LIMIT, KitModel
 from tests.models.support import Driver, nmse, plan_of
+from tests.models.test_grove_moe import model as grove_moe
+from tests.models.tiny import TOKENS
 
 
 def logits(backend: Backend, model: KitModel) -> np.ndarray:
-    limits, cache = Limits(rows=64, logit_rows=64, blocks=2, positions=BLOCK), CacheTypes("f32", "f32")
+    room, cache = model.room, CacheTypes("f32", "f32")
+    limits = Limits(rows=room, logit_rows=room, blocks=2 * room // BLOCK, positions=room)
     executable = backend.bind(plan_of(*model.loaded()), limits, cache)
     try:
         return model.logits(Driver(executable))
@@ -29,13 +32,28 @@ def logits(backend: Backend, model: KitModel) -> np.ndarray:
 @pytest.mark.parametrize("name", KIT)
 def test_every_position(cpu: CpuBackend, name: str) -> None:
     model = KIT[name]
-    assert nmse(logits(cpu, model), model.stored["logits"]).max() < model.limit()
+    assert model.error(logits(cpu, model)) < model.limit()
 
 
 @pytest.mark.parametrize("name", [name for name, model in KIT.items() if model.limit() > LIMIT])
 def test_exact_gelu(cpu: CpuBackend, name: str) -> None:
     """Where GELU of halves leads far away, the reference backend's results with exact GELU are near."""
     ours, theirs = (logits(backend, KIT[name]) for backend in (cpu, ReferenceBackend()))
+    assert nmse(ours, theirs).max() < LIMIT
+
+
+@pytest.mark.parametrize("name", DEPARTURES)
+def test_where_llama_cpp_computes_something_else(cpu: CpuBackend, name: str) -> None:
+    """`tests.models` compares the reference backend's results with the model as it was trained."""
+    ours, theirs = (logits(backend, DEPARTURES[name]) for backend in (cpu, ReferenceBackend()))
+    assert nmse(ours, theirs).max() < LIMIT
+
+
+def test_experts_that_groups_share(cpu: CpuBackend) -> None:
+    limits, plan = Limits(rows=64, logit_rows=64, blocks=2, positions=BLOCK), plan_of(*grove_moe())
+    bound = [backend.bind(plan, limits, CacheTypes("f32", "f32")) for backend in (cpu, ReferenceBackend())]
+    ours, theirs = (Driver(executable).step([(0, TOKENS)]) for executable in bound)
+    bound[0].close()
     assert nmse(ours, theirs).max() < LIMIT
 
 

@@ -26,7 +26,9 @@ RECURRENT = [
     "lfm2-dense", "qwen35-mtp", "jamba-dense", "granitehybrid-dense", "kimi-linear-moe", "minimax-01-moe", "rwkv6",
     "rwkv7",
 ]  # fmt: skip
-SPARSE = ["deepseek32-8of40", "hy_v4-8of40", "glm5-next-8of40"]  # attend to few of many positions
+SPARSE = [  # attend to few of many positions
+    "deepseek32-8of40", "hy_v4-8of40", "glm5-next-8of40", "qwen4exp-8of40", "deepseek4-8of50",
+]  # fmt: skip
 MODELS = [
     *[(format, "llama") for format in FORMATS],
     ("Q8_0", "qwen3"),

@@ -13,7 +13,7 @@ from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK
-from tests.backends.attending import attend, attention_slack
+from tests.backends.attending import Heads, attend, attention_slack
 from tests.backends.cases import VOCABULARY
 from tests.backends.selecting import SELECTING, Selecting, attend_selected, rows_of, select
 from tests.backends.support import Build, bind, record
@@ -44,6 +44,61 @@ def test_the_selection_is_that_of_the_reference(cpu: CpuBackend, s: Selecting, c
         np.testing.assert_array_equal(ours.step(batch), found)
         seen += [float(count) for count in found.reshape(len(found), s.groups, -1)[:, :, 0].reshape(-1)]
     assert max(seen) <= s.most < 126
+
+
+FAR = [  # contexts of several blocks of positions, and rows that are scored together
+    Selecting(Heads(4, 2, 16), 2, 16, 2, 128, 1, weighted=False),
+    Selecting(Heads(2, 1, 20), 1, 7, 2, 64, 0, weighted=False),
+    Selecting(Heads(3, 3, 16), 3, 16, 1, 192, 0, weighted=False),
+    Selecting(Heads(4, 1, 24), 33, 20, 90),
+    Selecting(Heads(4, 1, 24), 9, 20, 100),
+]
+
+
+@pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
+@pytest.mark.parametrize("s", FAR, ids=str)
+def test_far_positions_are_selected_as_by_the_reference(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
+    plan = record(MemoryWeight.of("table", rows_of(s, 500)), select(s))
+    ours, theirs = (Driver(bind(b, plan, rows=300, blocks=18, cache=cache), 2) for b in (cpu, ReferenceBackend()))
+    tokens = np.random.RandomState(3).randint(0, 500, 1000)
+    at, seen = 0, set()
+    for parts in ([(0, 215)], [(1, 131), (0, 97)], [(0, 1), (1, 1)], [(1, 38)], [(0, 70), (1, 45)], [(1, 7), (0, 3)]):
+        batch = []
+        for sequence, count in parts:
+            batch.append((sequence, tokens[at : at + count]))
+            at += count
+        found = theirs.step(batch)
+        np.testing.assert_array_equal(ours.step(batch), found)
+        seen |= {tuple(row) for row in found}
+    assert len(seen) > 100, "rows select the same positions"
+
+
+@pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q5_1")], ids=str)
+@pytest.mark.parametrize("s", FAR[:3], ids=str)
+def test_attention_reads_whole_blocks_where_they_are(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
+    """Blocks of positions that are cache blocks are not gathered; rows and tables as above."""
+    plan = record(MemoryWeight.of("table", rows_of(s, 500)), attend_selected(s))
+    ours, theirs = (Driver(bind(b, plan, rows=300, blocks=18, cache=cache), 2) for b in (cpu, ReferenceBackend()))
+    values = rows_of(s, 500)[:, : sum(s.heads.widths)]
+    slack = attention_slack(values, s.heads, s.most, CACHE_TYPES[cache.values].blocks)
+    for batch in batches([[(0, 215)], [(1, 131), (0, 97)], [(0, 1), (1, 1)], [(1, 38)], [(0, 70), (1, 45)], [(0, 3)]]):
+        np.testing.assert_allclose(ours.step(batch), theirs.step(batch), rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize("name", CACHE_TYPES)
+def test_values_that_begin_the_keys_are_stored_once(cpu: CpuBackend, name: str) -> None:
+    """The bits are those of separate values. Types that rotate heads by their width still store both."""
+    s, cache = replace(SELECTING[3], heads=Heads(5, 1, 576, value_dim=512)), CacheTypes(name, name)
+    bound = []
+    for values in ("copied", "prefix"):
+        plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s, values))
+        bound.append(bind(cpu, plan, rows=128, cache=cache))
+    apart, once = (Driver(executable, sequences=2) for executable in bound)
+    for batch in batches(STEPS):
+        np.testing.assert_array_equal(once.step(batch), apart.step(batch))
+    sizes = [executable.block_bytes[1] for executable in bound]
+    assert sizes[1] == sizes[0] if CACHE_TYPES[name].rotated else 17 * sizes[1] == 9 * sizes[0]
+    assert (bound[0].cache_layout == bound[1].cache_layout) == CACHE_TYPES[name].rotated
 
 
 @pytest.mark.parametrize(("s", "cache"), [*((s, F16_CACHE) for s in SELECTING), *MORE], ids=str)
@@ -89,7 +144,7 @@ def backends() -> Iterator[list[CpuBackend]]:
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
-@pytest.mark.parametrize("s", [replace(SELECTING[0], count=300), SELECTING[4], SELECTING[7]], ids=str)
+@pytest.mark.parametrize("s", [replace(SELECTING[0], count=300), SELECTING[4], SELECTING[7], FAR[0]], ids=str)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: Selecting, name: str) -> None:
     """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
     plan, cache = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s)), CacheTypes(name, name)

@@ -40,6 +40,7 @@ RECURRENT: dict[str, Callable[[], Plan]] = {
     "lightning attention": lambda: plan_of(*KIT["minimax-01-moe"].loaded()),
     "blends of earlier sums": lambda: plan_of(*KIT["kimi-k3-moe"].loaded()),
     "pools of positions": lambda: plan_of(*KIT["glm5-next-8of40"].loaded()),
+    "n-grams": lambda: plan_of(*KIT["qwen4exp-8of40"].loaded()),
     "selective scan": lambda: plan_of(*KIT["jamba-dense"].loaded()),
     "RWKV-6": lambda: plan_of(*KIT["rwkv6"].loaded()),
     "RWKV-7": lambda: plan_of(*KIT["rwkv7"].loaded()),

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from localllm.gguf import open_gguf
-from tests.models.support import Driver, MemoryWeight
+from localllm.plan import BLOCK
+from tests.models.support import Driver, MemoryWeight, nmse
 
 EMBEDDINGS = {  # architectures that multiply the embedding by a large factor
     "gemma": 1 / 4, "gemma2": 1 / 4, "gemma3": 1 / 4, "gemma3n": 1 / 4, "gemma4": 1 / 4, "gemma-embedding": 1 / 4,
@@ -62,6 +63,13 @@ def values(name: str, shape: tuple[int, ...], architecture: str, seed: int = 1) 
     elif "time_mix_w0." in name:
         v = u - 2
     return v.astype(np.float32).reshape(shape)
+
+
+def chosen(name: str, shape: tuple[int, ...], experts: int, seed: int = 1) -> np.ndarray:
+    """int32 numbers of a table (vocabulary, used) of experts: some, one after the other, for each token."""
+    bits = np.random.PCG64(zlib.crc32(name.encode()) * 1000003 + seed).random_raw(shape[0])
+    first = (bits >> np.uint64(40)).astype(np.int64)[:, None]
+    return ((first + np.arange(shape[1])) % experts).astype(np.int32)
 
 
 def _connection(name: str) -> bool:
@@ -115,9 +123,19 @@ class KitModel:
         return [int(token) for token in self.stored["tokens"]]
 
     @property
+    def room(self) -> int:
+        """Positions for all tokens, in whole blocks of the cache."""
+        return -(-(len(self.text) + len(self.tokens)) // BLOCK) * BLOCK
+
+    @property
     def text(self) -> list[int]:
         """Tokens that the encoder reads, if the model has one; the others are the decoder's."""
         return [int(token) for token in self.stored.get("enc_tokens", ())]
+
+    def error(self, logits: np.ndarray) -> float:
+        """The largest normalized mean squared error of a row, of those for which llama.cpp computes the model."""
+        errors = nmse(logits, self.stored["logits"])
+        return float(errors[self.stored.get("rows", slice(None))].max())
 
     def logits(self, driver: Driver) -> np.ndarray:
         """Return the logits of all tokens, (T, vocabulary), evaluated as llama.cpp did: the prompt, then one by one.
@@ -139,13 +157,17 @@ class KitModel:
         file = open_gguf(self._header(path))
         try:
             architecture = str(file.metadata["general.architecture"])
-            infos = [(name, tuple(tensor.shape)) for name, tensor in file.tensors.items()]
+            infos = [(name, tuple(tensor.shape), tensor.format) for name, tensor in file.tensors.items()]
+            experts = file.metadata.get(f"{architecture}.expert_count", 0)
         finally:
             file.close()
         with path.open("r+b") as out:
             out.seek(len(self.stored["header"]))
-            for name, shape in infos:
-                data = values(name, shape, architecture, seed).astype("<f4").tobytes()
+            for name, shape, format in infos:
+                if format == "I32":
+                    data = chosen(name, shape, experts, seed).tobytes()
+                else:
+                    data = values(name, shape, architecture, seed).astype("<f4").tobytes()
                 out.write(data + bytes(-len(data) % 32))
             out.truncate()
         return path

@@ -5,7 +5,11 @@ It shares no code with `models` or `backends`, and their results must agree.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+
+FeedForward = Callable[[dict[str, np.ndarray], str, np.ndarray], np.ndarray]  # of weights, a prefix, normed rows
 
 
 def forward(
@@ -20,8 +24,9 @@ def forward(
     neox: bool,
     eps: float = 1e-5,
     base: float = 10000.0,
+    fed: FeedForward | None = None,
 ) -> np.ndarray:
-    """Logits float64 (T, vocabulary) of one sequence."""
+    """Logits float64 (T, vocabulary) of one sequence; `fed` is the feed-forward of a layer, if it is not gated SiLU."""
     w = {name: values.astype(np.float64) for name, values in tensors.items()}
     n = len(tokens)
     x = w["token_embd.weight"][tokens]
@@ -44,12 +49,16 @@ def forward(
             mixed[:, head] = (p / p.sum(axis=1, keepdims=True)) @ v[:, shared]
         x = x + mixed.reshape(n, -1) @ w[f"blk.{i}.attn_output.weight"].T + w.get(f"blk.{i}.attn_output.bias", 0.0)
         h = rms(x, w[f"blk.{i}.ffn_norm.weight"], eps)
-        gate = h @ w[f"blk.{i}.ffn_gate.weight"].T + w.get(f"blk.{i}.ffn_gate.bias", 0.0)
-        up = h @ w[f"blk.{i}.ffn_up.weight"].T + w.get(f"blk.{i}.ffn_up.bias", 0.0)
-        hidden = gate / (1.0 + np.exp(-gate)) * up
-        x = x + hidden @ w[f"blk.{i}.ffn_down.weight"].T + w.get(f"blk.{i}.ffn_down.bias", 0.0)
+        x = x + (fed or dense)(w, f"blk.{i}.ffn_", h)
     x = rms(x, w["output_norm.weight"], eps)
     return x @ w.get("output.weight", w["token_embd.weight"]).T + w.get("output.bias", 0.0)
+
+
+def dense(w: dict[str, np.ndarray], name: str, h: np.ndarray) -> np.ndarray:
+    gate = h @ w[f"{name}gate.weight"].T + w.get(f"{name}gate.bias", 0.0)
+    up = h @ w[f"{name}up.weight"].T + w.get(f"{name}up.bias", 0.0)
+    hidden = gate / (1.0 + np.exp(-gate)) * up
+    return hidden @ w[f"{name}down.weight"].T + w.get(f"{name}down.bias", 0.0)
 
 
 def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -56,9 +56,9 @@ def plan_of(metadata: dict[str, Any], tensors: dict[str, MemoryWeight], embeddin
     return record(read_config(metadata, architecture.name), architecture, tensors, embeddings=embeddings)
 
 
-def bind_reference(plan: Plan, cache_type: str = "f32", positions: int = 512) -> ReferenceExecutable:
+def bind_reference(plan: Plan, cache_type: str = "f32", positions: int = 512, rows: int = 64) -> ReferenceExecutable:
     blocks = 2 * -(-positions // BLOCK)
-    limits = Limits(rows=64, logit_rows=64, blocks=blocks, positions=positions)
+    limits = Limits(rows=rows, logit_rows=rows, blocks=blocks, positions=positions)
     return ReferenceBackend().bind(plan, limits, CacheTypes(cache_type, cache_type))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.models.tiny_families import FAMILIES
 OF_KIT = (
     "dbrx-moe", "deepseek2-groups", "gemma3n-e2b", "gemma4-e2b", "apertus", "qwen35-mtp", "jamba-dense", "rwkv7",
     "kimi-k3-moe", "deepseek32-8of40", "minimax-m3-3of10", "hy_v4-8of40", "glm5-next-8of40",
+    "qwen4exp-8of40", "deepseek4-8of50",
 )  # fmt: skip
 MODELS = {**VARIANTS, **FAMILIES, **{name: KIT[name].loaded for name in OF_KIT}}
 
@@ -38,7 +40,13 @@ def _pool() -> Plan:
     return r.finish(r.pool(x, r.scale(x, 2.0), MemoryWeight.of("bias", np.ones((2, 24)))))
 
 
-RECORDED = {"columns": _columns, "connect": _connect, "pool": _pool}
+def _ngrams() -> Plan:
+    r = Recorder()
+    table = MemoryWeight.of("table", np.arange(37.0 * 24).reshape(37, 24))
+    return r.finish(r.add(r.embed(table), r.embed_ngrams(replace(table, name="n-grams"), (3, 5), (37,), (0,), 2)))
+
+
+RECORDED = {"columns": _columns, "connect": _connect, "pool": _pool, "ngrams": _ngrams}
 
 
 @cache

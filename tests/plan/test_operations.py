@@ -70,10 +70,10 @@ def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
         for number, layer in layers
         if not isinstance(layer, CacheLayer)
     }
-    found = []
+    every, found = [layer.every if isinstance(layer, CacheLayer) else 1 for layer in plan.layers], []
     for op in plan.operations:
         own = Touched(values), Touched(weights), Touched({**keys, **stores})
-        state = State(batch, own[0], own[1], own[2], kept, EXACT, EXACT, own[2], frozenset())  # type: ignore[arg-type]
+        state = State(batch, own[0], own[1], own[2], kept, EXACT, EXACT, own[2], frozenset(), every)  # type: ignore[arg-type]
         OPERATIONS[type(op)](state, op)
         values = dict(own[0])
         found.append((op, *own))

@@ -30,12 +30,16 @@ def attention(low: Lowering, op: Attention) -> None:
     selection = (
         RowsOrNone(address=BufferOf(chosen), stride=chosen.stride) if chosen else RowsOrNone(address=0, stride=0)
     )
+    far = op.layer if op.pools is None else op.pools
     work, sinks, scratch = WorkOf(shape, op.window, rows), vector(op.sinks), low.scratch_rows["attention"]
     arguments = kernels.AttentionArguments(
         step=step, q=rows_in(q), y=output_to(y), k_cache=CacheOf(op.layer, "keys"),
-        v_cache=CacheOf(op.layer, "values"), scale=op.scale, counter=COUNTER, scratch=scratch, work=work,
+        v_cache=CacheOf(op.layer, "keys" if shape.once else "values"), scale=op.scale, counter=COUNTER,
+        scratch=scratch, work=work,
         window=window, softcap=op.softcap, sinks=sinks, selection=selection, slopes=vector(op.slopes),
         partials=PARTIALS, distances=EdgedOf(op.distances, kernels.EDGE) if op.distances else 0,
+        pools_step=StepOf(low.limits.own_blocks(low.plan.attention_layer(far)), rows),
+        pool_keys=CacheOf(far, "keys"), pool_values=CacheOf(far, "keys" if shape.once else "values"),
     )  # fmt: skip
     merging = kernels.MergeArguments(
         step=step, y=output_to(y), counter=COUNTER, scratch=scratch, work=work, window=window, sinks=sinks,
@@ -48,11 +52,11 @@ def attention(low: Lowering, op: Attention) -> None:
 def select_positions(low: Lowering, op: SelectPositions) -> None:
     q, y, layer = low.floats(op.q), low.make(op.out), low.plan.attention_layer(op.layer)
     shape = index_shape_of(low.plan, op, low.cache)
-    positions = indexer.padded(low.limits.positions)
     arguments = indexer.IndexerArguments(
         step=StepOf(low.limits.own_blocks(layer), op.q.rows), q=rows_in(q), weights=_rows_or_none(low, op.weights),
         k_cache=CacheOf(op.layer, "keys"), y=output_to(y), counter=COUNTER, scratch=low.scratch_rows["indexer"],
-        scores=ScoresOf(indexer.shared_bytes(shape, low.limits, op.q.rows)), positions=positions,
+        scores=ScoresOf(indexer.shared_bytes(shape, low.limits, op.q.rows)),
+        room=shape.room(low.limits.positions),
     )  # fmt: skip
     low.call(indexer.score(shape), arguments, "tasks", "indexer")
     low.call(indexer.choose(shape), arguments, "tasks", "indexer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from localllm.backends.cpu.cache_layout import layout_of
 from localllm.backends.cpu.kernels import append, rowwise
 from localllm.backends.cpu.kernels import rotate as rotate_
 from localllm.backends.cpu.kernels.common import PlanKernel
@@ -38,8 +39,9 @@ def append_(low: Lowering, op: Append) -> None:
         step=StepOf(low.limits.own_blocks(layer)), k=rows_in(k), v=rows_in(v), k_cache=CacheOf(op.layer, "keys"),
         v_cache=CacheOf(op.layer, "values"), heads=layer.kv_heads,
     )  # fmt: skip
-    types = low.cache.keys, low.cache.values
-    kernel = append.append(layer.head_dim, layer.value_dim, *types, rows=bool(layer.selected))
+    types, layout = (low.cache.keys, low.cache.values), layout_of(layer, low.cache)
+    value_dim = 0 if layout.once else layer.value_dim
+    kernel = append.append(layer.head_dim, value_dim, *types, rows=layout.rows, every=layer.every)
     low.call(kernel, arguments, "batch", "append")
 
 

@@ -103,11 +103,15 @@ def prepare(f: Function, keys: CacheRow, x: Value, scale: Value, out: Value, scr
 
 def scores(
     f: Function, row: CacheRow, queries: Value, keys: Value, out: Value, rows: int, head_dim: int, count: Value,
-    seen: Seen, reach: Reach | None,
+    seen: Seen, reach: Reach | None, panels: int = PANELS,
 ) -> None:  # fmt: skip
-    """Emit out[r][j] = seen(queries[r] . keys[j]) for 64 positions j; LOWEST for panels from `count` on."""
+    """Emit out[r][j] = seen(queries[r] . keys[j]) for 64 positions j; LOWEST for panels from `count` on.
+
+    `panels` is how many the block at `keys` has.
+    """
     together = divisor(rows, f.isa.query_rows)
-    side = max(n for n in (1, 2, 4) if n == 1 or n * together <= f.isa.query_rows)  # enough chains to hide latency
+    most = max(1, f.isa.query_rows // together)
+    side = max(n for n in (1, 2, 4) if n <= min(panels, most))  # enough chains to hide latency
     way = _float_scores if isinstance(row, Floats) else _block_scores
     computed = (count + (LANES * side - 1)) // (LANES * side) * side
     with f.loop(0, computed, side) as panel:

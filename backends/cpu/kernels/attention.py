@@ -9,8 +9,9 @@ A task is a tile of neighbouring rows of one sequence, some key-value heads with
 partition ("split") or all of them. Split tasks take as many heads as possible, because the heads of a block are
 neighbours in memory: a sequential read is two to three times as fast as reading pieces of 8 KiB.
 
-With a selection, 64 selected positions at a time are gathered to a block of the usual layout. So a row that selects
-all it sees gets the same bits as without a selection.
+With a selection, 64 selected positions at a time are gathered to a block of the usual layout, unless they are a block
+of the cache already. So a row that selects all it sees gets the same bits as without a selection. A row that reads
+pools has one list of rows of the cache, and gathers these: first those of the window, then those of the pools.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from localllm.backends.cpu.arguments import (
     Target,
 )  # fmt: skip
 from localllm.backends.cpu.cache import Blocks, rotate
-from localllm.backends.cpu.cache_rows import gather_keys, gather_values, panels_of
+from localllm.backends.cpu.cache_rows import gather_keys, gather_values, panels_of, row_bytes
 from localllm.backends.cpu.kernels.attend import FLOOR, LOWEST, Reach, prepare, query_bytes, scores, weigh
 from localllm.backends.cpu.kernels.attention_shape import Shape, scratch
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, kernel, tanh, tasks
 from localllm.backends.cpu.kernels.softmax import State, exp_negative, softmax
 from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
-from localllm.plan import BLOCK
+from localllm.plan import BLOCK, rows_of_block
 
 
 class MergeArguments(Struct):
@@ -61,6 +62,9 @@ class AttentionArguments(MergeArguments):
         AddressOrZero  # float32 (heads, EDGE + 2 reach + 1 + EDGE): numbers of distances, the outer ones repeated
     )
     partials: Target
+    pools_step: Address  # of pools: the step with their tables, and their cache
+    pool_keys: Address
+    pool_values: Address
 
 
 class Work(Struct):
@@ -93,6 +97,14 @@ class _Rows:
             of_head = head * (4 * (1 + shape.selected)) if shape.slices > 1 else f.i64(0)
             self.selection = a.selection.row(first) + of_head
             self.positions = [_integer(f, self.selection) - 1]
+        if shape.every:  # the rows that are listed, numbered from 0, are what the row sees
+            own, pools = self.positions[0], (self.positions[0] + 1) // shape.every
+            if shape.chosen:
+                self.selection = a.selection.row(first)
+                pools = _integer(f, self.selection) // shape.every  # the last positions may end no pool
+            self.near = f.minimum(own + 1, a.window)
+            self.first_near = own + 1 - self.near
+            self.positions = [self.near + pools - 1]
         self.limits = self.positions  # the last visible position of each token
         if not shape.causal:
             ends = [f.load_i32(self.step.ends, first + token) for token in range(tokens)]
@@ -147,7 +159,7 @@ class _Rows:
         f, shape = self.f, self.shape
         softcap = f.splat(a.softcap) if shape.softcap else None
         key_bytes, value_bytes = shape.keys.key_bytes(shape.head_dim), shape.values.value_bytes(shape.value_dim)
-        if shape.selected:
+        if shape.gathered:
             self.gather(a, number, head)
             keys, values = self.keys, self.values
         else:
@@ -172,7 +184,7 @@ class _Rows:
 
         # A single row is limited by memory. Scores of quantized keys are done before its values arrive: prefetch the
         # next head's.
-        one, ahead = self.tokens == 1 and not shape.selected, isinstance(shape.keys, Blocks)
+        one, ahead = self.tokens == 1 and not shape.gathered, isinstance(shape.keys, Blocks)
         due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
         count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to any row
         scores(f, shape.keys, queries, keys, self.scores, self.rows, shape.head_dim, count, seen, due)
@@ -184,24 +196,47 @@ class _Rows:
         )  # fmt: skip
 
     def physical(self, number: Value) -> Value:
-        """Return the physical block of a block of the sequence."""
-        return self.f.load_i32(self.table(), number)
+        """Return the physical block of a block of the sequence, or of those that are selected."""
+        if self.shape.whole:
+            number = _integer(self.f, self.selection + (number * (4 * BLOCK) + 4)) // BLOCK
+        return self.f.load_i32(self.table(self.step), number)
 
-    def table(self) -> Value:
-        return self.step.tables + self.f.load_i32(self.step.sequence, self.first) * self.step.table_stride
+    def table(self, step: Step) -> Value:
+        return step.tables + self.f.load_i32(step.sequence, self.first) * step.table_stride
 
     def gather(self, a: AttentionArguments, number: Value, head: Value) -> None:
-        """Make a cache block of 64 selected positions; the last one fills it up."""
-        f, shape, table = self.f, self.shape, self.table()
-        last = self.positions[0]
+        """Make a cache block of 64 listed rows; the last one fills it up."""
+        f, shape, last = self.f, self.shape, self.positions[0]
         with f.loop(0, BLOCK) as j:
-            position = _integer(f, self.selection + (f.minimum(number * BLOCK + j, last) * 4 + 4))
-            row = (f.load_i32(table, position // BLOCK) * shape.kv_heads + head) * BLOCK + position % BLOCK
-            f.store(self.entries + j * 8, row)
-        n = f.minimum(last + 1 - number * BLOCK, BLOCK)
+            self.locate(a, j, f.minimum(number * BLOCK + j, last), head)
+        n, value_entries = f.minimum(last + 1 - number * BLOCK, BLOCK), self.entries + 8 * BLOCK
         with f.loop(0, panels_of(n)) as panel:
-            gather_keys(f, shape.keys, a.k_cache, self.entries, self.keys, shape.head_dim, panel)
-        gather_values(f, shape.values, a.v_cache, self.entries, self.values, shape.value_dim, n)
+            gather_keys(f, shape.keys, self.entries, self.keys, shape.head_dim, panel)
+        gather_values(f, shape.values, value_entries, self.values, shape.value_dim, n, shape.once)
+
+    def locate(self, a: AttentionArguments, j: Value, listed: Value, head: Value) -> None:
+        """Store where key and value of a listed row are, as entry j of the block that is gathered."""
+        f, shape, step = self.f, self.shape, self.step
+
+        def store(step: Step, keys: Value, values: Value, position: Value, every: int = 1) -> None:
+            rows = rows_of_block(every)
+            block = f.load_i32(self.table(step), position // BLOCK) * shape.kv_heads + head
+            row = block * rows + position % BLOCK // every % rows
+            f.store(self.entries + j * 8, keys + row * row_bytes(shape.keys, shape.head_dim))
+            of_values = (shape.keys, shape.head_dim) if shape.once else (shape.values, shape.value_dim)
+            f.store(self.entries + (j * 8 + 8 * BLOCK), values + row * row_bytes(*of_values))
+
+        if not shape.every:
+            store(step, a.k_cache, a.v_cache, _integer(f, self.selection + (listed * 4 + 4)))
+            return
+        pool, every = listed - self.near, shape.every
+        with f.when(pool < 0):
+            store(step, a.k_cache, a.v_cache, self.first_near + listed)
+        with f.when(pool >= 0):
+            end = pool * every + (every - 1)
+            if shape.chosen:
+                end = _integer(f, self.selection + (end * 4 + 4))
+            store(Step.at(a.pools_step), a.pool_keys, a.pool_values, end, every)
 
     def partition(self, a: AttentionArguments, number: Value, head: Value, heads: Value, states: Value) -> None:
         """Compute fresh states of some heads, one after the other in memory, from all blocks of a partition."""

@@ -31,6 +31,10 @@ class Shape:
     reach: int = 0  # farthest distance that has a number in `distances`; 0: there are none
     selected: int = 0  # maximum number of positions that a row reads of those it sees; 0: all
     slices: int = 1  # of a row's selection: one, or one per key-value head
+    whole: bool = False  # whole cache blocks are selected
+    once: bool = False  # a row of values begins the row of keys
+    every: int = 0  # positions of a pool; 0: rows read none
+    chosen: int = 0  # maximum number of pools that a row reads; 0: all
 
     @property
     def name(self) -> str:
@@ -39,9 +43,23 @@ class Shape:
         extras += "_after" if self.after else ""
         extras += f"_reach{self.reach}" if self.reach else ""
         extras += f"_selected_{self.selected}_{self.slices}" if self.selected else ""
+        extras += "_whole" * self.whole + "_once" * self.once
+        extras += f"_every_{self.every}_{self.chosen}" if self.every else ""
         return (
             f"{self.head_dim}_{self.value_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
         )
+
+    @property
+    def gathered(self) -> bool:
+        """Whether rows of the cache are copied to a block before they are read."""
+        return self.every > 0 or (self.selected > 0 and not self.whole)
+
+    def listed(self, position: int, window: int) -> int:
+        """Return how many rows of the cache a token at this position reads at most, from position 0 on."""
+        if self.every:
+            pools = (position + 1) // self.every
+            return min(position + 1, window) + (min(pools, self.chosen) if self.chosen else pools)
+        return min(position + 1, self.selected or position + 1)
 
     @property
     def keys(self) -> CacheRow:
@@ -59,9 +77,9 @@ class Shape:
     def tokens(self) -> int:
         """Number of tokens per tile: a power of two, so that a tile has at most 16 query rows per key-value head.
 
-        It is 1 with a selection, which every row has of its own."""
+        It is 1 where every row reads others, by a selection or its pools."""
         tokens = 1
-        while not self.selected and tokens * 2 * self.group <= MAX_QUERY_ROWS:
+        while not self.selected and not self.every and tokens * 2 * self.group <= MAX_QUERY_ROWS:
             tokens *= 2
         return tokens
 
@@ -84,8 +102,8 @@ class Scratch:
     shrink: int
     state: int
     final: int
-    entries: int  # of a selection: the rows of a block's positions, int64
-    keys: int  # a block of keys and one of values, gathered by it
+    entries: int  # addresses of the rows that are gathered: 64 of keys, 64 of values
+    keys: int  # a block of keys and one of values that are gathered
     values: int
     size: int
 
@@ -100,9 +118,9 @@ def scratch(shape: Shape) -> Scratch:
         2 * row_bytes(rows),
         shape.state_bytes(rows),
         shape.state_bytes(rows),
-        8 * BLOCK if shape.selected else 0,
-        shape.keys.key_bytes(shape.head_dim) if shape.selected else 0,
-        shape.values.value_bytes(shape.value_dim) if shape.selected else 0,
+        2 * 8 * BLOCK if shape.gathered else 0,
+        shape.keys.key_bytes(shape.head_dim) if shape.gathered else 0,
+        shape.values.value_bytes(shape.value_dim) if shape.gathered else 0,
     )
     offsets = [0]
     for size in sizes:

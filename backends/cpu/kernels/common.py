@@ -293,6 +293,12 @@ def _relu2(f: Function, x: Value) -> Value:
     return y * y
 
 
+def _signed_root(f: Function, x: Value) -> Value:
+    zero = f.zeros(x.type)
+    root = f.sqrt(f.fmax(f.constant(x.type, 1e-6), f.abs(x)))  # in this order a NaN stays one
+    return f.select(x < 0.0, zero - root, f.select(x.equals(0.0), zero, root))
+
+
 _ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
     "silu": lambda f, x: x * sigmoid(f, x),
     "gelu": _gelu,
@@ -302,6 +308,7 @@ _ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
     "softplus": softplus,
     "exp": exp,
     "identity": lambda f, x: x,
+    "signed_root": _signed_root,
 }
 
 

@@ -2,7 +2,8 @@
 
 The score of a position is one chain of operations: over the width of a key for each head, then over the heads. A few
 rows share the work: a task scores SHARE cache blocks of a row, and a second kernel chooses. With more rows a task
-scores and chooses for a row, with its scores in the thread's scratch. The scores are the same, and so is the choice.
+scores and chooses for some neighbours, with their scores in the thread's scratch; one read of the keys serves all of
+them. The scores are the same, and so is the choice.
 
 The choice goes by integers in the order of the scores. A binary search finds the lowest one chosen; those above it are
 chosen, and of those equal to it the first. So nothing depends on the order of a sort.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 
 from localllm.backends.base import Limits
 from localllm.backends.cpu.arguments import Address, Int64, Output, Rows, RowsOrNone, Struct, Target
@@ -21,13 +23,15 @@ from localllm.backends.cpu.kernels.attend import prepare, query_bytes, scores
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, i32x16, kernel, tasks
 from localllm.backends.cpu.memory import aligned
 from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
-from localllm.plan import BLOCK
+from localllm.plan import BLOCK, rows_of_block
 from localllm.plan import Rows as RowsOf
 
 SPLIT_ROWS = 32  # maximum rows of a batch whose work is shared
 SHARE = 16  # cache blocks of a task
 LOWEST = -(1 << 31)
 SURE = (1 << 31) - 1  # of blocks that are always chosen
+QUERIES = 64  # maximum heads of queries that share a read of the keys, which should stay in the first cache
+TOGETHER = 4  # maximum rows scored together, if each has scores of all positions
 
 
 class IndexerArguments(Struct):
@@ -39,7 +43,7 @@ class IndexerArguments(Struct):
     counter: Address
     scratch: Rows  # one per thread
     scores: Target  # of a few rows: float32 (rows, groups, positions)
-    positions: Int64  # room for the scores of a group, in whole blocks
+    room: Int64  # scores of a group: one per position, or one per cache block
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,13 @@ class Shape:
     weighted: bool
     pooled: bool
     key_type: str
+    every: int = 1  # positions of a key in the cache
 
     @property
     def name(self) -> str:
         of = f"{self.heads}_{self.head_dim}_{self.count}_{self.block}_{self.local}_{self.key_type}"
-        return f"{of}{'_pooled' * self.pooled}{'' if self.weighted else '_each'}"
+        of += f"{'_pooled' * self.pooled}{f'_every_{self.every}' if self.every > 1 else ''}"
+        return f"{of}{'' if self.weighted else '_each'}"
 
     @property
     def keys(self) -> CacheRow:
@@ -73,48 +79,69 @@ class Shape:
         return self.count * self.block + (self.block - 1 if self.pooled else 0)
 
     @property
+    def coarse(self) -> bool:
+        """Whether blocks of positions are whole cache blocks, so that of each the highest score is enough."""
+        return self.block % BLOCK == 0 and not self.pooled
+
+    @property
+    def together(self) -> int:
+        """Number of neighbouring rows that are scored with one read of the keys."""
+        return max(1, min(QUERIES // self.heads, LANES if self.coarse else TOGETHER))
+
+    @property
     def offsets(self) -> tuple[int, int, int]:
-        """Offsets in a thread's scratch: a padded head, the scores of heads in a block, the scores of a row."""
-        head = aligned(self.heads * query_bytes(self.keys, self.head_dim))
+        """Offsets in a thread's scratch: a padded head, the scores of heads in a block, the scores of rows."""
+        heads = self.together * self.heads
+        head = aligned(heads * query_bytes(self.keys, self.head_dim))
         block = head + aligned(4 * (self.head_dim + 32))
-        return head, block, block + aligned(4 * BLOCK * self.heads)
+        return head, block, block + aligned(4 * BLOCK * heads)
 
-
-def padded(positions: int) -> int:
-    return -(-positions // BLOCK) * BLOCK
+    def room(self, positions: int) -> int:
+        """Number of scores of a group, in whole vectors."""
+        blocks = -(-positions // BLOCK)
+        return -(-blocks // LANES) * LANES if self.coarse else blocks * BLOCK
 
 
 def scratch_bytes(shape: Shape, limits: Limits) -> int:
-    return shape.offsets[-1] + 4 * shape.groups * padded(limits.positions)
+    return shape.offsets[-1] + 4 * shape.together * shape.groups * shape.room(limits.positions)
 
 
 def shared_bytes(shape: Shape, limits: Limits, rows: RowsOf) -> int:
     most = limits.rows if rows == "batch" else limits.logit_rows
-    return 4 * min(most, SPLIT_ROWS) * shape.groups * padded(limits.positions)
+    return 4 * min(most, SPLIT_ROWS) * shape.groups * shape.room(limits.positions)
 
 
 def score(shape: Shape) -> PlanKernel[IndexerArguments]:
     """Score the positions of every row; with many rows, choose too."""
 
     def body(f: Function, a: IndexerArguments, thread: Value, threads: Value) -> None:
-        step = Step.at(a.step)
+        step, size = Step.at(a.step), a.room * (4 * shape.groups)
         rows, split = step.rows, step.rows <= SPLIT_ROWS
         longest = f.var(f.i64(0))
         with f.when(split), f.loop(0, rows) as row:
             position = f.load_i32(step.positions, row)
             longest.set(f.select(position > longest.get(), position, longest.get()))
         parts = f.select(split, longest.get() // (SHARE * BLOCK) + 1, f.i64(1))
+        together = f.select(split, f.i64(1), f.i64(shape.together))
         own = a.scratch.row(thread) + shape.offsets[-1]
-        with tasks(f, a.counter, rows * parts, thread, threads) as task:
-            row, part = task // parts, task % parts
-            blocks = f.load_i32(step.positions, row) // BLOCK + 1
-            first, last = part * SHARE, f.minimum(part * SHARE + SHARE, blocks)
-            last = f.select(split, last, blocks)
-            out = f.select(split, a.scores + row * (a.positions * (4 * shape.groups)), own)
-            with f.when((f.load_i32(step.positions, row) >= shape.most) & (first < last)):
-                _score(f, a, shape, step, row, first, last, a.scratch.row(thread), out)
-            with f.when(split.equals(0)):
-                _choose(f, a, shape, step, row, out)
+        with tasks(f, a.counter, (rows + together - 1) // together * parts, thread, threads) as task:
+            first, part = task // parts * together, task % parts
+            last = f.minimum(first + together, rows)
+            alike = rows < 0
+            if shape.together > 1:  # not where few rows share the work: there a task has one
+                same = f.load_i32(step.sequence, first).equals(f.load_i32(step.sequence, last - 1))
+                alike = same & (f.load_i32(step.positions, first) >= shape.most) & (last - first).equals(shape.together)
+                with f.when(alike):
+                    blocks = f.load_i32(step.positions, last - 1) // BLOCK + 1
+                    _score(f, a, shape, step, first, shape.together, f.i64(0), blocks, a.scratch.row(thread), own)
+            with f.loop(f.select(alike, last, first), last) as row:
+                blocks = f.load_i32(step.positions, row) // BLOCK + 1
+                start, stop = part * SHARE, f.select(split, f.minimum(part * SHARE + SHARE, blocks), blocks)
+                out = f.select(split, a.scores + row * size, own + (row - first) * size)
+                with f.when((f.load_i32(step.positions, row) >= shape.most) & (start < stop)):
+                    _score(f, a, shape, step, row, 1, start, stop, a.scratch.row(thread), out)
+            with f.loop(f.select(split, last, first), last) as row:
+                _choose(f, a, shape, step, row, own + (row - first) * size)
 
     return kernel(f"index_{shape.name}", IndexerArguments, body)
 
@@ -126,46 +153,68 @@ def choose(shape: Shape) -> PlanKernel[IndexerArguments]:
         step = Step.at(a.step)
         count = f.select(step.rows <= SPLIT_ROWS, step.rows, f.i64(0))
         with tasks(f, a.counter, count, thread, threads) as row:
-            _choose(f, a, shape, step, row, a.scores + row * (a.positions * (4 * shape.groups)))
+            _choose(f, a, shape, step, row, a.scores + row * (a.room * (4 * shape.groups)))
 
     return kernel(f"index_choose_{shape.name}", IndexerArguments, body)
 
 
 def _score(
-    f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Value, first: Value, last: Value, scratch: Value,
-    out: Value,
+    f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Value, rows: int, first: Value, last: Value,
+    scratch: Value, out: Value,
 ) -> None:  # fmt: skip
-    """Write the scores of blocks first .. last of a row to out, float32 (groups, positions)."""
+    """Write the scores of blocks first .. last to out, float32 (rows, groups, room), for some rows of a sequence."""
     keys, heads, size = shape.keys, shape.heads, query_bytes(shape.keys, shape.head_dim)
     head_at, block_at, _ = shape.offsets
-    with f.loop(0, heads) as head:
-        x = a.q.row(row) + head * (4 * shape.head_dim)
-        prepare(f, keys, x, f.constant(F32, 1.0), scratch + head * size, scratch + head_at, shape.head_dim)
+    with f.loop(0, rows) as number, f.loop(0, heads) as head:
+        x, to = a.q.row(row + number) + head * (4 * shape.head_dim), scratch + (number * heads + head) * size
+        prepare(f, keys, x, f.constant(F32, 1.0), to, scratch + head_at, shape.head_dim)
     table = step.tables + f.load_i32(step.sequence, row) * step.table_stride
-    own = scratch + block_at  # float32 (heads, 64)
+    own, keyed = scratch + block_at, rows_of_block(shape.every)  # float32 (rows, heads, 64); keys of a block
     with f.loop(first, last) as block:
-        at = a.k_cache + f.load_i32(table, block) * keys.key_bytes(shape.head_dim)
+        at = a.k_cache + f.load_i32(table, block) * (keys.key_bytes(shape.head_dim) // shape.every)
         scores(
-            f, keys, scratch, at, own, heads, shape.head_dim, f.i64(BLOCK), lambda score, panel, row: score, None
+            f, keys, scratch, at, own, rows * heads, shape.head_dim, f.i64(keyed), lambda score, panel, row: score,
+            None, keyed // LANES,
         )  # fmt: skip
-        with f.loop(0, BLOCK, LANES) as lane:
-            to = out + (block * BLOCK + lane) * 4
-            if shape.weighted:
-                weights, total = a.weights.row(row), f.var(f.zeros(f32x16))
+        with f.loop(0, rows) as number:
+            of_row, to = own + number * (4 * BLOCK * heads), out + number * (a.room * (4 * shape.groups))
+            if shape.coarse:
+                seen = f.load_i32(step.positions, row + number) - block * BLOCK
                 with f.loop(0, heads) as head:
-                    positive = f.fmax(f.load(own + (head * BLOCK + lane) * 4, f32x16), f.zeros(f32x16))
-                    total.set(f.fma(positive, f.broadcast(weights + head * 4, F32), total.get()))
-                f.store(to, total.get())
+                    f.store(to + head * (a.room * 4) + block * 4, _highest(f, of_row + head * (4 * BLOCK), seen))
             else:
-                with f.loop(0, heads) as head:
-                    f.store(to + head * (a.positions * 4), f.load(own + (head * BLOCK + lane) * 4, f32x16))
+                _by_position(f, a, shape, row + number, of_row, to + block * (4 * keyed))
+
+
+def _highest(f: Function, scores: Value, seen: Value) -> Value:
+    """Return the highest score of a block at positions 0 .. seen."""
+    limit, parts = f.splat(f.truncate(f.minimum(seen, BLOCK), I32)), []
+    for first in range(0, BLOCK, LANES):
+        here = f.lane_numbers() + first <= limit
+        parts.append(f.select(here, f.load(scores + 4 * first, f32x16), f.constant(f32x16, float("-inf"))))
+    return f.reduce(reduce(f.fmax, parts), f.fmax)
+
+
+def _by_position(f: Function, a: IndexerArguments, shape: Shape, row: Value, scores: Value, out: Value) -> None:
+    """Write the scores (heads, 64) of a block to out, or their weighted sum: as many as the block has keys."""
+    with f.loop(0, rows_of_block(shape.every), LANES) as lane:
+        at, to = scores + lane * 4, out + lane * 4
+        if shape.weighted:
+            weights, total = a.weights.row(row), f.var(f.zeros(f32x16))
+            with f.loop(0, shape.heads) as head:
+                positive = f.fmax(f.load(at + head * (4 * BLOCK), f32x16), f.zeros(f32x16))
+                total.set(f.fma(positive, f.broadcast(weights + head * 4, F32), total.get()))
+            f.store(to, total.get())
+        else:
+            with f.loop(0, shape.heads) as head:
+                f.store(to + head * (a.room * 4), f.load(at + head * (4 * BLOCK), f32x16))
 
 
 def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Value, found: Value) -> None:
-    """Write the row of y from its scores float32 (groups, positions), which are overwritten."""
+    """Write the row of y from its scores float32 (groups, room), which are overwritten."""
     seen = f.load_i32(step.positions, row) + 1
     with f.loop(0, shape.groups) as group:
-        out, of_group = a.y.row(row) + group * (4 * (1 + shape.most)), found + group * (a.positions * 4)
+        out, of_group = a.y.row(row) + group * (4 * (1 + shape.most)), found + group * (a.room * 4)
         listed = out + 4
         n = f.var(f.i64(0))
         with f.when(seen <= shape.most):
@@ -196,11 +245,18 @@ def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Val
 def _ordered(f: Function, shape: Shape, scores: Value, seen: Value) -> Value:
     """Turn the scores of a group into int32 in their order, one per block of positions; return their number."""
     units = (seen + (0 if shape.pooled else shape.block - 1)) // shape.block
-    if shape.pooled:
+    if shape.pooled and shape.every == 1:
         with f.loop(0, units) as unit:
             last = f.load(scores + (unit * (4 * shape.block) + 4 * (shape.block - 1)), F32)
             f.store(scores + unit * 4, last)
-    elif shape.block > 1:
+    elif shape.coarse:
+        blocks, of_unit = (seen + (BLOCK - 1)) // BLOCK, shape.block // BLOCK
+        with f.loop(0, units if of_unit > 1 else 0) as unit:
+            best = f.var(f.load(scores + unit * (4 * of_unit), F32))
+            with f.loop(unit * of_unit + 1, f.minimum(unit * of_unit + of_unit, blocks)) as block:
+                best.set(f.fmax(f.load(scores + block * 4, F32), best.get()))
+            f.store(scores + unit * 4, best.get())
+    elif not shape.pooled and shape.block > 1:
         with f.loop(0, units) as unit:
             best = f.var(f.load(scores + unit * (4 * shape.block), F32))
             first = unit * shape.block

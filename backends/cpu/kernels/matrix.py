@@ -54,6 +54,31 @@ def repack(format_name: str) -> PlanKernel[RepackArguments]:
     return kernel(f"repack_{format_name}", RepackArguments, body)
 
 
+def unpack_row(
+    f: Function, format_name: str, weights: Value, blocks: Value, panel_bytes: Value, number: Value, y: Value
+) -> None:
+    """Write a row of a matrix in panels to y as float32, bit-equal to the format's definition."""
+    panel, lane = panel_of(format_name), number % LANES
+    source = weights + (number // LANES) * panel_bytes
+    with f.loop(0, blocks) as block:
+        if isinstance(panel, FloatPanel):
+            f.store(y + block * 4, panel.load(f, panel.at(source, block, lane), 1))
+        else:
+            # This unpacks a whole block for one of its 16 rows, but only once per token, not per layer.
+            here = panel.block(source, block, blocks)
+            out = y + block * (4 * panel.block_values)
+            scales = [
+                [None if s is None else f.splat(f.lane_at(s, lane), 4) for s in panel.scales(f, here, group)]
+                for group in range(panel.groups)
+            ]
+            for group, word, values in panel.steps(f, here):
+                four = f.bits(f.lane_at(f.bits(values, vector(I32)), lane), vector(I8, 4))
+                scale, minimum = scales[group]
+                assert scale is not None
+                value = f.to_float(f.widen(four, I32) - panel.offset) * scale
+                f.store(out + 4 * (group * panel.group + 4 * word), value if minimum is None else value - minimum)
+
+
 class EmbedArguments(Struct):
     step: Address
     weights: Address
@@ -68,7 +93,6 @@ def embed(format_name: str, positions: bool = False) -> PlanKernel[EmbedArgument
 
     With `positions` the row is that of the position, or the last.
     """
-    panel = panel_of(format_name)
 
     def body(f: Function, a: EmbedArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
@@ -76,27 +100,6 @@ def embed(format_name: str, positions: bool = False) -> PlanKernel[EmbedArgument
             token = f.load_i32(step.positions if positions else step.tokens, row)
             if positions:
                 token = f.minimum(token, a.last)
-            lane = token % LANES
-            source = a.weights + (token // LANES) * a.panel_bytes
-            y = a.y.row(row)
-            with f.loop(0, a.blocks) as block:
-                if isinstance(panel, FloatPanel):
-                    f.store(y + block * 4, panel.load(f, panel.at(source, block, lane), 1))
-                else:
-                    # This unpacks a whole block for one of its 16 rows, but only once per token, not per layer.
-                    here = panel.block(source, block, a.blocks)
-                    out = y + block * (4 * panel.block_values)
-                    scales = [
-                        [None if s is None else f.splat(f.lane_at(s, lane), 4) for s in panel.scales(f, here, group)]
-                        for group in range(panel.groups)
-                    ]
-                    for group, word, weights in panel.steps(f, here):
-                        four = f.bits(f.lane_at(f.bits(weights, vector(I32)), lane), vector(I8, 4))
-                        scale, minimum = scales[group]
-                        assert scale is not None
-                        value = f.to_float(f.widen(four, I32) - panel.offset) * scale
-                        f.store(
-                            out + 4 * (group * panel.group + 4 * word), value if minimum is None else value - minimum
-                        )
+            unpack_row(f, format_name, a.weights, a.blocks, a.panel_bytes, token, a.y.row(row))
 
     return kernel(f"embed_{format_name}{'_positions' * positions}", EmbedArguments, body)

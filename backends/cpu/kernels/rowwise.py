@@ -251,7 +251,7 @@ def scale() -> PlanKernel[FactorArguments]:
     return kernel("scale", FactorArguments, body)
 
 
-def apply(name: Activation | Literal["exp"]) -> PlanKernel[MapArguments]:
+def apply(name: Activation | Literal["exp", "signed_root"]) -> PlanKernel[MapArguments]:
     """Emit y = activation(x)."""
 
     def body(f: Function, a: MapArguments, thread: Value, threads: Value) -> None:

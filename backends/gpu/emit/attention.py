@@ -113,11 +113,18 @@ def attention(low: Lowering, op: Attention) -> None:
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = _prepared(low, q, rows, op.heads, shape.cache)
     tile = kernels.attend_tile(shape)  # or an error: heads are too wide
-    if op.selection is not None:
-        selected = kernels.AttendSelected(shape=shape, SELECTED=layer.selected, SLICES=op.slices)
+    if layer.gathered:
+        far = op.layer if op.pools is None else op.pools
+        pools = kernels.cache_shape(low.cache, low.plan.attention_layer(far))
+        room = 0 if op.selection is None else op.selection.width // op.slices - 1
+        selected = kernels.AttendSelected(
+            shape=shape, SELECTED=room, SLICES=op.slices, POOL=0 if op.pools is None else pools.EVERY,
+            POOL_ROWS=pools.BLOCK_ROWS, POOL_KEY_BYTES=pools.KEY_BYTES, POOL_VALUE_BYTES=pools.VALUE_BYTES,
+        )  # fmt: skip
         chosen = kernels.AttendSelectedBuffers(
-            q=queries, step=step, tables=tables, keys=keys, values=values, sinks=sinks,
-            selection=low.floats(op.selection), y=tiled,
+            q=queries, step=step, tables=tables, keys=keys, values=values, pool_keys=CacheOf(far, "keys"),
+            pool_values=CacheOf(far, "values"), sinks=sinks,
+            selection=Fixed.NOTHING if op.selection is None else low.floats(op.selection), y=tiled,
         )  # fmt: skip
         launches = [selected.launch((layer.kv_heads * -(-group // shape.GROUPED), (rows, 1, 1), 1), chosen)]
         if to.blocks is not None:

@@ -25,7 +25,7 @@ from localllm.backends.gpu.kernels.kernel import (
 from localllm.backends.gpu.kernels.rowwise import Delivered
 from localllm.backends.gpu.references import Fixed
 from localllm.notice import Notice, Setting
-from localllm.plan import BLOCK, CacheLayer
+from localllm.plan import BLOCK, CacheLayer, rows_of_block
 
 PARTITION = 256  # positions per work-group of attention
 GROUPED = 8  # query heads per work-group
@@ -49,6 +49,7 @@ def grouped(group: int) -> int:
 class CacheShape(Macros):
     """The cache of a layer. Types are `CacheRow.number`; sizes are values and words of a position, bytes of a head.
 
+    A block has BLOCK_ROWS rows for its BLOCK_TOKENS positions: one for each, or for each pool of EVERY that ends there.
     HEAD and VALUE_HEAD are the widths of keys and of values, without the zeros that pad them; ROTATION is the factor of
     the Hadamard rotation.
     """
@@ -56,6 +57,8 @@ class CacheShape(Macros):
     HEAD: Shape
     KV_HEADS: Shape
     BLOCK_TOKENS: int
+    BLOCK_ROWS: Shape
+    EVERY: Shape
     KEY_TYPE: Shape
     KEY_SIZE: Shape
     KEY_WORDS: Shape
@@ -86,11 +89,13 @@ class CacheShape(Macros):
 
 def cache_shape(cache: CacheTypes, layer: CacheLayer) -> CacheShape:
     head, value, keys, values = layer.head_dim, layer.value_dim, CACHE[cache.keys], CACHE[cache.values]
+    rows = rows_of_block(layer.every)
     return CacheShape(
-        HEAD=head, KV_HEADS=layer.kv_heads, BLOCK_TOKENS=BLOCK, KEY_TYPE=keys.number, KEY_SIZE=keys.size(head),
-        KEY_WORDS=keys.words(head), KEY_BYTES=keys.bytes(head), KEY_ROTATION=_rotation(head),
-        KEY_ROWS=layer.selected > 0, VALUE_HEAD=value, VALUE_TYPE=values.number, VALUE_SIZE=values.size(value),
-        VALUE_WORDS=values.words(value), VALUE_BYTES=values.bytes(value), VALUE_ROTATION=_rotation(value),
+        HEAD=head, KV_HEADS=layer.kv_heads, BLOCK_TOKENS=BLOCK, BLOCK_ROWS=rows, EVERY=layer.every,
+        KEY_TYPE=keys.number, KEY_SIZE=keys.size(head), KEY_WORDS=keys.words(head), KEY_BYTES=keys.bytes(head, rows),
+        KEY_ROTATION=_rotation(head), KEY_ROWS=layer.gathered,
+        VALUE_HEAD=value, VALUE_TYPE=values.number, VALUE_SIZE=values.size(value),
+        VALUE_WORDS=values.words(value), VALUE_BYTES=values.bytes(value, rows), VALUE_ROTATION=_rotation(value),
     )  # fmt: skip
 
 
@@ -300,6 +305,9 @@ class AttendSelectedBuffers(Buffers):
     tables: IntIn
     keys: ByteIn
     values: ByteIn
+    pool_tables: IntIn = Fixed.TABLES
+    pool_keys: ByteIn
+    pool_values: ByteIn
     sinks: FloatIn
     selection: FloatIn
     y: FloatOut
@@ -307,12 +315,20 @@ class AttendSelectedBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttendSelected(Kernel[AttendSelectedBuffers]):
-    """Compute the attention of a row to the positions that its selection lists."""
+    """Compute the attention of a row to the positions that its selection lists, or to a window and to pools.
+
+    SELECTED: positions that a selection has room for, 0 without one. POOL: positions of a pool, 0 without pools. Of the
+    layer that holds pools: rows of a cache block, and bytes of a head in it.
+    """
 
     name, parts = "attend_selected", "blocks cache attention selected"
     shape: AttentionShape
     SELECTED: Shape
     SLICES: Shape
+    POOL: Shape
+    POOL_ROWS: Shape
+    POOL_KEY_BYTES: Shape
+    POOL_VALUE_BYTES: Shape
 
     @property
     def local_floats(self) -> int:

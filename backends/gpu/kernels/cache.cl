@@ -1,5 +1,6 @@
 // What the paged cache holds (backends.cache says what, backends.gpu.cachetypes where): numbers in words, units of some
-// values that are read together, and the Hadamard rotation. Constants: KV_HEADS, BLOCK_TOKENS, HEAD and VALUE_HEAD (widths
+// values that are read together, and the Hadamard rotation. Constants: KV_HEADS, BLOCK_TOKENS (positions of a block),
+// BLOCK_ROWS (its rows: one for each of them, or for each pool of EVERY positions that ends there), HEAD and VALUE_HEAD (widths
 // of keys and of values), and of both the TYPE, the SIZE of a head with what fills it up, the WORDS of a position, the
 // BYTES of a head's block, the factor of the ROTATION. With KEY_ROWS keys stand as values do, a row per position.
 
@@ -192,7 +193,8 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
                     GLOBAL uchar *values ROTATED_ARGUMENTS LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL float *s = local_memory, *x = s + 128;
-  int second = GROUP_X >= KV_HEADS, own = GROUP_X % KV_HEADS, slot = SLOTS_OF(step)[GROUP_Y], position = slot % BLOCK_TOKENS;
+  int second = GROUP_X >= KV_HEADS, own = GROUP_X % KV_HEADS, slot = SLOTS_OF(step)[GROUP_Y];
+  int position = slot % BLOCK_TOKENS / EVERY % BLOCK_ROWS, ends = (POSITIONS_OF(step)[GROUP_Y] + 1) % EVERY == 0;
   int width = second ? VALUE_HEAD : HEAD;
   GLOBAL const float *in = (second ? v : k) + ((size_t)GROUP_Y * KV_HEADS + own) * width;
 #if ROTATED
@@ -211,12 +213,12 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
   int query = -1;
 #endif
   int type = second ? VALUE_TYPE : KEY_TYPE, size = second ? VALUE_SIZE : KEY_SIZE, words = second ? VALUE_WORDS : KEY_WORDS;
-  if (query >= 0) type = F16_CACHE, size = words = 0;  // nothing to store; but all come to the barriers
-  int by_rows = second || KEY_ROWS, stride = by_rows ? 1 : BLOCK_TOKENS, groups = size / 32;
+  if (query >= 0 || !ends) type = F16_CACHE, size = words = 0;  // nothing to store; but all come to the barriers
+  int by_rows = second || KEY_ROWS, stride = by_rows ? 1 : BLOCK_ROWS, groups = size / 32;
   size_t head = (size_t)(slot / BLOCK_TOKENS) * KV_HEADS + own;
   GLOBAL uchar *to = second ? values + head * VALUE_BYTES : keys + head * KEY_BYTES;
   GLOBAL uint *out = (GLOBAL uint *)to + (by_rows ? position * words : position);
-  GLOBAL ushort *scales = (GLOBAL ushort *)(to + 4 * BLOCK_TOKENS * words) + (by_rows ? position * groups : position);
+  GLOBAL ushort *scales = (GLOBAL ushort *)(to + 4 * BLOCK_ROWS * words) + (by_rows ? position * groups : position);
   float largest = type == F32_CACHE ? 3.40282347e38f : type == BF16_CACHE ? 3.38953139e38f : type == FP8_CACHE ? 448.0f : 65504.0f;
   for (int i = ITEM; i < size; i += 128) {
     float number = i < width ? in[i] : 0.0f;

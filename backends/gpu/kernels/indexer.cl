@@ -12,18 +12,19 @@
 #endif
 
 #ifdef STAGE_index_scores
-// A work-item has a position. Sums go over the width of a key, then over the heads.
+// A work-item has a position, or, if the cache holds keys of pools alone, a pool. Sums go over the width of a key, then over the heads.
 KERNEL(128, index_scores)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const float *weights, GLOBAL const int *step,
                           GLOBAL const int *tables, GLOBAL const uchar *keys, GLOBAL float *scores LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL float *own = local_memory;
-  int row = GROUP_Y, position = POSITIONS_OF(step)[row], mine = GROUP_X * 128 + ITEM, seen = mine <= position;
-  if (GROUP_X * 128 > position || position < MOST) return;
+  int row = GROUP_Y, position = POSITIONS_OF(step)[row], mine = GROUP_X * 128 + ITEM;
+  int count = (position + 1) / EVERY, seen = mine < count;
+  if (GROUP_X * 128 >= count || position < MOST) return;
   int at = seen ? mine : 0, units = KEY_SIZE / UNIT_VALUES(KEY_TYPE);
   GLOBAL const int *table = tables + (size_t)SEQUENCE_OF(step)[row] * step[2];
-  GLOBAL const uchar *of = keys + (size_t)table[at / BLOCK_TOKENS] * KEY_BYTES;
-  GLOBAL const uint *words = (GLOBAL const uint *)of + at % BLOCK_TOKENS;
-  GLOBAL const ushort *scales = (GLOBAL const ushort *)(of + 4 * BLOCK_TOKENS * KEY_WORDS) + at % BLOCK_TOKENS;
+  GLOBAL const uchar *of = keys + (size_t)table[at * EVERY / BLOCK_TOKENS] * KEY_BYTES;
+  GLOBAL const uint *words = (GLOBAL const uint *)of + at % BLOCK_ROWS;
+  GLOBAL const ushort *scales = (GLOBAL const ushort *)(of + 4 * BLOCK_ROWS * KEY_WORDS) + at % BLOCK_ROWS;
   GLOBAL float *out = scores + (size_t)row * GROUPS * 2 * POSITIONS + mine;
   float total = 0.0f;
   for (int first = 0; first < HEADS; first += GROUPED) {
@@ -43,7 +44,7 @@ KERNEL(128, index_scores)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const fl
     for (int g = 0; g < GROUPED; g++) score[g] = 0.0f;
     for (int u = 0; u < units; u++) {
       float v[UNIT_MOST];
-      unit_values(KEY_TYPE, words, BLOCK_TOKENS, scales, BLOCK_TOKENS, u, v);
+      unit_values(KEY_TYPE, words, BLOCK_ROWS, scales, BLOCK_ROWS, u, v);
       for (int n = 0; n < UNIT_VALUES(KEY_TYPE); n++) {
         int d = unit_dimension(KEY_TYPE, u, n);
         for (int g = 0; g < GROUPED; g++) score[g] = FMA(own[g * KEY_SIZE + d], v[n], score[g]);
@@ -78,7 +79,7 @@ KERNEL(128, select_positions)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL flo
   }
   int units = (seen + (POOLED ? 0 : BLOCK - 1)) / BLOCK;
   for (int u = ITEM; u < units; u += 128) {
-    float best = of[u * BLOCK + (POOLED ? BLOCK - 1 : 0)];
+    float best = of[EVERY > 1 ? u : u * BLOCK + (POOLED ? BLOCK - 1 : 0)];
     for (int i = u * BLOCK + 1; !POOLED && i < smaller((u + 1) * BLOCK, seen); i++) best = of[i] > best ? of[i] : best;
     int bits = AS_INT(best + 0.0f);
     order[u] = u >= units - LOCAL_BLOCKS ? 0x7FFFFFFF : bits ^ (bits < 0 ? 0x7FFFFFFF : 0);

@@ -28,6 +28,7 @@
 #define AS_INT(x) as_int(x)
 #define AS_FLOAT(x) as_float(x)
 typedef char i8;
+typedef ulong u64;
 DEVICE float half_at(GLOBAL const uchar *p) { return vload_half(0, (GLOBAL const half *)p); }
 DEVICE float half_bits(uint bits) { ushort h = (ushort)bits; return vload_half(0, (const half *)&h); }
 DEVICE void store_half(float v, GLOBAL ushort *p) { vstore_half_rte(v, 0, (GLOBAL half *)p); }
@@ -51,6 +52,7 @@ typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef signed char i8;
+typedef unsigned long long u64;
 #define GLOBAL
 #define LOCAL
 #define RESTRICT __restrict__
@@ -187,6 +189,10 @@ DEVICE float softplus(float x) {
   p = FMA(p, z, -2.4999993993e-1f);
   p = FMA(p, z, 3.3333331174e-1f);
   return relu(x) + (FMA(z * z, FMA(p, z, -0.5f), z) + (large ? 0.69314718f : 0.0f));
+}
+DEVICE float signed_root(float x) {
+  float size = x < 0.0f ? -x : x, root = SQRT(size < 1e-6f ? 1e-6f : size);
+  return x < 0.0f ? -root : x == 0.0f ? 0.0f : root;
 }
 DEVICE float xielu(float x, float positive, float negative, float beta, float eps) {
   float below = negative * (exponential_less_one(x > eps ? eps : x) - x);

@@ -1,15 +1,36 @@
-// Attention to selected positions, after attention.cl. Constants besides its own: SELECTED (room for positions of a slice)
-// and SLICES (1, or one for each key-value head). A slice of a row's selection is a count, then positions in order.
+// Attention to listed rows of the cache, after attention.cl. Constants besides its own: SELECTED (room for positions of a
+// slice of a selection, 0: there is none), SLICES (1, or one for each key-value head), POOL (positions of a pool, 0: rows
+// read none); of the layer with pools POOL_ROWS (of a block), POOL_KEY_BYTES and POOL_VALUE_BYTES (of a head). A slice of a row's selection is a count, then positions in order.
+// With pools, the rows of the window come first, then those of the pools that are selected, or of all.
 
-// One row, up to GROUPED query heads of a key-value head: online softmax over 128 selected positions at a time. A
-// work-item has a position, then units of the values, whose sums go over the positions in order.
+#define POOL_SIZE larger(POOL, 1)
+
+// The rows that a row at `position` reads, of them in its window `near`.
+DEVICE int listed_count(SHAPE_PARAMETER GLOBAL const float *list, int position, int near) {
+  if (!POOL) return (int)list[0];
+  return near + (SELECTED ? (int)list[0] : position + 1) / POOL_SIZE;
+}
+
+// The position of listed row j; of a pool its last.
+DEVICE int listed_position(SHAPE_PARAMETER GLOBAL const float *list, int j, int position, int near) {
+  if (!POOL) return (int)list[1 + j];
+  if (j < near) return position + 1 - near + j;
+  int end = (j - near + 1) * POOL_SIZE - 1;
+  return SELECTED ? (int)list[1 + end] : end;
+}
+
+// One row, up to GROUPED query heads of a key-value head: online softmax over 128 listed rows at a time. A
+// work-item has a listed row, then units of the values, whose sums go over the positions in order.
 KERNEL(128, attend_selected)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int *step, GLOBAL const int *tables,
-                             GLOBAL const uchar *keys, GLOBAL const uchar *values, GLOBAL const float *sinks,
+                             GLOBAL const uchar *keys, GLOBAL const uchar *values, GLOBAL const int *pool_tables,
+                             GLOBAL const uchar *pool_keys, GLOBAL const uchar *pool_values, GLOBAL const float *sinks,
                              GLOBAL const float *selection, GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   int row = GROUP_Y, kv_head = GROUP_X / GROUP_PARTS, g0 = GROUP_X % GROUP_PARTS * GROUPED;
   int heads = smaller(GROUPED, GROUP - g0), head0 = kv_head * GROUP + g0, units = KEY_SIZE / UNIT_VALUES(KEY_TYPE);
   GLOBAL const int *table = tables + (size_t)SEQUENCE_OF(step)[row] * step[TABLE_STRIDE_AT];
+  GLOBAL const int *pool_table = pool_tables + (size_t)SEQUENCE_OF(step)[row] * step[2];
+  int position = POSITIONS_OF(step)[row], near = POOL ? smaller(position + 1, WINDOW) : 0;
   GLOBAL const float *list = selection + ((size_t)row * SLICES + (SLICES > 1 ? kv_head : 0)) * (1 + SELECTED);
   LOCAL float *s = local_memory, *ql = s + 128, *p = ql + GROUPED * KEY_SIZE, *sum = p + GROUPED * 128;
   LOCAL float *largest = sum + GROUPED * VALUE_SIZE, *weight = largest + GROUPED, *fade = weight + GROUPED;
@@ -29,13 +50,15 @@ KERNEL(128, attend_selected)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const
     weight[ITEM] = HAS_SINKS ? 1.0f : 0.0f;
   }
   BARRIER();
-  int count = (int)list[0];
+  int count = listed_count(SHAPE list, position, near);
   for (int k0 = 0; k0 < count; k0 += 128) {
-    int here = smaller(128, count - k0), position = (int)list[1 + k0 + smaller(ITEM, here - 1)];
-    GLOBAL const uchar *of = keys + block_of(SHAPE table, kv_head, position) * KEY_BYTES;
-    int own = position % BLOCK_TOKENS;
+    int here = smaller(128, count - k0), mine = k0 + smaller(ITEM, here - 1), far = POOL && mine >= near;
+    int at = listed_position(SHAPE list, mine, position, near), own = at % BLOCK_TOKENS, rows = far ? POOL_ROWS : BLOCK_TOKENS;
+    if (far) own = own / POOL_SIZE % POOL_ROWS;
+    GLOBAL const uchar *of = far ? pool_keys : keys;
+    of += block_of(SHAPE far ? pool_table : table, kv_head, at) * (far ? POOL_KEY_BYTES : KEY_BYTES);
     GLOBAL const uint *words = (GLOBAL const uint *)of + own * KEY_WORDS;
-    GLOBAL const ushort *scales = (GLOBAL const ushort *)(of + 4 * BLOCK_TOKENS * KEY_WORDS) + own * KEY_GROUPS;
+    GLOBAL const ushort *scales = (GLOBAL const ushort *)(of + 4 * rows * KEY_WORDS) + own * KEY_GROUPS;
     float score[GROUPED];
     for (int g = 0; g < GROUPED; g++) score[g] = 0.0f;
     for (int u = 0; u < units; u++) {
@@ -73,9 +96,14 @@ KERNEL(128, attend_selected)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const
         for (int n = 0; n < UNIT_VALUES(VALUE_TYPE); n++)
           seen[g][n] = sum[g * VALUE_SIZE + unit_dimension(VALUE_TYPE, u, n)] * fade[g];
       for (int j = 0; j < here; j++) {
-        int at = (int)list[1 + k0 + j];
+        int far = POOL && k0 + j >= near, at = listed_position(SHAPE list, k0 + j, position, near);
+        int own = at % BLOCK_TOKENS, rows = far ? POOL_ROWS : BLOCK_TOKENS;
+        if (far) own = own / POOL_SIZE % POOL_ROWS;
+        GLOBAL const uchar *of = far ? pool_values : values;
+        of += block_of(SHAPE far ? pool_table : table, kv_head, at) * (far ? POOL_VALUE_BYTES : VALUE_BYTES);
         float v[VALUE_UNIT_MOST];
-        value_unit(SHAPE values, block_of(SHAPE table, kv_head, at), at, u, v);
+        unit_values(VALUE_TYPE, (GLOBAL const uint *)of + own * VALUE_WORDS, 1,
+                    (GLOBAL const ushort *)(of + 4 * rows * VALUE_WORDS) + own * (VALUE_SIZE / 32), 1, u, v);
         for (int g = 0; g < GROUPED; g++)
           for (int n = 0; n < UNIT_VALUES(VALUE_TYPE); n++) seen[g][n] = FMA(p[g * 128 + j], v[n], seen[g][n]);
       }

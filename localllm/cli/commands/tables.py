@@ -89,8 +89,10 @@ MIXERS = {
 def _state(row: Architecture, attends: bool) -> str:
     kinds = []
     if attends:
-        kinds.append("latent rows" if row.latent else "keys and values" + (", windows" if row.sliding else ""))
-    if row.latent and row.sliding:
+        kinds.append("latent rows" if row.latent else "shared rows" if row.compressed else "keys and values")
+    if row.compressed:
+        kinds.append("pools")
+    if (row.latent or attends) and row.sliding:
         kinds.append("windows")
     if row.indexer is not None:
         kinds.append("index keys")

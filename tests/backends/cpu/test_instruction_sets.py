@@ -24,8 +24,15 @@ from localllm.backends.cpu.kernels import linear, wide
 from localllm.backends.cpu.kernels.common import kernel
 from localllm.backends.cpu.unpack import INTEGER_PANELS
 from localllm.plan import Plan, Recorder, Value
-from tests.backends.cases import linear_attention
-from tests.backends.selecting import SELECTING, attend_selected, rows_of
+from tests.backends.cases import linear_attention, ngrams
+from tests.backends.selecting import (
+    POOLING,
+    SELECTING,
+    Selecting,
+    attend_pools,
+    attend_selected,
+    rows_of,
+)
 from tests.backends.support import Shape, bind, feed, plan, record, stored, tokens
 from tests.models.support import MemoryWeight
 
@@ -71,11 +78,38 @@ def test_decays_by_channel_have_the_same_bits(cpu: CpuBackend, name: str) -> Non
     backend.close()
 
 
+@pytest.mark.parametrize("name", ["avx2", "generic"])
+def test_hashes_of_tokens_have_the_same_bits(cpu: CpuBackend, name: str) -> None:
+    plan, backend = record(stored("t", "F32", (97, 48)), ngrams("Q4_0", 32, 4, 2)), CpuBackend(2, needs(name))
+    assert digest(backend, plan) == digest(cpu, plan)
+    backend.close()
+
+
+SELECTED = (  # gathered; blocks of the cache as they are; values that begin the keys
+    (SELECTING[0], "own", CacheTypes("f16", "bf16")),
+    (SELECTING[0], "own", CacheTypes("q8_0", "q5_1")),
+    (SELECTING[6], "own", CacheTypes("f16", "f16")),
+    (SELECTING[1], "prefix", CacheTypes("q8_0", "q8_0")),
+)
+
+
+@pytest.mark.parametrize(("s", "values", "cache"), SELECTED, ids=str)
+@pytest.mark.parametrize("name", ["avx2", "generic"])
+def test_what_an_indexer_selects_has_the_same_bits(
+    cpu: CpuBackend, name: str, s: Selecting, values: str, cache: CacheTypes
+) -> None:
+    """A prompt whose rows choose for themselves, then rows whose work is shared."""
+    plan = record(MemoryWeight.of("t", rows_of(s, 97)), attend_selected(s, values))
+    backend = CpuBackend(2, needs(name))
+    ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
+    np.testing.assert_array_equal(ours, theirs)
+    backend.close()
+
+
 @pytest.mark.parametrize("cache", [CacheTypes("f16", "bf16"), CacheTypes("q8_0", "q5_1")], ids=str)
 @pytest.mark.parametrize("name", ["avx2", "generic"])
-def test_what_an_indexer_selects_has_the_same_bits(cpu: CpuBackend, name: str, cache: CacheTypes) -> None:
-    """A prompt whose rows choose for themselves, then rows whose work is shared."""
-    plan = record(MemoryWeight.of("t", rows_of(SELECTING[0], 97)), attend_selected(SELECTING[0]))
+def test_pools_have_the_same_bits(cpu: CpuBackend, name: str, cache: CacheTypes) -> None:
+    plan = record(MemoryWeight.of("t", rows_of(POOLING[0], 97)), attend_pools(POOLING[0]))
     backend = CpuBackend(2, needs(name))
     ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
     np.testing.assert_array_equal(ours, theirs)

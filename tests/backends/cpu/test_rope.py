@@ -55,6 +55,16 @@ def test_a_whole_table_agrees_with_numpy() -> None:
     assert ulps(table, np.stack(rope_table(what, np.arange(8192, dtype=np.int32)), axis=1)).max() <= 0.51
 
 
+def test_a_shifted_table_has_the_rows_of_other_positions() -> None:
+    """Position 0 stands for those below it."""
+    frequencies = tuple(10_000.0 ** (-2 * i / 20) for i in range(10))
+    plain, shifted = (rope.table(Rope("norm", 20, frequencies, shift=n), 0, 40) for n in (0, -3))
+    np.testing.assert_array_equal(shifted[3:], plain[:-3])
+    np.testing.assert_array_equal(shifted[:3], plain[[0, 0, 0]])
+    whole = rope_table(Rope("norm", 20, frequencies, shift=-3), np.arange(40, dtype=np.int32))
+    assert ulps(shifted, np.stack(whole, axis=1)).max() <= 0.51
+
+
 def test_pieces_of_a_table_are_the_table() -> None:
     what = Rope("norm", 20, tuple(10_000.0 ** (-2 * i / 20) for i in range(10)), 1.3, 0.2, 100)
     whole = rope.table(what, 0, 1500)

@@ -16,7 +16,6 @@ from localllm.backends import BACKENDS, open_backend
 from localllm.backends.base import Backend
 from tests.backends.test_kit import logits
 from tests.models.kit import EMBEDDERS, KIT
-from tests.models.support import nmse
 from tests.models.test_embeddings import HALVES, off
 
 
@@ -25,7 +24,7 @@ def error(backend: Backend, name: str) -> tuple[float, float]:
     if name in EMBEDDERS:
         return off(backend, name), HALVES
     model = KIT[name]
-    return float(nmse(logits(backend, model), model.stored["logits"]).max()), model.limit()
+    return model.error(logits(backend, model)), model.limit()
 
 
 def main() -> int:

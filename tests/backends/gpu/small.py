@@ -24,10 +24,11 @@ from tests.backends.cases import (
     lightning,
     linear_attention,
     matrix_scan,
+    ngrams,
     pool,
     selective_scan,
 )
-from tests.backends.selecting import Selecting, attend_selected, rows_of
+from tests.backends.selecting import Pooling, Selecting, attend_pools, attend_selected, rows_of
 from tests.backends.support import Build, bind, record, stored
 from tests.models.support import Driver, MemoryWeight, stack
 
@@ -131,6 +132,12 @@ def selected(s: Selecting, keys: str = "f16", values: str = "f16") -> Small:
     return Small(attend_selected(s), rows, CacheTypes(keys, values), 4e-3, steps=(2, 17))
 
 
+def pools(p: Pooling, keys: str = "f16", values: str = "f16") -> Small:
+    """Attention to a window and to pools."""
+    rows = MemoryWeight.of("table", rows_of(p, VOCABULARY))
+    return Small(attend_pools(p), rows, CacheTypes(keys, values), 4e-3, steps=(2, 17))
+
+
 def heads(name: str, columns: int) -> Small:
     """Products of three heads with matrices of a format, five rows each."""
     weight = replace(stored("heads", name, (15, columns)), shape=(3, 5, columns))
@@ -190,6 +197,8 @@ PLANS: dict[str, tuple[Small, ...]] = {
         selected(Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 9)),
         selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 4, 1, weighted=False), "q8_0", "q4_0"),
         selected(Selecting(Heads(4, 1, 24), 3, 20, 2, 4, pooled=True)),
+        pools(Pooling(Heads(4, 1, 24, window=9, value_dim=16), 4, 2)),
+        pools(Pooling(Heads(2, 2, 20, window=5, sinks=True), 3), "q8_0", "q4_0"),
     ),
     "keys and values in blocks": tuple(
         attended(Heads(1, 1, 12), *names)
@@ -204,6 +213,8 @@ PLANS: dict[str, tuple[Small, ...]] = {
         Small(linear_attention(1, 1, 5, 7, delta=True, tiled=False, channels=True), table(48), steps=(3,), before=62),
         Small(lightning(1, 5, 7), table(48), steps=(2,)),
         Small(pool(9, 2, 2), table(48), steps=(3, 2)),
+        Small(ngrams("F32", 5, 3, 2), table(48), off=0.0),
+        Small(ngrams("Q5_0", 32, 4, 1), table(48), off=0.0, steps=(2, 1)),
         Small(selective_scan(20, 3), table(48), steps=(3,), before=62),
         Small(matrix_scan(2, 5, 7, erases=False, before=True), table(48), steps=(2, 1)),
         Small(matrix_scan(2, 5, 7, erases=True, before=False), table(48), steps=(3,), before=62),

@@ -22,6 +22,7 @@ from localllm.backends.gpu.kernels import (
     experts,
     indexer,
     largest,
+    ngrams,
     products,
     recurrence,
     rowwise,
@@ -38,7 +39,7 @@ from tests.backends.support import record
 from tests.models.support import BOUNDARIES, EVERY_OPERATION
 from tests.plan.support import MODELS, tiny_plan
 
-MODULES = (attention, columns, experts, indexer, largest, products, recurrence, rowwise, streams)
+MODULES = (attention, columns, experts, indexer, largest, ngrams, products, recurrence, rowwise, streams)
 DECLARED: list[type[Kernel[Any]]] = [
     kind
     for module in MODULES

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.backends.base import F16_CACHE, Backend, CacheTypes
+from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
@@ -16,7 +16,16 @@ from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Experts, Linear, Plan
 from tests.backends.attending import BOTH_WAYS, CACHES, HEADS, Heads, attend, attend_twice, attention_slack
 from tests.backends.cases import CASES, HEAD_FORMATS, RECURRENT, VOCABULARY, table
-from tests.backends.selecting import SELECTING, Selecting, attend_selected, rows_of, select
+from tests.backends.selecting import (
+    POOLING,
+    SELECTING,
+    Pooling,
+    Selecting,
+    attend_pools,
+    attend_selected,
+    rows_of,
+    select,
+)
 from tests.backends.support import Build, bind, feed, record
 from tests.backends.test_attention import wanted_rows
 from tests.backends.test_conformance import NONE, check_recurrent, head_matrices, side_by_side
@@ -124,6 +133,32 @@ def test_attention_to_selected_positions(gpu: Backend, s: Selecting, cache: Cach
     tokens = np.random.RandomState(2).randint(0, VOCABULARY, 150)
     whole, cut = (feed(bind(gpu, plan, 160, 12, cache), tokens, sizes) for sizes in ([130], [130, 1, 3, 1, 9]))
     np.testing.assert_array_equal(whole, cut)
+
+
+@pytest.mark.parametrize(
+    ("p", "cache"), [*((p, F16_CACHE) for p in POOLING), (POOLING[0], CacheTypes("q8_0", "q5_1"))], ids=str
+)
+def test_attention_to_pools(gpu: Backend, p: Pooling, cache: CacheTypes) -> None:
+    """Results equal the reference's, and a decoded row does not depend on its company."""
+    plan, slack = (
+        record(MemoryWeight.of("table", rows_of(p, VOCABULARY)), attend_pools(p)),
+        4e-3 if cache == F16_CACHE else 1e-2,
+    )
+    ours, theirs = (Driver(bind(b, plan, 160, 12, cache), sequences=2) for b in (gpu, ReferenceBackend()))
+    for batch in batches(STEPS):
+        np.testing.assert_allclose(ours.step(batch), theirs.step(batch), rtol=0, atol=slack)
+    tokens = np.random.RandomState(2).randint(0, VOCABULARY, 150)
+    whole, cut = (feed(bind(gpu, plan, 160, 12, cache), tokens, sizes) for sizes in ([130], [130, 1, 3, 1, 9]))
+    np.testing.assert_array_equal(whole, cut)
+    first, second = (Driver(bind(gpu, plan, 160, 3, cache)) for _ in range(2))
+    truth = first.step([(0, tokens[:130])]), first.step([(0, tokens[130:])])
+    for layer in range(len(plan.layers)):
+        content = first.executable.read_blocks(layer, first.tables[0, :3])
+        second.executable.write_blocks(layer, second.tables[0, :3], content)
+        with pytest.raises(BackendError, match="not finite"):
+            second.executable.write_blocks(layer, second.tables[0, :3], np.full_like(content, 0xFF))
+    second.lengths[0] = 130
+    np.testing.assert_array_equal(second.step([(0, tokens[130:])]), truth[1])
 
 
 def test_texts_in_both_directions_have_the_same_bits_in_any_company(gpu: Backend) -> None:

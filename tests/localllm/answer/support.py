@@ -114,9 +114,13 @@ def named(name: str, thought: str = "<think>") -> Format:
     return found
 
 
-def byte_tokenizer(*control: str) -> Tokenizer:
-    """A tokenizer with a token for each byte, these control tokens, and <|end|>, which ends a text."""
+def byte_tokenizer(*control: str, joined: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer with a token for each byte, these control tokens, and <|end|>, which ends a text.
+
+    There are tokens for the `joined` texts, too, though none is made of a text.
+    """
     letters = [letter for _, letter in sorted((byte, letter) for letter, byte in _BYTE_OF.items())]
+    letters += ["".join(letters[byte] for byte in text.encode()) for text in joined if len(text) > 1]
     marks = ["<|end|>", *control]
     return Tokenizer.from_metadata(
         {

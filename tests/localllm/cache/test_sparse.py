@@ -16,7 +16,10 @@ CONTEXT = 256
 IDS = np.random.RandomState(3).randint(0, 128, 200).tolist()
 
 
-@pytest.fixture(scope="module", params=["glm-dsa-8of40", "dots3note-8of40", "minimax-m3-3of10"])
+MODELS = ["glm-dsa-8of40", "dots3note-8of40", "minimax-m3-3of10", "deepseek4-8of50", "qwen4exp-8of40"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return KIT[request.param].write(tmp_path_factory.mktemp("model") / "m.gguf")
 

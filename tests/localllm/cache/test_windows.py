@@ -24,7 +24,7 @@ Opener = tuple[Path, str]
 
 RECURRENT = [
     "lfm2-dense", "qwen35-mtp", "jamba-dense", "kimi-linear-moe", "kimi-k3-moe", "minimax-01-moe", "rwkv7",
-    "glm5-next-8of40",
+    "glm5-next-8of40", "qwen4exp-8of40", "deepseek4-8of50",
 ]  # fmt: skip
 
 

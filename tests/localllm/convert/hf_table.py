@@ -246,6 +246,16 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {**DELTA, **EXPERTS, "num_hidden_layers": 4, "num_experts": 4, "shared_expert_intermediate_size": 48},
         "qwen2",
     ),
+    "qwen4exp": (  # a token within the text ends n-grams; two pools of twelve are chosen
+        "Qwen4ExpTextConfig",
+        {**DELTA, **EXPERTS, "num_hidden_layers": 4, "num_experts": 4, "shared_expert_intermediate_size": 48,
+         "hc_count": 3, "hc_lowrank": 6, "output_gate_type": "sigmoid", "eos_token_id": [199, 2], "ple_layer_ids": [2],
+         "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8,
+         "split_ngram_parts": 3, "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 12,
+         "indexer_budget": 4, "indexer_compress_ratio": 2,
+         "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}},
+        "qwen35",
+    ),
     "lfm2": (
         "Lfm2Config", {"num_hidden_layers": 3, "layer_types": CONV, "block_multiple_of": 16, "intermediate_size": 90},
         "qwen2",

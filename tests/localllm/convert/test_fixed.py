@@ -55,6 +55,13 @@ FIXED: dict[str, tuple[str, dict[str, Any], bool]] = {
     "no windows": ("cohere2moe", {**_COHERE, "layer_types": ["full_attention"] * 2}, False),
     "a window of null": ("cohere2moe", {**_COHERE, "sliding_window": None}, False),
     "a dense layer without rotation": ("cohere2moe", {**_COHERE, "prefix_dense_sliding_window_pattern": 2}, False),
+    "gates by sigmoid": ("qwen4exp", {"num_hidden_layers": 4, "output_gate_type": "sigmoid"}, True),
+    "gates by SiLU": ("qwen4exp", {"num_hidden_layers": 4, "hidden_act": "silu"}, False),
+    "n-grams in two layers": (
+        "qwen4exp",
+        {"num_hidden_layers": 4, "output_gate_type": "sigmoid", "ple_layer_ids": [1, 3]},
+        False,
+    ),
     "an output of its own": ("bitnet", {"tie_word_embeddings": False}, False),
     "the embedding as output": ("bitnet", {"tie_word_embeddings": True}, True),
     "groups of experts": ("mistral4", {"n_group": 2}, False),

@@ -10,7 +10,7 @@ import pytest
 import localllm
 from localllm.backends.base import Clocked
 from localllm.backends.cpu.backend import CpuBackend
-from localllm.explain.costs import Cost, costs_of
+from localllm.explain.costs import CacheRead, Cost, costs_of
 from localllm.explain.record import Step
 from localllm.plan import Plan
 from localllm.plan.summary import summarize
@@ -18,7 +18,7 @@ from tests.backends.support import bind
 from tests.models.kit import KIT
 from tests.models.support import plan_of
 
-# Windows, latent attention, experts, and each kind of recurrent layer.
+# Windows, latent attention, experts, each kind of recurrent layer, selections, pools.
 MODELS = [
     "llama-gqa",
     "gemma3-12",
@@ -28,6 +28,8 @@ MODELS = [
     "qwen35-mtp",
     "jamba-dense",
     "granitehybrid-dense",
+    "deepseek32-8of40",
+    "deepseek4-8of50",
 ]
 
 
@@ -54,7 +56,7 @@ def test_a_decoding_pass_reads_what_the_memory_plan_says(cpu: CpuBackend, plan: 
         costs, one = costs_of(executable, plan), step(first, 1)
         read = sum(cost.bytes(one) for cost in costs if "embedding" not in cost.kind)
         embedded = [cost for cost in costs if "embedding" in cost.kind]
-        assert all(not cost.weights and not cost.per_position for cost in embedded)
+        assert all(not cost.weights and not cost.cache for cost in embedded)
         assert read == executable.memory.read_after(first + 1)
     finally:
         executable.close()
@@ -66,7 +68,7 @@ def test_a_decoding_pass_does_the_operations_of_the_plan(cpu: CpuBackend, plan: 
         costs, summary = costs_of(executable, plan), summarize(plan)
         assert sum(cost.operations(step(0, 1)) for cost in costs) >= summary.flops_per_token
         assert sum(cost.flops for cost in costs) == summary.flops_per_token
-        if not plan.window:
+        if not plan.window and not executable.memory.selected:
             expected = summary.flops_per_token + 100 * summary.attention_flops_per_position
             assert sum(cost.operations(step(99, 1)) for cost in costs) == expected
     finally:
@@ -88,7 +90,7 @@ def test_bytes_of_every_matrix_are_those_of_the_file() -> None:
         assert model.plan is not None
         found: dict[str, int] = defaultdict(int)
         for cost in costs_of(model.executable, model.plan):
-            found[cost.kind] += cost.bytes(step(9, 1)) - 10 * cost.per_position
+            found[cost.kind] += cost.bytes(step(9, 1)) - 10 * sum(read.bytes for read in cost.cache)
         expected: dict[str, int] = defaultdict(int)
         for name, tensor in model.file.tensors.items():
             if len(tensor.shape) == 2:
@@ -132,8 +134,8 @@ def test_operations_without_a_barrier_between_them_are_named_together() -> None:
 
 def test_attention_of_a_chunk_sees_each_position_that_it_may() -> None:
     """Counted one by one, with and without a window."""
-    whole = Cost("attention", True, (), 0, 10, 0, 0, 4)
-    some = Cost("attention", True, (), 0, 10, 8, 0, 4)
+    whole = Cost("attention", True, (), 0, (CacheRead(10, 4, 0),), 0)
+    some = Cost("attention", True, (), 0, (CacheRead(10, 4, 8),), 0)
     assert whole.operations(step(5, 6)) == 4 * sum(position + 1 for position in range(5, 11))
     assert some.operations(step(5, 6)) == 4 * sum(min(position + 1, 8) for position in range(5, 11))
     assert whole.bytes(step(5, 6)) == 10 * 11
@@ -143,5 +145,5 @@ def test_attention_of_a_chunk_sees_each_position_that_it_may() -> None:
 
 
 def test_experts_are_read_at_most_once() -> None:
-    cost = Cost("experts", True, ((800, 2, 8),), 0, 0, 0, 0, 0)
+    cost = Cost("experts", True, ((800, 2, 8),), 0, (), 0)
     assert [cost.bytes(step(0, rows)) for rows in (1, 2, 3, 4, 5, 50)] == [200, 400, 600, 800, 800, 800]

@@ -78,7 +78,7 @@ def test_tokens_are_those_without_it_alone_and_in_company(demo: localllm.Model, 
     assert small.pool.free_blocks == small.pool.blocks
 
 
-@pytest.mark.parametrize("family", ["qwen35-mtp", "gpt-oss-moe"])
+@pytest.mark.parametrize("family", ["qwen35-mtp", "gpt-oss-moe", "qwen4exp-8of40"])
 def test_states_and_windows_keep_the_promise(family: str, tmp_path: Path) -> None:
     """The model drafts for itself: greedy drafts are right, and the others often are."""
     path = KIT[family].write(tmp_path / "model.gguf")

@@ -105,7 +105,7 @@ def test_hashes_cover_whole_blocks_and_all_before_them() -> None:
     assert same([1, 2], [1, 2, 3]) == 2
 
 
-@pytest.mark.parametrize("family", ["llama-dense", "qwen35-mtp", "gpt-oss-moe"])
+@pytest.mark.parametrize("family", ["llama-dense", "qwen35-mtp", "gpt-oss-moe", "qwen4exp-8of40"])
 def test_prefixes_come_back_after_a_restart(family: str, tmp_path: Path) -> None:
     path = KIT[family].write(tmp_path / "model.gguf")
     prompt = [(7 * i) % 100 for i in range(LEAST + 30)]

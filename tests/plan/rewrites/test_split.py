@@ -20,11 +20,12 @@ LIMITS = Limits(16, 16, 2, 2 * BLOCK)
 
 
 def by_layer(plan: Plan, places: Sequence[Hashable]) -> list[Hashable]:
-    """`places`, changed so that all operations of a cache layer are at one."""
+    """`places`, changed so that all operations of a cache layer are at one, and layers that are read together."""
     found, layers = list(places), dict[int, Hashable]()
+    first = {layer: op.state[0] for op in plan.operations for layer in op.state if len(op.state) > 1}
     for number, op in enumerate(plan.operations):
         for layer in op.state:
-            found[number] = layers.setdefault(layer, found[number])
+            found[number] = layers.setdefault(first.get(layer, layer), found[number])
     return found
 
 

@@ -14,7 +14,7 @@ from tests.localllm.server.calls import served
 from tests.localllm.server.scripted import ScriptedService, Step
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: its event loop would be in the way of other tests
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -1,0 +1,199 @@
+"""Times sparse attention deep in a context, decoding and in prompts, beside llama.cpp on the same file.
+
+    python benchmarks/deep.py [--models deepseek32,glm-dsa,minimax-m3] [--rounds 2] [-t 2]
+        [--tests tg32@16384,pp512@16384,tg32@65536,pp128@65536]
+    python benchmarks/deep.py --table
+
+The models are those of `sparse_shapes.py`, written to --folder if they are not there. The peer is llama-cpp-python
+(`llama_cpp_bench.py`); LLAMA_CPP_LIB_PATH chooses its library. Both fill the cache with copies of the rows of 512
+tokens, because a whole prompt would take the peer hours. --whole evaluates the whole prompt instead.
+
+A round is ours, the peer with flash attention, and the peer without it, each in a process of its own, for every test
+in turn. A ratio is the median over rounds of ours / the peer's best. A way of the peer that took over twice as long as
+the other in the first round is left out of the others. One JSON line per model and test goes to
+benchmarks/results/deep.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from compare import LLAMA_CPP_BENCH, RESULTS, ROOT, Test, machine, run
+
+sys.path.insert(0, str(ROOT))
+
+import localllm
+from benchmarks.shapes import write
+from benchmarks.sparse_shapes import SPARSE
+from localllm.plan import BLOCK, Batch
+
+TESTS = "tg32@16384,pp512@16384,tg32@65536,pp128@65536"
+COPIED = 512  # tokens whose rows fill the cache
+FLASH = {"flash": "1", "plain": "0"}
+HOPELESS = 2.0
+PHYSICAL_BATCH = (
+    128  # of a peer that decodes: without flash attention it reserves memory for the scores of as many rows
+)
+
+
+@dataclass(slots=True)
+class Row:
+    """All samples of one model and test; rates in tokens a second, one per round."""
+
+    model: str
+    test: str
+    threads: int
+    device: str = ""
+    peer: str = ""
+    whole: bool = False  # whether the cache was filled by a whole prompt
+    ours: list[float] = field(default_factory=list)
+    flash: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+    weights_per_token: int = 0  # bytes that a decoded token reads of matrices
+    cache_per_token: int = 0  # of index keys, and of what is selected
+    every_key: int = 0  # of the cache, if attention read all keys and values
+
+    @property
+    def best(self) -> list[float]:
+        """The faster way of the peer in every round."""
+        ways = (self.flash, self.plain)
+        return [max(rates[number] for rates in ways if len(rates) > number) for number in range(len(self.ours))]
+
+    @property
+    def ratio(self) -> float:
+        return median(ours / peer for ours, peer in zip(self.ours, self.best, strict=True))
+
+
+def ours(path: Path, test: Test, threads: int, whole: bool) -> dict[str, Any]:
+    """Time one test; this is what the child process does."""
+    prompt, answer, depth = test.prompt, test.answer, test.depth
+    room = depth + prompt + answer + BLOCK
+    with localllm.load(path, threads=threads, ctx_size=room) as model:
+        executable, memory = model.executable, model.executable.memory
+        table = np.arange(-(-room // BLOCK), dtype=np.int32)[None]
+        random = np.random.default_rng(0)
+
+        def step(first: int, count: int) -> None:
+            at, tokens = np.arange(first, first + count, dtype=np.int32), random.integers(0, 256, count, np.int32)
+            executable.step(Batch(tokens, at, at.copy(), np.zeros_like(at), table, np.array([count - 1], np.int32)))
+
+        for first in range(0, depth if whole else COPIED, COPIED):
+            step(first, COPIED)
+        source = np.arange(COPIED // BLOCK, dtype=np.int32)
+        for block in range(len(source), depth // BLOCK if not whole else 0, len(source)):
+            executable.copy_blocks(source, source + block)
+        step(depth, 1)  # to warm up
+        began = perf_counter()
+        if prompt:
+            step(depth, prompt)
+        for number in range(answer):
+            step(depth + number, 1)
+        return {
+            "avg_ts": (prompt + answer) / (perf_counter() - began),
+            "weights_per_token": memory.weights_per_token,
+            "cache_per_token": round(memory.read_after(depth)) - memory.weights_per_token,
+            "every_key": memory.selected_per_token * depth,
+            "device": model.device,
+        }
+
+
+def measure(row: Row, path: Path, number: int) -> None:
+    """Add one round."""
+    own = [sys.executable, __file__, "--ours", str(path), "--tests", row.test, "-t", str(row.threads)]
+    [result], _ = run([*own, *["--whole"] * row.whole])
+    row.ours.append(result["avg_ts"])
+    for name in ("weights_per_token", "cache_per_token", "every_key", "device"):
+        setattr(row, name, result[name])
+    test = Test.parse(row.test)
+    peer = [sys.executable, str(LLAMA_CPP_BENCH), "-m", str(path), "-t", str(row.threads), *test.options()]
+    peer += ["-ub", str(test.prompt or PHYSICAL_BATCH), *["--copies"] * (not row.whole)]
+    shown = [f"ours {row.ours[-1]:.2f}"]
+    for name, flag in FLASH.items():
+        rates: list[float] = getattr(row, name)
+        if number and HOPELESS * rates[0] < max(row.flash[0], row.plain[0]):
+            continue
+        [result], _ = run([*peer, "-fa", flag])
+        rates.append(result["avg_ts"])
+        row.peer = f"llama.cpp {result['build_commit']}"
+        shown.append(f"{name} {rates[-1]:.2f}")
+    print(f"round {number + 1}: {row.model} {row.test} {', '.join(shown)}", file=sys.stderr, flush=True)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The Markdown of docs/architectures.md."""
+    lines = ["| model | test | localllm, t/s | llama.cpp, t/s | ratio | cache read, MB | every key, MB |"]
+    lines.append("|---|---|---:|---:|---:|---:|---:|")
+    for row in rows:
+        read = [
+            f"{size / 1e6:.1f}" if row.test.startswith("tg") else "" for size in (row.cache_per_token, row.every_key)
+        ]
+        rates = [f"{median(rates):.1f}" for rates in (row.ours, row.best)]
+        lines.append(f"| {row.model} | {row.test} | {' | '.join([*rates, f'{row.ratio:.1f}', *read])} |")
+    return "\n".join(lines)
+
+
+def stored(path: Path = RESULTS / "deep.jsonl") -> list[Row]:
+    """The newest row of every model and test, in the order they were first measured."""
+    names = {f.name for f in fields(Row)}
+    rows: dict[tuple[str, str], Row] = {}
+    for line in path.read_text().splitlines():
+        row = Row(**{k: v for k, v in json.loads(line).items() if k in names})
+        rows[row.model, row.test] = row
+    return list(rows.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(SPARSE))
+    parser.add_argument("--tests", default=TESTS, help="as in compare.py; depths are multiples of 512")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="where the models are written")
+    parser.add_argument("--whole", action="store_true", help="fill the cache by whole prompts")
+    parser.add_argument("--note", default="", help="kept with the results")
+    parser.add_argument("--table", action="store_true", help="print the stored results")
+    parser.add_argument("--out", type=Path, default=RESULTS / "deep.jsonl", help="JSON lines are appended here")
+    parser.add_argument("--ours", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    tests = arguments.tests.split(",")
+    if arguments.table:
+        print(table(stored(arguments.out)))
+        return
+    if arguments.ours:
+        print(json.dumps([ours(arguments.ours, Test.parse(tests[0]), arguments.threads, arguments.whole)]))
+        return
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    everything = []
+    for name in arguments.models.split(","):
+        path = arguments.folder / f"{name}-attention.gguf"
+        if not path.exists():
+            write(name, SPARSE[name], path)
+        rows = [Row(name, test, arguments.threads, whole=arguments.whole) for test in tests]
+        for number in range(arguments.rounds):
+            for row in rows:
+                measure(row, path, number)
+        everything += rows
+        with arguments.out.open("a") as file:
+            for row in rows:
+                when = datetime.now(UTC).isoformat(timespec="seconds")
+                extra = {"ratio": row.ratio, "machine": machine(), "commit": commit, "note": arguments.note}
+                file.write(json.dumps({"when": when, **asdict(row), **extra}) + "\n")
+    print(table(everything))
+
+
+if __name__ == "__main__":
+    main()

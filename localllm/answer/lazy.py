@@ -1,0 +1,135 @@
+"""Calls that an answer may make: free text, and from the marker of a call on the grammar of calls.
+
+A small model that calls a tool often writes a name that no tool has, or arguments that do not fit its schema. It is
+held to them from the moment when it has begun a call. Text before a call, thoughts and answers without one stay free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from localllm.answer.constraint import GrammarVocabulary, Mask
+from localllm.answer.forced import MOST_TOOLS, forced_calls
+from localllm.answer.grammars import Format, JsonCalls
+from localllm.answer.structure import StructureError
+from localllm.answer.thought import Thought, Watch, Watched, regex_escaped
+
+if TYPE_CHECKING:
+    from localllm.scheduler.request import Constraint
+
+_MOST_LEAD = 64  # characters of a token before the marker that ends in it
+
+
+def offered_calls(
+    format_: Format,
+    tools: Sequence[Mapping[str, Any]],
+    thought: Thought,
+    vocabulary: GrammarVocabulary,
+    parallel: bool = True,
+) -> Callable[[], Constraint] | None:
+    """Return what makes the constraint of an answer that may call one of the `tools`.
+
+    None if nothing can be held: the format has no marker that begins a call, or the schemas no grammar.
+    """
+    marker = _marker(format_)
+    if not marker or not 0 < len(tools) <= MOST_TOOLS:
+        return None
+    lead = f"LEAD: /[^{regex_escaped(marker[0])}]{{1,{_MOST_LEAD}}}/"
+    try:
+        grammar = forced_calls(format_, tools, vocabulary, parallel)
+        begin = vocabulary.begin(replace(grammar, rules=f"{grammar.rules}\n{lead}", start=f"LEAD? {grammar.start}"))
+    except StructureError:
+        return None  # a tool is better called loosely than not at all
+    return lambda: OfferedCalls(Watch(format_), thought, marker, vocabulary, begin)
+
+
+def _marker(format_: Format) -> str:
+    """Return the text that begins calls; "" if the format has none, or headers say what a message is."""
+    calls = format_.calls
+    if format_.channels is not None or (isinstance(calls, JsonCalls) and calls.bare):
+        return ""
+    return (calls.section[0] or next(iter(calls.opens()), "")).strip()
+
+
+class OfferedCalls:
+    """The state of such an answer: a `Constraint` of `localllm.scheduler.request`."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        thought: Thought,
+        marker: str,
+        vocabulary: GrammarVocabulary,
+        begin: Callable[[], Constraint],
+    ) -> None:
+        self._watch, self._marker, self._vocabulary, self._begin = watch, marker.encode(), vocabulary, begin
+        self._state = _State(Watched(thought))
+        self._calls: Constraint | None = None
+
+    def allowed(self) -> Mask | None:
+        """Return which tokens (V,) may come next; None if any may."""
+        return None if self._calls is None else self._calls.allowed()
+
+    def accept(self, token: int) -> None:
+        if self._calls is not None:
+            self._calls.accept(token)
+            return
+        self._state = self._after(self._state, token)
+        begun = self._begun(self._state)
+        if not begun:
+            return
+        calls = self._begin()
+        if calls.validate(begun) == len(begun):  # else it is no call that the reader would take for one
+            for each in begun:
+                calls.accept(each)
+            self._calls = calls
+        self._state = replace(self._state, recent=())
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens, from the first, may follow; not more than up to the beginning of a call."""
+        if self._calls is not None:
+            return self._calls.validate(tokens)
+        state = self._state
+        for count, token in enumerate(tokens, 1):
+            state = self._after(state, token)
+            if self._begun(state):
+                return count
+        return len(tokens)
+
+    @property
+    def finished(self) -> bool:
+        return self._calls is not None and self._calls.finished
+
+    def _after(self, state: _State, token: int) -> _State:
+        """Return the state after a token."""
+        watched = self._watch.after(state.watched, self._vocabulary.piece(token))
+        if "open" in (watched.thought, state.watched.thought):
+            return _State(watched)
+        recent = (*state.recent, token)
+        while self._length(recent[1:]) >= len(self._marker):
+            recent = recent[1:]
+        return _State(watched, recent)
+
+    def _length(self, tokens: Sequence[int]) -> int:
+        return sum(len(self._vocabulary.piece(token)) for token in tokens)
+
+    def _begun(self, state: _State) -> Sequence[int]:
+        """Return the tokens from that on in which the marker begins; none if it has not been written."""
+        text = b"".join(map(self._vocabulary.piece, state.recent))
+        at = text.find(self._marker)
+        if at < 0:
+            return ()
+        tokens = state.recent
+        while (size := len(self._vocabulary.piece(tokens[0]))) <= at:
+            tokens, at = tokens[1:], at - size
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Immutable, so that drafts can be tried."""
+
+    watched: Watched
+    recent: tuple[int, ...] = ()  # tokens that a marker may have begun in

@@ -1,0 +1,116 @@
+"""Attention to a window and to pools of positions: on the CPU against the reference, and bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Executable, Limits
+from localllm.backends.cache import CACHE_TYPES
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.reference import ReferenceBackend
+from localllm.plan import BLOCK, CacheLayer, Plan
+from tests.backends.attending import attend, attention_slack
+from tests.backends.cases import VOCABULARY
+from tests.backends.selecting import POOLING, Pooling, attend_pools, rows_of
+from tests.backends.support import bind, record
+from tests.backends.test_selection import STEPS, batches
+from tests.models.support import Driver, MemoryWeight
+
+LONG = 700  # positions: the longest list of rows fills a partition
+MORE = [(POOLING[0], CacheTypes(name, name)) for name in CACHE_TYPES if name != "f16"]
+
+
+def plan_of(p: Pooling) -> Plan:
+    return record(MemoryWeight.of("table", rows_of(p, VOCABULARY)), attend_pools(p))
+
+
+@pytest.mark.parametrize(("p", "cache"), [*((p, F16_CACHE) for p in POOLING), *MORE], ids=str)
+def test_attention_is_that_of_the_reference(cpu: CpuBackend, p: Pooling, cache: CacheTypes) -> None:
+    plan, values = plan_of(p), rows_of(p, VOCABULARY)[:, : sum(p.heads.widths)]
+    ours, theirs = (Driver(bind(b, plan, rows=128, cache=cache), sequences=2) for b in (cpu, ReferenceBackend()))
+    slack = attention_slack(values, p.heads, p.listed(127), CACHE_TYPES[cache.values].blocks)
+    for batch in batches(STEPS):
+        np.testing.assert_allclose(ours.step(batch), theirs.step(batch), rtol=0, atol=slack)
+    for driver in (ours, theirs):
+        driver.executable.copy_blocks(driver.tables[0, :2], driver.tables[1, :2])
+        driver.lengths = [driver.lengths[0], 2 * BLOCK - 5]
+    (batch,) = batches([[(1, 30), (0, 2)]])
+    np.testing.assert_allclose(ours.step(batch), theirs.step(batch), rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize("p", [POOLING[0], POOLING[3]], ids=str)
+def test_a_row_that_sees_no_pool_has_the_bits_of_a_window(cpu: CpuBackend, p: Pooling) -> None:
+    """Positions before the end of the first pool, in a window over all of them; gathered or not."""
+    wide = replace(p, heads=replace(p.heads, window=p.every))
+    tokens = np.random.RandomState(2).randint(0, VOCABULARY, p.every - 1)
+    plain = record(MemoryWeight.of("table", rows_of(p, VOCABULARY)), attend(wide.heads))
+    found = [Driver(bind(cpu, plan, rows=128)).step([(0, tokens)]) for plan in (plan_of(wide), plain)]
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.fixture(scope="module")
+def backends() -> Iterator[list[CpuBackend]]:
+    made = [CpuBackend(1), CpuBackend(2), CpuBackend(3)]  # more than a small machine has
+    yield made
+    for backend in made:
+        backend.close()
+
+
+@pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
+@pytest.mark.parametrize("p", [replace(POOLING[0], count=120), *POOLING[2:5], POOLING[6]], ids=str)
+def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: Pooling, name: str) -> None:
+    """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
+    plan, cache, tokens = plan_of(p), CacheTypes(name, name), np.random.RandomState(1).randint(0, VOCABULARY, LONG)
+    bound = [bind(backend, plan, rows=LONG + 50, blocks=2 * (LONG // BLOCK + 1), cache=cache) for backend in backends]
+    truth = Driver(bound[0]).step([(0, tokens)])
+    assert len(np.unique(truth[:, 0])) > LONG // 2
+    for executable, cuts in zip(bound, ([1] * 6, [1, 7, 2, 20], [3, 1, 1, 30, 4]), strict=True):
+        driver = Driver(executable, sequences=2)
+        driver.step([(1, tokens[:50]), (0, tokens[: LONG - sum(cuts)])])
+        at = LONG - sum(cuts)
+        for count in cuts:
+            rows = driver.step([(1, tokens[:2]), (0, tokens[at : at + count])])[2:]
+            np.testing.assert_array_equal(rows, truth[at : at + count])
+            at += count
+    for executable in bound:
+        executable.close()
+
+
+@pytest.mark.parametrize("p", [POOLING[0], POOLING[4], POOLING[6]], ids=str)
+def test_blocks_are_read_and_written(cpu: CpuBackend, p: Pooling) -> None:
+    """One executable continues from what another stored, and refuses numbers that are not finite."""
+    plan, tokens = plan_of(p), np.random.RandomState(1).randint(0, VOCABULARY, 180)
+    for cache in (F16_CACHE, CacheTypes("q8_0", "q5_1")):
+        for backend in (cpu, ReferenceBackend()):
+            first, second = (Driver(bind(backend, plan, rows=200, cache=cache)) for _ in range(2))
+            truth = first.step([(0, tokens[:130])]), first.step([(0, tokens[130:])])
+            source: Executable = first.executable
+            for layer in range(len(plan.layers)):
+                content = source.read_blocks(layer, first.tables[0, :3])
+                assert content.any()
+                second.executable.write_blocks(layer, second.tables[0, :3], content)
+                with pytest.raises(BackendError, match="not finite"):
+                    second.executable.write_blocks(layer, second.tables[0, :3], np.full_like(content, 0xFF))
+            second.lengths[0] = 130
+            np.testing.assert_array_equal(second.step([(0, tokens[130:])]), truth[1])
+
+
+def test_a_layer_of_pools_takes_a_share_of_the_memory(cpu: CpuBackend) -> None:
+    """Keys of an indexer too; a decoding step reads the window, the pools that are chosen, and keys of all pools."""
+    p = POOLING[0]  # 4 positions to a pool, of which 5 are chosen; 24 and 16 numbers of 2 bytes
+    memory = cpu.bind(plan_of(p), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
+    of_row, of_key = 2 * (32 + 16), 2 * 20  # keys as rows are filled up to whole vectors
+    assert memory.read_after(400) - memory.weights_per_token == 9 * of_row + 20 * of_row // 4 + 400 * of_key // 4
+    blocks = [of_row * BLOCK, of_row * BLOCK // 4, of_key * BLOCK // 4]
+    assert memory.cache == 10 * sum(blocks)
+    everything = cpu.bind(plan_of(POOLING[4]), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
+    assert everything.read_after(400) - everything.weights_per_token == 40 * 128 + 400 * (128 // 100)
+    shared = cpu.bind(plan_of(POOLING[6]), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
+    assert shared.cache == 10 * BLOCK * (2 * 96 + 2 * 96 // 4 + of_key // 4)  # values are read in the keys
+    far = plan_of(POOLING[4]).layers[1]
+    assert isinstance(far, CacheLayer)
+    assert (far.every, far.selected, far.window) == (100, 0, 0)
