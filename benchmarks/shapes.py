@@ -26,6 +26,7 @@ from localllm.gguf import NewTensor, write_gguf
 
 Shapes = dict[str, tuple[int, ...]]
 MATRICES = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight", "attn_qkv.weight")
+EXACT = (".bias", "ffn_gate_inp.weight", "ssm_norm.weight", "_ape.weight", "_fn.weight")  # F32 in all files
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,7 @@ def tensors(model: Model, layers: int, seed: int) -> Iterator[NewTensor]:
     usual, better = ("Q8_0", "Q8_0") if model.experts else ("Q4_K", "Q6_K")
 
     def tensor(name: str, shape: tuple[int, ...], sensitive: bool) -> NewTensor:
-        if len(shape) == 1 or shape[-1] < 32 or name.endswith((".bias", "ffn_gate_inp.weight", "ssm_norm.weight")):
+        if len(shape) == 1 or shape[-1] < 32 or name.endswith(EXACT):
             low, high = (-1.0, -0.1) if name.endswith("ssm_a") else (0.9, 1.1) if "norm" in name else (-0.1, 0.1)
             numbers = random.uniform(low, high, shape).astype(np.float32)
             return NewTensor(name, "F32", shape, numbers.reshape(-1, shape[-1]).view(np.uint8))

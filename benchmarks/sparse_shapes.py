@@ -66,6 +66,39 @@ def _minimax(layer: int) -> Shapes:
     }  # fmt: skip
 
 
+POOLS = (4, 128)  # positions of a pool, by layer
+
+
+def _compressed(layer: int) -> Shapes:
+    """64 heads of 512 numbers read one row; pools of 4 overlap, and an indexer of 64 heads chooses some."""
+    heads, dim, rank, groups, streams, pool = 64, 512, 1024, 8, 4, POOLS[layer]
+    mixing = 2 * streams + streams * streams
+
+    def compressor(name: str, width: int) -> Shapes:
+        wide = width * (1 + (pool == POOLS[0]))
+        return {
+            **{f"{name}_{part}.weight": (wide, WIDTH) for part in ("kv", "gate")}, f"{name}_ape.weight": (pool, wide),
+            f"{name}_norm.weight": (width,),
+        }  # fmt: skip
+
+    indexer = {
+        **compressor("indexer_compressor", 128), "indexer.proj.weight": (64, WIDTH),
+        "indexer.attn_q_b.weight": (64 * 128, rank),
+    }  # fmt: skip
+    connections = {
+        f"hc_{part}_{name}.weight": shape
+        for part in ("attn", "ffn")
+        for name, shape in (("fn", (mixing, streams * WIDTH)), ("base", (mixing,)), ("scale", (3,)))
+    }
+    return {
+        "attn_norm.weight": (WIDTH,), "ffn_norm.weight": (WIDTH,), "attn_sinks.weight": (heads,),
+        "attn_q_a.weight": (rank, WIDTH), "attn_q_a_norm.weight": (rank,), "attn_q_b.weight": (heads * dim, rank),
+        "attn_kv.weight": (dim, WIDTH), "attn_kv_a_norm.weight": (dim,),
+        "attn_output_a.weight": (groups, rank, heads * dim // groups), "attn_output_b.weight": (WIDTH, groups * rank),
+        **compressor("attn_compressor", dim), **(indexer if pool == POOLS[0] else {}), **connections, **_fed(layer, 0),
+    }  # fmt: skip
+
+
 SPARSE = {
     "deepseek32": _latent(128, 1536, 128, 128, 64),
     "glm-dsa": _with_types(_latent(64, 2048, 192, 256, 32)),
@@ -78,5 +111,23 @@ SPARSE = {
             "attention.indexer.top_k": 16, "attention.indexer.block_size": 128, "attention.indexer.local_blocks": 1,
         },
         _minimax,
+    ),
+    "deepseek4": Model(
+        "deepseek4", 2, WIDTH, VOCABULARY,
+        {
+            **_MIXTURE, "leading_dense_block_count": 0, "expert_gating_func": 4, "attention.head_count": 64,
+            "attention.head_count_kv": 1, "attention.key_length": 512, "attention.value_length": 512,
+            "attention.q_lora_rank": 1024, "attention.output_group_count": 8, "attention.output_lora_rank": 1024,
+            "attention.sliding_window": 128, "attention.compress_ratios": np.array(POOLS, np.int32),
+            "attention.compress_rope_freq_base": 160000.0, "rope.dimension_count": 64, "rope.freq_base": 10000.0,
+            "attention.indexer.head_count": 64, "attention.indexer.key_length": 128, "attention.indexer.top_k": 512,
+            "hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 20,
+            "hyper_connection.epsilon": 1e-6, "swiglu_clamp_exp": np.full(2, 10.0, np.float32),
+            "swiglu_clamp_shexp": np.full(2, 10.0, np.float32),
+        },
+        _compressed,
+        extra={
+            "output_hc_fn.weight": (4, 4 * WIDTH), "output_hc_base.weight": (4,), "output_hc_scale.weight": (1,),
+        },
     ),
 }  # fmt: skip
