@@ -55,7 +55,7 @@ class Checkpoint(Closing):
             raise ConvertError(f"{folder}: not a folder; give a model folder as saved by transformers")
         config = read_config(folder)
         recipe, packing = _recipe(config), read_packing(config)
-        config = HfConfig(config.path, config.values, recipe.assumed(config))
+        config = recipe.said(config)
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")

@@ -27,8 +27,9 @@ class Sizes:
 
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
-Key = int | str | Callable[[HfConfig], Any] | None  # None: the file gets no such key
+Key = int | float | str | Callable[[HfConfig], Any] | None  # None: the file gets no such key
 TokenizerModel = Literal["", "gemma4"]
+RopeTensors = bool | Literal["whole"]
 Check = Callable[[HfConfig], str | None]  # returns why results would differ from transformers, or None
 
 
@@ -289,13 +290,14 @@ class Recipe:
     layer: Mapping[str, tuple[From, ...]]  # the first whose names exist is used
     norm_offset: float = 0.0  # added to the weights of norms
     plain_norms: tuple[str, ...] = ()  # but of these
-    rope_tensors: bool = False  # whether the file can store frequency factors
+    rope_tensors: RopeTensors = False  # whether the file can store frequency factors; whole: for heads rotated in part
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, Key] = field(default_factory=dict)  # other keys: a number, or where it is from
     checks: tuple[Check, ...] = ()
     head_dim: Callable[[HfConfig], int] | None = None  # width of the heads that see everything, if it differs
     when: Callable[[HfConfig], bool] | None = None  # of several recipes for a class, the first for which this holds
+    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # values in the words of transformers, for others
     top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
     tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
     templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
@@ -309,6 +311,11 @@ class Recipe:
     def assumed(self, config: HfConfig) -> dict[str, Any]:
         """Return the defaults for this config.json."""
         return {key: value(config) if callable(value) else value for key, value in self.defaults.items()}
+
+    def said(self, config: HfConfig) -> HfConfig:
+        """Return config.json in the words of transformers, with the defaults."""
+        values = {**config.values, **self.words(config)} if self.words is not None else config.values
+        return HfConfig(config.path, values, self.assumed(config))
 
     def prefixes(self, sizes: Sizes) -> list[str]:
         """Return what the names of a layer's tensors begin with, in the order of the file's layers."""

@@ -2,7 +2,8 @@
 
 For each there is what llama.cpp's converter makes of it: keys, shapes, and digests of F32 data.
 
-    python -m tests.localllm.convert.hf_own LLAMA_CPP    # makes data/hf_own.json.gz again, with llama.cpp's source
+    python -m tests.localllm.convert.hf_own LLAMA_CPP [MODEL...]    # makes data/hf_own.json.gz again with llama.cpp's
+                                                               # source, or these models in it
 
 That needs torch, transformers and sentencepiece.
 """
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tests.localllm.convert.hf_own_rwkv import RWKV
+from tests.localllm.convert.hf_programs import PROGRAMS
 from tests.localllm.convert.hf_synthetic import DATA, write_folder
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
 
@@ -114,6 +116,7 @@ OWN: dict[str, tuple[dict[str, Any], list[Any], str]] = {
         "spm",
     ),
     **RWKV,
+    **PROGRAMS,
 }  # fmt: skip
 
 
@@ -135,11 +138,19 @@ def read_expected() -> dict[str, dict[str, Any]]:
 
 
 _PROGRAM = """
-import runpy, sys
+import importlib, runpy, sys
+import transformers
+transformers.PreTrainedConfig.max_position_embeddings = 256  # it fails on scaled rotations of models it does not know
 source = sys.argv.pop(1)
 sys.path[:0] = [source, source + "/gguf-py"]
 import conversion.base
 conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "default"  # it knows real vocabularies alone
+for module, name in (("chatglm", "ChatGLMModel"), ("qwen", "QwenModel")):  # they need files that are tested elsewhere
+    model = getattr(importlib.import_module("conversion." + module), name)
+    model.set_vocab = model._set_vocab_gpt2
+from conversion.baichuan import BaichuanModel  # its change calls itself without end for all other tensors
+fused, plain = BaichuanModel.modify_tensors, conversion.base.TextModel.modify_tensors
+BaichuanModel.modify_tensors = lambda self, x, name, layer: (fused if "W_pack" in name else plain)(self, x, name, layer)
 sys.argv[0] = source + "/convert_hf_to_gguf.py"
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -166,6 +177,8 @@ def _expected(name: str, source: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    everything = {own: _expected(own, sys.argv[1]) for own in OWN}
+    kept = read_expected() if sys.argv[2:] else {}
+    wanted = set(sys.argv[2:]) or set(OWN)
+    everything = {own: _expected(own, sys.argv[1]) if own in wanted else kept[own] for own in OWN}
     text = json.dumps(everything, separators=(",", ":")).encode()
     (DATA / "hf_own.json.gz").write_bytes(gzip.compress(text, mtime=0))

@@ -178,6 +178,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "gemma4",
     ),
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT}, "gpt-2"),
+    "chatglm-glm": ("GlmConfig", {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True}, "llama3"),
     "glm4": ("Glm4Config", {"head_dim": 16}, "llama3"),
     "glm4moe": (
         "Glm4MoeConfig",
