@@ -41,7 +41,8 @@ def only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 class From:
     """Names below `model.layers.N.`, and the change that combines them to one tensor; `{}` in a name counts from 0.
 
-    The key in the table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`.
+    The key in the table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`; one that
+    ends with a dot has none.
     """
 
     names: tuple[str, ...]

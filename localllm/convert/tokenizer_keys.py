@@ -15,6 +15,8 @@ from localllm.convert.encoder_tokens import from_unigram, from_unigram_pieces, f
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.plain_bpe import as_fast
+from localllm.convert.plamo_tokens import FILE as PLAMO
+from localllm.convert.plamo_tokens import from_plamo
 from localllm.convert.recipe import TokenizerModel
 from localllm.convert.sentencepiece import UNIGRAM, read_pieces
 from localllm.convert.special import special_keys
@@ -36,6 +38,7 @@ _INCOMPLETE = {  # classes of programs, which are not run
     "ChatGLMTokenizer": "the special tokens of ChatGLM 2 and 3 are in the tokenizer's program alone, which is not run; "
     "save a fast tokenizer (tokenizer.json) into the folder, or take a GGUF file",
 }
+_OWN_FILES = {WORLD: from_world, PLAMO: from_plamo}
 _ENCODERS = {"WordPiece": from_wordpiece, "Unigram": from_unigram}
 
 
@@ -85,8 +88,9 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
     if pieces is not None and not by_bytes and not (files.fast and kind):
         found = read_pieces(pieces)
         return (from_unigram_pieces if found.kind == UNIGRAM else from_pieces)(found, files)
-    if not files.fast and (files.folder / WORLD).is_file():
-        return from_world(files)
+    for name_of_file, convert in _OWN_FILES.items():
+        if not files.fast and (files.folder / name_of_file).is_file():
+            return convert(files)
     if not files.fast:
         raise ConvertError(
             f"{files.folder}: holds no tokenizer.json and no tokenizer.model; load its tokenizer with transformers "

@@ -56,11 +56,12 @@ def _weights(shapes: Shapes, prefix: str = "", suffix: str = ".weight") -> list[
 def _case(
     of_class: str, config: dict[str, Any], top: Shapes, layer: Shapes, biases: tuple[str, ...] = (),
     prefix: str = "model.layers.{}.", tokenizer: str = "qwen2", layers: int = LAYERS, first: Shapes | None = None,
+    others: dict[int, Shapes] | None = None,
 ) -> Case:  # fmt: skip
-    """Return a case. `first` are the tensors of layer 0, if they differ; matrices in `biases` have one."""
+    """Return a case. `first` are tensors of layer 0, `others` of any, if they differ; `biases` name what has one."""
     tensors = _weights(top) + _weights({x: top[x][-1:] for x in biases if x in top}, "", ".bias")
     for n in range(layers):
-        own = first if first is not None and n == 0 else layer
+        own = first if first is not None and n == 0 else (others or {}).get(n, layer)
         tensors += _weights(own, prefix.format(n))
         tensors += _weights({x: own[x][-2:-1] or own[x] for x in biases if x in own}, prefix.format(n), ".bias")
     return {"architectures": [of_class], "model_type": of_class.lower(), **config}, tensors, tokenizer
@@ -88,6 +89,38 @@ _LING2_CONFIG = {
     "routed_scaling_factor": 2.5, "moe_router_enable_expert_bias": True,
 }  # fmt: skip
 _LING2_SPARSE: Shapes = {**_LING_SPARSE, **_LING2, "mlp.gate.expert_bias.": [4]}
+
+_STEP_ATTENTION: Shapes = {
+    **_NORMS, **_HEAD_NORMS, **_ATTENTION, "self_attn.g_proj": [HEADS, WIDTH],
+}  # fmt: skip
+_STEP_WIDE: Shapes = {
+    **_STEP_ATTENTION, "self_attn.q_proj": [6 * HEAD, WIDTH], "self_attn.o_proj": [WIDTH, 6 * HEAD],
+    "self_attn.g_proj": [6, WIDTH], "moe.gate": [4, WIDTH], "moe.router_bias.": [4],
+    **{f"moe.{x}": [4, *shape] for x, shape in _SMALL_MLP.items()}, **_below("share_expert.", _SMALL_MLP),
+}  # fmt: skip
+_PLAMO_NORMS: Shapes = {
+    x: [WIDTH] for x in ("pre_mixer_norm", "post_mixer_norm", "pre_mlp_norm", "post_mlp_norm")
+}  # fmt: skip
+_PLAMO_MLP: Shapes = {"mlp.gate_up_proj": [2 * FFN, WIDTH], "mlp.down_proj": [WIDTH, FFN]}
+_PLAMO_MIXER: Shapes = {"mixer.qkv_proj": [_FUSED, WIDTH], "mixer.o_proj": [WIDTH, WIDTH]}
+_MAMBA: Shapes = {  # 2 heads
+    "mixer.in_proj": [4 * HEAD, WIDTH], "mixer.conv1d": [2 * HEAD, 1, 4], "mixer.bcdt_proj": [64 + 2 * 16, 2 * HEAD],
+    "mixer.dt_proj": [2, 64], "mixer.dt_bias.": [2], "mixer.A_log.": [2], "mixer.D.": [2],
+    "mixer.dt_norm_weight.": [64], "mixer.B_norm_weight.": [16], "mixer.C_norm_weight.": [16],
+    "mixer.out_proj": [WIDTH, 2 * HEAD],
+}  # fmt: skip
+_DECI_BLOCKS = [
+    {"attention": {"n_heads_in_group": n, "replace_with_linear": False}, "ffn": {"ffn_mult": x}}
+    for n, x in ((2, 2.0), (4, 13.0))
+]  # fmt: skip
+
+
+def _deci(keys: int, ffn: int) -> Shapes:
+    kv: Shapes = {f"self_attn.{x}_proj": [keys * HEAD, WIDTH] for x in "kv"}
+    return {
+        **_NORMS, **_Q, **kv, "mlp.gate_proj": [ffn, WIDTH], "mlp.up_proj": [ffn, WIDTH], "mlp.down_proj": [WIDTH, ffn],
+    }  # fmt: skip
+
 
 PROGRAMS: dict[str, Case] = {
     "arctic": _case(
@@ -268,5 +301,58 @@ PROGRAMS: dict[str, Case] = {
     "xverse": _case(
         "XverseForCausalLM", {**_COMMON, **_TOKENS, "num_key_value_heads": None}, _TOP,
         {**_NORMS, **_ALL_HEADS, **_below("mlp.", _MLP)}, tokenizer="spm",
+    ),
+    "deci": _case(
+        "DeciLMForCausalLM", {**_COMMON, **_TOKENS, "num_key_value_heads_per_layer": [1, 2]}, _TOP, _deci(2, FFN),
+        first=_deci(1, FFN),
+    ),
+    "deci-blocks": _case(
+        "DeciLMForCausalLM",
+        {**_COMMON, **_TOKENS, "intermediate_size": None, "block_configs": _DECI_BLOCKS, "num_key_value_heads": None,
+         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                          "original_max_position_embeddings": 32}},
+        _TOP, _deci(1, 512), first=_deci(2, 256),
+    ),
+    "plamo2": _case(
+        "Plamo2ForCausalLM",
+        {**_COMMON, **_TOKENS, "num_hidden_layers": 3, "hidden_size_per_head": HEAD, "mamba_num_heads": 2,
+         "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_step": 3, "attention_window_size": 256,
+         "full_attention_idx": []},
+        _TOP, {**_PLAMO_NORMS, **_PLAMO_MLP, **_MAMBA}, prefix="model.layers.layers.{}.", tokenizer="plamo", layers=3,
+        others={1: {**_PLAMO_NORMS, **_PLAMO_MLP, **_PLAMO_MIXER, "mixer.q_weight.": [HEADS, HEAD],
+                    "mixer.k_weight.": [KV, HEAD]}},
+    ),
+    "plamo3": _case(
+        "Plamo3ForCausalLM",
+        {**_COMMON, **_TOKENS, "head_dim": HEAD, "window_size": 8, "sliding_window_pattern": 2,
+         "rope_local_theta": 10000},
+        _TOP, {**_PLAMO_NORMS, **_PLAMO_MLP, **_PLAMO_MIXER, "mixer.q_norm": [HEAD], "mixer.k_norm": [HEAD]},
+        prefix="model.layers.layers.{}.", tokenizer="plamo",
+    ),
+    "spark2_5": _case(
+        "Spark2_5ForCausalLM",
+        {**_COMMON, **_TOKENS, "hidden_act": "gelu", "head_dim": HEAD, "sliding_window": 8,
+         "layer_types": ["sliding_attention", "full_attention"], "gate_attn_act_mode": "sigmoid",
+         "headwise_attn_output_gate": True,
+         "rope_parameters": {
+             "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}},
+        _TOP,
+        {**_NORMS, "self_attn.q_k_v_proj": [_FUSED, WIDTH], "self_attn.g_proj": [HEADS, WIDTH],
+         "self_attn.o_proj": [WIDTH, WIDTH], **_below("mlp.", _MLP)},
+    ),
+    "step35-program": _case(
+        "Step3p5ForCausalLM",
+        {**_COMMON, **_TOKENS, "hidden_act": None, "head_dim": HEAD, "num_key_value_heads": None,
+         "num_attention_groups": KV, "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": KV},
+         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 8,
+         "rope_theta": [5e6, 1e4, 1e4], "partial_rotary_factors": [0.5, 1.0, 1.0], "num_nextn_predict_layers": 0,
+         "rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0,
+                          "original_max_position_embeddings": 64},
+         "num_hidden_layers": 3, "moe_layers_enum": "1,2", "moe_num_experts": 4, "moe_top_k": 2,
+         "moe_intermediate_size": 24, "share_expert_dim": 24, "moe_router_scaling_factor": 3.0,
+         "norm_expert_weight": True, "moe_router_activation": "sigmoid", "use_head_wise_attn_gate": True,
+         "zero_centered": True, "swiglu_limits": [0.0, 0.0, 7.0], "swiglu_limits_shared": [0.0, 0.0, 16.0]},
+        _TOP, _STEP_WIDE, layers=3, first={**_STEP_ATTENTION, **_below("mlp.", _MLP)},
     ),
 }  # fmt: skip

