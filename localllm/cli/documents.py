@@ -71,12 +71,20 @@ def files_alone() -> str:
     return textwrap.fill(", ".join(sorted(set(ARCHITECTURES) - set(RECIPES))), 120, break_on_hyphens=False)
 
 
+def classes() -> str:
+    """Return the classes, by transformers' names, whose folders can be converted."""
+    from localllm.convert.recipes import BY_CLASS
+
+    return textwrap.fill(", ".join(sorted(BY_CLASS)), 120, break_on_hyphens=False)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "formats": formats,
     "architectures": architectures,
     "tokenizers": tokenizers,
     "pre-tokenizers": pre_tokenizers,
     "files alone": files_alone,
+    "classes": classes,
     "commands": commands,
     "presets": presets,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,6 +44,7 @@ _EXACT = (
     *("indexer.proj", "indexer.q_proj", "indexer.k_proj", "time_mix_first", "time_mix_lerp_fused"),
     *("time_mix_w1", "time_mix_w2", "time_mix_decay_w"),
 )
+_TABLES = (".ffn_gate_tid2eid.weight",)  # of integers
 _WITH_DENSE = ("gemma-embedding",)  # architectures whose files hold dense layers behind the pooling
 
 
@@ -78,6 +80,8 @@ class Checkpoint(Closing):
                 made = [*recipe.mapped.output(whole, config), *rope.tensors]
             else:
                 shelf = Shelf(shards, layers, packing)
+                if (unread := recipe.unread) is not None:
+                    shelf.drop(lambda name: unread(name, config))
                 numbers = {key: _numbers(shelf, name, layers) for key, name in recipe.numbers.items()}
                 numbers |= _integers(shelf, recipe, layers)
                 made, notes = list(_tensors(shelf, recipe, sizes, rope.tensors)), [*shelf.notes, *notes]
@@ -135,8 +139,11 @@ def _recipe(config: HfConfig) -> Recipe:
     name = class_of(config)
     rows = BY_CLASS.get(name)
     if rows is None:
+        near = get_close_matches(name[:80], BY_CLASS, 3)
+        similar = f"similar classes that can be: {', '.join(near)}; " if near else ""
         raise ConvertError(
-            f"{config.path}: architecture '{printable(name)}' cannot be converted; supported: {', '.join(BY_CLASS)}"
+            f"{config.path}: class '{printable(name)}' cannot be converted; take a GGUF file of the model ({similar}"
+            "docs/architectures.md lists all)"
         )
     return next(row for row in rows if row.when is None or row.when(config))
 
@@ -163,7 +170,10 @@ def _dropped(modules: tuple[Module, ...], recipe: Recipe) -> list[str]:
 def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:
     """Return all tensors of the file: the embedding, computed ones, layer by layer, the output."""
     origins = {**_TOP, **recipe.top}
-    top = {key: list(_made(shelf, recipe, sizes, "", key, (origin,))) for key, origin in origins.items()}
+    top = {
+        key: list(_made(shelf, recipe, sizes, "", key, (origin,) if isinstance(origin, From) else origin))
+        for key, origin in origins.items()
+    }
     if not top["token_embd"]:
         raise ConvertError("tensor 'model.embed_tokens.weight' is missing; download the model again")
     if top["output"] and t.alike(top["output"][0], top["token_embd"][0]):
@@ -221,6 +231,8 @@ def _made(
 
 def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
     """Choose the output format: F32 for what llama.cpp reads only so, vectors, norms, routers and convolutions."""
+    if tensor.format == "I32" and tensor.name.endswith(_TABLES):
+        return tensor
     if tensor.format not in (*t.FLOATS, "MXFP4"):
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; supported: F32, F16, BF16, F64 and FP8")
     name = tensor.name

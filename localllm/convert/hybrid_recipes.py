@@ -37,7 +37,7 @@ def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
     return found
 
 
-def _attends(config: HfConfig) -> np.ndarray:
+def kimi_attends(config: HfConfig) -> np.ndarray:
     """Return which layers of Kimi Linear have attention: by `layer_types`, by `linear_attn_config`, or every fourth."""
     found, own, layers = is_kind("full_attention")(config), own_table(config), config.needed("num_hidden_layers")
     if found is not None:
@@ -93,7 +93,7 @@ def _slopes(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.computed(parts[0], np.exp)
 
 
-def _second(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def second(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     """Return the second tensor; the first only tells the kind of the layer, where both kinds have the second."""
     return parts[1]
 
@@ -113,7 +113,7 @@ LATENT_KEYS: dict[str, Key] = {
 }
 _KIMI_KEYS: dict[str, Key] = {
     **LATENT_KEYS,
-    "attention.head_count_kv": lambda config: _attends(config).astype(np.int32),
+    "attention.head_count_kv": lambda config: kimi_attends(config).astype(np.int32),
     "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
     "kda.head_dim": of_own("linear_head_dim", "head_dim"),
 }
@@ -131,7 +131,7 @@ KDA: Layer = {
     "ssm_g_b": taken("self_attn.g_b_proj"),
     "ssm_norm": taken("self_attn.o_norm"),
 }
-_KIMI: Layer = {
+KIMI: Layer = {
     **{key: source for key, source in of.LATENT.items() if key not in {**of.GATED, **of.CORRECTED}},
     **KDA,
     # transformers saves the dense layers as if they were experts
@@ -178,12 +178,12 @@ def _below(layer: Layer, old: str, new: str) -> Layer:
 _LING: Layer = {
     **_below({key: source for key, source in of.LATENT.items() if key != "attn_output"}, "self_attn.", "attention."),
     "attn_output": taken("attention.dense"),
-    "attn_gate.weight": (From(("attention.kv_a_layernorm.weight", "attention.g_proj.weight"), _second),),
+    "attn_gate.weight": (From(("attention.kv_a_layernorm.weight", "attention.g_proj.weight"), second),),
     **_below({"attn_k": KDA["attn_k"], "attn_v": KDA["attn_v"], **_CONVOLVED}, "self_attn.", "attention."),
     "ssm_a": taken("attention.A_log", in_turn(column, _slopes)),
     "ssm_dt.bias": taken("attention.dt_bias"),
     "ssm_f_a": taken("attention.f_proj"),
-    "ssm_g_a.weight": (From(("attention.A_log", "attention.g_proj.weight"), _second),),
+    "ssm_g_a.weight": (From(("attention.A_log", "attention.g_proj.weight"), second),),
     "ssm_beta": taken("attention.b_proj"),
     "ssm_norm": taken("attention.o_norm"),
     "exp_probs_b.bias": taken("mlp.gate.expert_bias"),
@@ -245,7 +245,7 @@ _MINIMAX_KEYS: dict[str, Key] = {
 
 ROWS = (
     Recipe(
-        "kimi-linear", ("KimiLinearForCausalLM",), _KIMI, keys=_KIMI_KEYS,
+        "kimi-linear", ("KimiLinearForCausalLM",), KIMI, keys=_KIMI_KEYS,
         defaults={"max_position_embeddings": named("model_max_length", "max_position_embeddings")},
         checks=(must_be("moe_renormalize", True), must_be("moe_router_activation_func", "sigmoid"), one_count),
     ),

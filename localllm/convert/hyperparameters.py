@@ -53,6 +53,7 @@ _ACTIVATIONS = {
     "gelu": ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast"),
     "relu2": ("relu2", "sqrelu"),
     "xielu": ("xielu",),
+    "situ": ("situ",),
     "swiglu_oai": ("swigluoai", "silu"),  # transformers computes it whatever the name
 }
 
@@ -101,7 +102,7 @@ def _further(config: HfConfig, of: Key) -> Any:
 
 def _check(config: HfConfig, recipe: Recipe) -> None:
     architecture = ARCHITECTURES[recipe.name]
-    known = _ACTIVATIONS[architecture.unit or architecture.activation]
+    known = _ACTIVATIONS["situ" if architecture.limits == "situ" else architecture.unit or architecture.activation]
     known += _ACTIVATIONS["silu"] if architecture.activation_key else ()
     activation = config.get("hidden_activation", "hidden_act")
     if activation is not None and activation not in known:
@@ -117,7 +118,7 @@ _KINDS = ("sliding_attention", "full_attention", "indexed_attention")
 def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
     """Return the window and its layers, for architectures with sliding windows."""
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
-    if sliding is None or window is None:
+    if sliding is None or window is None or "attention.sliding_window_pattern" in recipe.keys:
         return {}
     layers = config.needed("num_hidden_layers")
     kinds = config.get("layer_types")

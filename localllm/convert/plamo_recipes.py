@@ -95,10 +95,13 @@ ROWS = (
     ),
     Recipe(
         "plamo3", ("Plamo3ForCausalLM", "PLaMo3ForCausalLM"), _PLAMO3, norm_offset=1.0, layers=_layers,
-        keys={"attention.sliding_window_pattern": "sliding_window_pattern"},
+        keys={
+            "attention.sliding_window": lambda config: config.integer("window_size", "sliding_window"),
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+        },
         checks=(must_be("rope_scaling_factor", 1), must_be("rope_scaling", None)),
         defaults={
-            "sliding_window": lambda config: config.integer("window_size"), "sliding_window_pattern": 8,
+            "sliding_window_pattern": 8,
             "rope_local_base_freq": lambda config: config.real("rope_local_theta"),
         },
     ),

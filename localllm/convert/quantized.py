@@ -1,7 +1,8 @@
-"""Quantized weights of folders: what config.json says of them, and packed integers as numbers.
+"""Quantized weights of folders: what config.json says of them, and packed numbers as matrices.
 
 compressed-tensors (pack-quantized) stores a matrix (rows, columns) as unsigned integers in 32-bit words, the first in
 the lowest bits. A number is (integer - middle - zero point) * scale of its group of columns; the middle is 2^(bits-1).
+Its mxfp4-pack-quantized stores bytes of two codes and scales (rows, columns / 32), as DeepSeek 4 and gpt-oss do.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from localllm.printable import printable
 
 I32 = NDArray[np.int32]
 
-_PACKED = "compressed-tensors pack-quantized"
-_READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized", _PACKED)
+_PACKED, _PACKED_FP4 = "compressed-tensors pack-quantized", "compressed-tensors mxfp4-pack-quantized"
+_READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized", _PACKED, _PACKED_FP4)
 _BITS = (2, 4, 8)  # widths that fill a word; libraries disagree about how others are packed
 _MAX_SIDE = 1 << 31  # of a matrix
+_EXPERT = ".experts."  # part of the names of experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Packing:
 
     fp8_blocks: tuple[int, int] | None = None  # rows and columns of FP8 that share a scale; None: not told
     schemes: tuple[tuple[int, int], ...] = ()  # bits, and columns that share a scale (0: all), of packed integers
+    fp4: bool = False  # whether they are packed as MXFP4 instead
 
 
 def read_packing(config: HfConfig) -> Packing:
@@ -50,6 +53,9 @@ def read_packing(config: HfConfig) -> Packing:
             "made of"
         )
     inner = config.below("quantization_config", packing)
+    if method == _PACKED_FP4:
+        _check_fp4(inner)
+        return Packing(fp4=True)
     return Packing(_fp8_blocks(inner), tuple(_schemes(inner)) if method == _PACKED else ())
 
 
@@ -62,13 +68,26 @@ def _fp8_blocks(packing: HfConfig) -> tuple[int, int] | None:
     return sizes[0], sizes[1]
 
 
-def _schemes(packing: HfConfig) -> Iterator[tuple[int, int]]:
+def _weights(packing: HfConfig) -> Iterator[HfConfig]:
+    """Return what each group of matrices says of their weights."""
     groups = packing.table("config_groups")
     if not groups:
         raise packing.error("config_groups", None, "the bits and the group size of the weights")
     for name, group in groups.items():
         values = group.get("weights") if isinstance(group, dict) else None
-        weights = packing.below(f"config_groups {printable(name)}", values if isinstance(values, dict) else {})
+        yield packing.below(f"config_groups {printable(name)}", values if isinstance(values, dict) else {})
+
+
+def _check_fp4(packing: HfConfig) -> None:
+    """Require what MXFP4 is: codes of 4 bits, and a scale for 32 of them."""
+    for weights in _weights(packing) if packing.get("config_groups") else ():
+        for name, expected in (("num_bits", 4), ("type", "float"), ("group_size", 32)):
+            if (found := weights.get(name)) != expected:
+                raise weights.error(name, found, f"{expected}, as in MXFP4")
+
+
+def _schemes(packing: HfConfig) -> Iterator[tuple[int, int]]:
+    for weights in _weights(packing):
         bits, kind = weights.needed("num_bits"), weights.get("type") or "int"
         if kind != "int" or bits not in _BITS:
             raise weights.error("num_bits", f"{bits} ({printable(str(kind))})", f"int of {_BITS} bits")
@@ -76,6 +95,12 @@ def _schemes(packing: HfConfig) -> Iterator[tuple[int, int]]:
         if strategy not in ("group", "channel", "tensor"):
             raise weights.error("strategy", strategy, "group, channel or tensor")
         yield bits, weights.needed("group_size") if strategy == "group" else 0
+
+
+def fp4(codes: LazyTensor, scales: LazyTensor, name: str) -> LazyTensor:
+    """Return a matrix: MXFP4 for an expert, F32 for others, whose rows and columns may have to be reordered."""
+    matrix = t.renamed(t.mxfp4(codes, scales), name)
+    return matrix if _EXPERT in name else t.expanded(matrix)
 
 
 def unpack(take: Callable[[str], LazyTensor | None], base: str, schemes: tuple[tuple[int, int], ...]) -> LazyTensor:

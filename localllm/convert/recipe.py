@@ -299,7 +299,9 @@ class Recipe:
     head_dim: Callable[[HfConfig], int] | None = None  # width of the heads that see everything, if it differs
     when: Callable[[HfConfig], bool] | None = None  # of several recipes for a class, the first for which this holds
     words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # values in the words of transformers, for others
-    top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
+    # sources outside of layers, if they differ
+    top: Mapping[str, From | tuple[From, ...]] = field(default_factory=dict)
+    unread: Callable[[str, HfConfig], bool] | None = None  # tensors of the folder that no model reads
     tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
     templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
     whole_keys: Mapping[str, Any] = field(default_factory=dict)  # keys without the architecture's prefix

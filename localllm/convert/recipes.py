@@ -4,10 +4,13 @@ the assumptions of the GGUF architecture, which config.json must meet."""
 from __future__ import annotations
 
 from localllm.convert import (
+    deepseek_recipes,
     diffusion_recipes,
     encoder_recipes,
     gemma_recipes,
+    grove_recipes,
     hybrid_recipes,
+    kimi_recipes,
     mamba_recipes,
     newer_recipes,
     older_recipes,
@@ -254,8 +257,9 @@ _ALL = (
     *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
     *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
     *hybrid_recipes.ROWS, *t5_recipes.ROWS, *sparse_recipes.ROWS, *stream_recipes.ROWS,
-    *diffusion_recipes.ROWS, *rwkv_recipes.ROWS, *qwen4_recipes.ROWS,
-    *program_recipes.ROWS, *program_expert_recipes.ROWS, *program_newer_recipes.ROWS, *plamo_recipes.ROWS,
+    *diffusion_recipes.ROWS, *rwkv_recipes.ROWS, *qwen4_recipes.ROWS, *deepseek_recipes.ROWS, *kimi_recipes.ROWS,
+    *grove_recipes.ROWS, *program_recipes.ROWS, *program_expert_recipes.ROWS, *program_newer_recipes.ROWS,
+    *plamo_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

@@ -18,6 +18,8 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import RopeTensors
 from localllm.convert.tensor import LazyTensor, plain
 
+_KINDS_OF_FULL = ("full_attention", "indexed_attention", "compress")  # names of tables in rope_parameters
+
 GGUFKeys = dict[str, Any]  # below the architecture's prefix
 
 
@@ -55,7 +57,7 @@ def rope_of(config: HfConfig, head_dim: int, tensors_allowed: RopeTensors) -> Ro
     """Return keys, tensors and notes; ConvertError for a type that is unknown or that the architecture cannot hold."""
     parameters = config.table("rope_parameters", "rope_scaling")
     sliding: dict[str, Any] = {}
-    kind_of_full = next((kind for kind in ("full_attention", "indexed_attention") if kind in parameters), None)
+    kind_of_full = next((kind for kind in _KINDS_OF_FULL if kind in parameters), None)
     if kind_of_full is not None:
         whole = config.below("rope_parameters", parameters)
         parameters, sliding = whole.table(kind_of_full), whole.table("sliding_attention")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
-from localllm.convert.quantized import Packing, unpack
+from localllm.convert.quantized import Packing, fp4, unpack
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
@@ -20,7 +20,7 @@ _PREFIXES = (
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
     r"(model\.)?(vit|vision(_(tower|model|encoder|adapter|projection))?|visual|vit_large_projector|multi_modal_projector|"
-    r"mm_projector|patch_merge_mlp|audio_(tower|encoder)|embed_vision|embed_audio|mlp_AR)\."
+    r"mm_projector|patch_merge_mlp|audio_(tower|encoder)|embed_vision|embed_audio|mlp_AR|aligner|image_\w+)(\.|$)"
 )
 _DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")
 _HYPER = ".hc_pre."  # a part of the names of Hunyuan 4's hyper-connections; transformers saves it in another place
@@ -30,8 +30,9 @@ _COMPUTED = (
     ".relative_pe.slopes", "attention.masked_bias", ".attn.masked_bias", ".attn.bias", ".slope_rate", ".query_decay",
     ".key_decay", ".diagonal_decay",
 )  # fmt: skip
-_FP8_SCALES = ("weight_scale_inv", "weight_scale")
+_FP8_SCALES = ("weight_scale_inv", "weight_scale", "scale")
 _FP8_OTHERS = ("activation_scale", "input_scale")
+_BYTES = ("I8", "U8")  # formats of two codes of four bits
 _PACKED = ".weight_packed"
 _NOT_PACKED = Packing()
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -45,6 +46,7 @@ class Shelf:
         self.notes: list[str] = []
         self._tensors = dict(self._named(shards, layers))
         self._apply_fp8_scales(packing.fp8_blocks)
+        self._apply_fp4_scales()
         self._unpack(packing)
         self._counts: dict[tuple[str, str], int] = {}  # layer's name, with {} for a number: 1 + the highest number
         for name in self._tensors:
@@ -83,18 +85,37 @@ class Shelf:
             scale = next((base + s for s in _FP8_SCALES if base + s in self._tensors), None)
             if scale is None:
                 raise ConvertError(f"{printable(name)}: is in FP8, but its scale {base}{_FP8_SCALES[0]} is missing")
-            scales = t.as_float32(self._tensors.pop(scale))
+            stored = self._tensors.pop(scale)
+            scales = t.powers(stored) if stored.format == "F8_E8M0" else t.as_float32(stored)
             self._tensors[name] = t.scaled_fp8(self._tensors[name], scales, blocks)
             for other in _FP8_OTHERS:
                 self._tensors.pop(base + other, None)
 
+    def _apply_fp4_scales(self) -> None:
+        """Take pairs of codes with the scales beside them, in DeepSeek 4's names, as matrices."""
+        for name in [name for name, tensor in self._tensors.items() if tensor.format in _BYTES]:
+            if name.endswith(".weight") and (scales := self._tensors.pop(name.removesuffix("weight") + "scale", None)):
+                self._tensors[name] = fp4(self._tensors[name], scales, name)
+
     def _unpack(self, packing: Packing) -> None:
         for name in [name for name in self._tensors if name.endswith(_PACKED)]:
             base = name.removesuffix(_PACKED)
-            weight = unpack(lambda part: self._tensors.pop(part, None), base, packing.schemes)
+            weight = self._unpacked(base, packing)
             if weight.name in self._tensors:
                 raise ConvertError(f"tensor '{printable(weight.name)}' is there packed and unpacked")
             self._tensors[weight.name] = weight
+
+    def _unpacked(self, base: str, packing: Packing) -> LazyTensor:
+        if not packing.fp4:
+            return unpack(lambda part: self._tensors.pop(part, None), base, packing.schemes)
+        codes, scales = self._tensors.pop(base + _PACKED), self._tensors.pop(f"{base}.weight_scale", None)
+        if scales is None:
+            raise ConvertError(f"tensor '{printable(base)}.weight_scale' is missing; download the model again")
+        return fp4(codes, scales, f"{base}.weight")
+
+    def drop(self, unread: Callable[[str], bool]) -> None:
+        """Leave out the tensors that no model reads."""
+        self._tensors = {name: tensor for name, tensor in self._tensors.items() if not unread(name)}
 
     def take(self, prefix: str, names: tuple[str, ...]) -> list[LazyTensor] | None:
         """Take the tensors with these names (`{}` counts as far as the folder goes); None if the first is missing."""

@@ -22,7 +22,8 @@ def special_keys(
     """Return ids, add_bos_token and add_eos_token; `keys` already holds the tokens."""
     tokens: list[str] = keys[_KEY + "tokens"]
     ids = {text: i for i, text in reversed(list(enumerate(tokens)))}
-    generation = _optional(folder / "generation_config.json")
+    # as transformers takes it from config.json where there is no file of its own
+    generation = _optional(folder / "generation_config.json") or {"eos_token_id": config.get("eos_token_id")}
     table = _optional(folder / "special_tokens_map.json")
     texts = {role: _text(settings.get(f"{role}_token")) or _text(table.get(f"{role}_token")) for role in _ROLES}
     first, last = _around(fast)

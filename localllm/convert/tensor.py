@@ -146,6 +146,17 @@ def computed(tensor: LazyTensor, function: Callable[[NDArray[np.float32]], NDArr
     return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
 
 
+def multiplied(one: LazyTensor, other: LazyTensor) -> LazyTensor:
+    """Multiply two F32 tensors of one shape, number by number."""
+    if (one.shape, one.format) != (other.shape, other.format):
+        raise ConvertError(f"{other.name}: is {other.shape}, but {one.name} is {one.shape}; expected the same")
+
+    def read(start: int, stop: int) -> U8:
+        return (one.read(start, stop).view(np.float32) * other.read(start, stop).view(np.float32)).view(np.uint8)
+
+    return replace(one, _read=read)
+
+
 def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Stack tensors (rows, columns) to (count, rows, columns), or (n,) to (count, n)."""
     first = tensors[0]
@@ -249,20 +260,58 @@ def as_float32(tensor: LazyTensor, offset: float = 0.0) -> LazyTensor:
     return computed(tensor, lambda values: values + np.float32(offset))
 
 
+def as_int32(tensor: LazyTensor) -> LazyTensor:
+    """Convert I64 to I32; a read raises ConvertError for a number that does not fit."""
+    if tensor.format == "I32":
+        return tensor
+    if tensor.format != "I64":
+        raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected I32 or I64")
+
+    def read(start: int, stop: int) -> U8:
+        numbers = tensor.read(start, stop).view(np.int64)
+        small = numbers.astype(np.int32)
+        if (small != numbers).any():
+            raise ConvertError(f"{tensor.name}: holds {numbers[small != numbers][0]}, which is no 32-bit number")
+        return small.view(np.uint8)
+
+    return replace(tensor, format="I32", row_bytes=4 * tensor.shape[-1], _read=read)
+
+
+def powers(tensor: LazyTensor) -> LazyTensor:
+    """Convert F8_E8M0 to F32: a byte is an exponent of 2 plus 127, and 255 no number."""
+
+    def read(start: int, stop: int) -> U8:
+        return _E8M0[tensor.read(start, stop)].view(np.uint8)
+
+    return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
+
+
+def expanded(tensor: LazyTensor) -> LazyTensor:
+    """Return the values of a quantized tensor, as F32."""
+
+    def read(start: int, stop: int) -> U8:
+        return quant.dequantize(tensor.read(start, stop), tensor.format).view(np.uint8)
+
+    return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
+
+
 def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
-    """Repack gpt-oss's codes U8 (..., rows, n, 16) and scales U8 (..., rows, n) to MXFP4 (..., rows, 32 n).
+    """Repack bytes (..., rows, n, 16) or (..., rows, 16 n) and scales (..., rows, n) to MXFP4 (..., rows, 32 n).
 
     A byte of the checkpoint holds two neighbours, the first in its low half; a byte of ggml holds weights i and i + 16.
     """
-    if blocks.format != "U8" or scales.format != "U8" or blocks.shape != (*scales.shape, MXFP4_BLOCK // 2):
+    n, half = scales.shape[-1], MXFP4_BLOCK // 2
+    joined = blocks.shape == (*scales.shape[:-1], n * half)
+    known = blocks.format in ("U8", "I8") and scales.format in ("U8", "F8_E8M0")
+    if not known or not (joined or blocks.shape == (*scales.shape, half)):
         raise ConvertError(
-            f"{blocks.name}: {blocks.format} {blocks.shape} with scales {scales.format} {scales.shape}; expected U8 "
-            "codes (..., 16) and one U8 scale for each 16 of them"
+            f"{blocks.name}: {blocks.format} {blocks.shape} with scales {scales.format} {scales.shape}; expected "
+            "bytes of two codes, and one byte of scale for each 16 of them"
         )
-    n = scales.shape[-1]
+    each = 1 if joined else n  # rows of codes in a row of weights
 
     def read(start: int, stop: int) -> U8:
-        codes = blocks.read(start * n, stop * n)  # (blocks, 16)
+        codes = blocks.read(start * each, stop * each).reshape(-1, half)  # (blocks, 16)
         weights = np.stack([codes & 15, codes >> 4], axis=-1).reshape(-1, MXFP4_BLOCK)
         packed = weights[:, :16] | weights[:, 16:] << 4
         out = np.concatenate([scales.read(start, stop).reshape(-1, 1), packed], axis=1)
@@ -311,3 +360,4 @@ def _e4m3() -> NDArray[np.float32]:
 
 
 _E4M3 = _e4m3()
+_E8M0 = np.append(np.ldexp(np.float32(1), np.arange(-127, 128)), np.float32(np.nan)).astype(np.float32)

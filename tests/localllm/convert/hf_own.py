@@ -2,8 +2,8 @@
 
 For each there is what llama.cpp's converter makes of it: keys, shapes, and digests of F32 data.
 
-    python -m tests.localllm.convert.hf_own LLAMA_CPP [MODEL...]    # makes data/hf_own.json.gz again with llama.cpp's
-                                                               # source, or these models in it
+    python -m tests.localllm.convert.hf_own LLAMA_CPP [MODEL...]    # makes data/hf_own.json.gz again, or these in it,
+                                                                    # with llama.cpp's source
 
 That needs torch, transformers and sentencepiece.
 """
@@ -21,10 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from tests.localllm.convert.hf_own_packed import OWN_PACKED, stored
 from tests.localllm.convert.hf_own_rwkv import RWKV
 from tests.localllm.convert.hf_programs import PROGRAMS
 from tests.localllm.convert.hf_synthetic import DATA, write_folder
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
+from tests.localllm.convert.support import save
 
 Shapes = dict[str, list[int]]
 WIDTH, HEADS, KV, HEAD, FFN, LAYERS = 32, 4, 2, 8, 48, 2
@@ -117,6 +119,7 @@ OWN: dict[str, tuple[dict[str, Any], list[Any], str]] = {
     ),
     **RWKV,
     **PROGRAMS,
+    **OWN_PACKED,
 }  # fmt: skip
 
 
@@ -126,10 +129,24 @@ def write_own(name: str, folder: Path, **config: Any) -> None:
     given, tensors, tokenizer = OWN[name]
     left = {key: value for key, value in {**given, **config}.items() if value is not None}
     write_folder({"config": left, "tensors": tensors, "tokenizer": tokenizer}, folder)
+    if name in OWN_PACKED:
+        save(folder / "model.safetensors", *stored(name, tensors))
+
+
+def kind(tensor: Any) -> list[str]:
+    """The type of a tensor that is not F32."""
+    return [] if tensor.tensor_type.name == "F32" else [tensor.tensor_type.name]
+
+
+def _computed(tensor: Any) -> bool:
+    """Return whether numbers are results of exp, whose last bit is not the same everywhere; they are stored."""
+    return tensor.name.endswith(".ssm_a")
 
 
 def digest(values: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values, np.float32).tobytes()).hexdigest()[:16]
+    """A digest of numbers, as F32; of bytes and integers, as they are."""
+    kept = values.dtype if values.dtype in (np.uint8, np.int32) else np.float32
+    return hashlib.sha256(np.ascontiguousarray(values, kept).tobytes()).hexdigest()[:16]
 
 
 def read_expected() -> dict[str, dict[str, Any]]:
@@ -169,7 +186,8 @@ def _expected(name: str, source: str) -> dict[str, Any]:
         reader = gguf.GGUFReader(path)
         keys = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
         tensors = {
-            x.name: [[int(n) for n in reversed(x.shape)], digest(x.data)] for x in reader.tensors
+            x.name: [[int(n) for n in reversed(x.shape)], x.data.tolist() if _computed(x) else digest(x.data), *kind(x)]
+            for x in reader.tensors
         }  # fmt: skip
     skipped = ["tokenizer.chat_template", "tokenizer.ggml.merges", "tokenizer.ggml.pre"]
     if OWN[name][2] not in ("world", "plamo"):  # others are tested elsewhere
@@ -178,8 +196,9 @@ def _expected(name: str, source: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    kept = read_expected() if sys.argv[2:] else {}
-    wanted = set(sys.argv[2:]) or set(OWN)
-    everything = {own: _expected(own, sys.argv[1]) if own in wanted else kept[own] for own in OWN}
+    before = read_expected() if sys.argv[2:] else {}
+    everything = {
+        own: before[own] if before and own not in sys.argv[2:] else _expected(own, sys.argv[1]) for own in OWN
+    }
     text = json.dumps(everything, separators=(",", ":")).encode()
     (DATA / "hf_own.json.gz").write_bytes(gzip.compress(text, mtime=0))

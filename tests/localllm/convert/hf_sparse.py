@@ -14,6 +14,18 @@ _INDEXER = {
 _MOE = {**LATENT, **EXPERTS, **_INDEXER, "n_routed_experts": 4, "n_shared_experts": 1}
 
 SPARSE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "deepseek4": (
+        "DeepseekV4Config",
+        {"num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 32, "partial_rotary_factor": 0.25,
+         "intermediate_size": 48, "moe_intermediate_size": 48, "num_experts_per_tok": 2, "n_routed_experts": 4,
+         "routed_scaling_factor": 1.5, "q_lora_rank": 24, "sliding_window": WINDOW, "o_groups": 2, "o_lora_rank": 8,
+         "index_n_heads": 16, "index_head_dim": 16, "index_topk": 3, "swiglu_limit": 1.0, "hc_mult": 4,
+         "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+                         "compressed_sparse_attention"],
+         "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"], "compress_rope_theta": 40000.0,
+         "rope_parameters": {**YARN}},
+        "deepseek-v3",
+    ),
     "deepseek32": (
         "DeepseekV32Config",
         {**_MOE, "n_group": 2, "topk_group": 1, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},

@@ -28,7 +28,7 @@ POSITIONS = [0, 6, 11, 17, 23]  # positions whose logits are stored
 LEFT_OUT = ("gpt-oss-mxfp4",)  # its values cannot follow from names; it is in data/hf
 
 
-def numbers(name: str, shape: list[int], base: float | list[int]) -> np.ndarray:
+def numbers(name: str, shape: list[int], base: float | list[Any]) -> np.ndarray:
     """Values that make every part matter: sharp attention, norms away from one, biases away from zero."""
     if isinstance(base, list):
         return np.array(base)
@@ -92,10 +92,11 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
     return spec | ({"fp8": [64, 96]} if name.endswith("fp8") else {})
 
 
-def _base(name: str, values: np.ndarray) -> float | list[int]:
+def _base(name: str, values: np.ndarray) -> float | list[Any]:
     """What the values of a tensor are around; integers themselves."""
     if values.dtype == np.int64:
-        return [int(value) for value in values]
+        found: list[Any] = values.tolist()
+        return found
     if name.endswith(XIELU):
         return float(values)
     return float(round(values.mean())) if "norm" in name and name.endswith("weight") else 0.0

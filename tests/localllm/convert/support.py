@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -47,12 +48,12 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def save(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write a safetensors file by the definition of the format; FP8 is a view of int8."""
+def save(path: Path, tensors: dict[str, np.ndarray], types: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write a safetensors file by the definition of the format; FP8 is a view of int8, if `types` tell nothing else."""
     header, data = {}, b""
     for name, array in tensors.items():
         raw = array.tobytes()
-        dtype = _DTYPES[str(array.dtype)]
+        dtype = types.get(name) or _DTYPES[str(array.dtype)]
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
     path.write_bytes(blob(header, data))

@@ -49,6 +49,12 @@ OWN: dict[str, dict[str, Any]] = {
     "glm-dsa": {"indexer_types": None, "index_topk_pattern": "FSFS", "mlp_layer_types": None, "layer_types": None},
     "glm5-next": GLM_NEXT,
     "hy_v4": {"mlp_layer_types": None, "layer_types": None, "enable_lm_head_fp32": True},
+    "deepseek4": {
+        "layer_types": None, "mlp_layer_types": None, "compress_rates": None, "partial_rotary_factor": None,
+        "compress_ratios": [0, 4, 128, 4, 0], "num_hash_layers": 1, "qk_rope_head_dim": 8, "rope_parameters": None,
+        "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64}, "rope_theta": 10000,
+        "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc",
+    },
     "minimax-m3": MINIMAX,
     "deepseek32": {
         "mlp_layer_types": None, "layer_types": None, "rope_scaling": SPECS["deepseek32"]["config"]["rope_parameters"],
@@ -87,6 +93,39 @@ def test_names_in_published_folders_of_hunyuan(tmp_path: Path) -> None:
     with open_checkpoint(tmp_path) as model:
         assert model.notes == ("skipped 1 tensor of layers for multi-token prediction",)
         assert nmse(logits_of(model, ids())[POSITIONS], STORED["hy_v4"]).max() < 1e-9
+
+
+def test_transformers_own_names_of_deepseek4(tmp_path: Path) -> None:
+    """It saves those of the model's own program; its own are those of folders that others save."""
+    spec, tensors = SPECS["deepseek4"], {}
+    compressor = {"wkv": "kv_proj", "wgate": "gate_proj", "ape": "position_bias", "norm": "kv_norm"}
+    names = {
+        ".attn_norm.": ".input_layernorm.", ".ffn_norm.": ".post_attention_layernorm.",
+        **{f".attn.indexer.compressor.{x}": f".self_attn.compressor.indexer.{y}" for x, y in compressor.items()},
+        **{f".attn.compressor.{x}": f".self_attn.compressor.{y}" for x, y in compressor.items()},
+        ".attn.indexer.wq_b": ".self_attn.compressor.indexer.q_b_proj",
+        ".attn.indexer.weights_proj": ".self_attn.compressor.indexer.scorer.weights_proj",
+        ".attn.attn_sink": ".self_attn.sinks", ".attn.norm": ".self_attn.kv_norm",
+        ".attn.q_norm": ".self_attn.q_a_norm", ".attn.wkv": ".self_attn.kv_proj",
+        **{f".attn.w{x}": f".self_attn.{x}_proj" for x in ("q_a", "q_b", "o_a", "o_b")},
+        **{f".hc_{x}_{part}": f".{x}_hc.{part}" for x in ("attn", "ffn") for part in ("fn", "base", "scale")},
+        **{f".shared_experts.w{x}": f".shared_experts.{y}_proj" for x, y in ((1, "gate"), (2, "down"), (3, "up"))},
+        ".ffn.gate.bias": ".mlp.gate.e_score_correction_bias", ".ffn.": ".mlp.",
+    }  # fmt: skip
+    for name, *rest in spec["tensors"]:
+        renamed = "lm_head.weight" if name == "head.weight" else name
+        for old, new in names.items():
+            renamed = renamed.replace(old, new)
+        tensors[renamed] = numbers(name, *rest)
+    for layer in range(4):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        w1, w2, w3 = (np.stack([tensors.pop(f"{prefix}{i}.{w}.weight") for i in range(4)]) for w in ("w1", "w2", "w3"))
+        tensors |= {f"{prefix}gate_up_proj": np.concatenate([w1, w3], axis=1), f"{prefix}down_proj": w2}
+    assert not [name for name in tensors if ".attn." in name or ".ffn." in name or ".w" in name.replace(".weight", "")]
+    write_folder(spec, tmp_path)
+    save(tmp_path / "model.safetensors", tensors)
+    with open_checkpoint(tmp_path) as model:
+        assert nmse(logits_of(model, ids())[POSITIONS], STORED["deepseek4"]).max() < 1e-9
 
 
 def test_layers_with_an_indexer_by_a_rule(tmp_path: Path) -> None:
@@ -166,6 +205,30 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "minimax-m3", {"text_config": {**MINIMAX, "moe_layer_freq": [1, 0, 1]}}, "moe_layer_freq is .*before all with",
     ),
     "blocks": ("minimax-m3", {"text_config": {"index_block_size": None}}, "sparse_block_size is missing"),
+    "scores of DeepSeek 4": ("deepseek4", {"scoring_func": "sigmoid"}, "scoring_func is sigmoid; the GGUF architectur"),
+    "pools of 8": (
+        "deepseek4", {"compress_rates": {"compressed_sparse_attention": 8}}, "sparse_attention is 8; the GGUF archit",
+    ),
+    "ratios of 8": ("deepseek4", {"layer_types": None, "compress_ratios": [0, 4, 8, 4]}, "expected 0, 4, 128 for each"),
+    "few ratios": ("deepseek4", {"layer_types": None, "compress_ratios": [0, 4, 4]}, "for each of the 4 layers"),
+    "kinds of pools": ("deepseek4", {"layer_types": ["full_attention"] * 4}, "layer_types is .*heavily_co.*4 times"),
+    "tokens that choose late": (
+        "deepseek4", {"mlp_layer_types": ["moe", "hash_moe", "moe", "moe"]}, "expected hash_moe before moe, 4 in all",
+    ),
+    "two shared experts": ("deepseek4", {"n_shared_experts": 2}, "n_shared_experts is 2; the GGUF architecture"),
+    "keys of two heads": ("deepseek4", {"num_key_value_heads": 2}, "num_key_value_heads is 2; the GGUF architecture"),
+    "a stretched window": (
+        "deepseek4", {"rope_parameters": {"main": {"rope_type": "yarn"}, "compress": {}}}, "rope_type of main is yarn",
+    ),
+    "larger numbers": (
+        "deepseek4",
+        {"rope_parameters": {"main": {}, "compress": {"rope_type": "yarn", "factor": 4, "attention_factor": 1.2}}},
+        "attention_factor is 1.2; the GGUF architecture",
+    ),
+    "two shares": (
+        "deepseek4", {"rope_parameters": {"main": {"partial_rotary_factor": 0.5}, "compress": {}}},
+        "partial_rotary_factor is 0.5 in rope_parameters; the GGUF",
+    ),
     "wide shared experts": (
         "minimax-m3", {"text_config": {"shared_intermediate_size": 48}}, "shared_intermediate_size is 48 and experts",
     ),

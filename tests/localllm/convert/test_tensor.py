@@ -140,3 +140,32 @@ def test_parts_of_groups() -> None:
     np.testing.assert_array_equal(values_of(found), expected)
     with pytest.raises(ConvertError, match="8 rows or columns are not 3 groups of 4"):
         of_groups(lambda config: (3, (1, 3)), 0)([of(rows)], sizes)
+
+
+def test_integers_of_32_bits() -> None:
+    numbers = np.array([[0, -5, 2**31 - 1], [7, 8, -(2**31)]])
+
+    def wide(x: np.ndarray) -> LazyTensor:
+        rows = np.ascontiguousarray(x).view(np.uint8)
+        return LazyTensor("x", "I64", x.shape, rows.shape[1], lambda start, stop: rows[start:stop])
+
+    small = t.as_int32(wide(numbers))
+    assert (small.format, t.as_int32(small)) == ("I32", small)
+    np.testing.assert_array_equal(small.read(0, 2).view(np.int32), numbers)
+    with pytest.raises(ConvertError, match="x: holds 2147483648, which is no 32-bit number"):
+        t.as_int32(wide(numbers + 1)).read(0, 2)
+    with pytest.raises(ConvertError, match="x: is stored as F32; expected I32 or I64"):
+        t.as_int32(of(np.zeros((2, 2))))
+
+
+def test_exponents_of_two() -> None:
+    rows = np.array([[0, 1, 127], [128, 254, 255]], np.uint8)
+    tensor = t.powers(LazyTensor("x", "F8_E8M0", (2, 3), 3, lambda start, stop: rows[start:stop]))
+    np.testing.assert_array_equal(values_of(tensor), [[2.0**-127, 2.0**-126, 1.0], [2.0, 2.0**127, np.nan]])
+
+
+def test_products_of_tensors_of_one_shape() -> None:
+    one, other = RANDOM.standard_normal((2, 4, 3)).astype(np.float32)
+    np.testing.assert_array_equal(values_of(t.multiplied(of(one), of(other))), one * other)
+    with pytest.raises(ConvertError, match=r"x: is \(2, 3\), but x is \(4, 3\); expected the same"):
+        t.multiplied(of(one), of(other[:2]))

@@ -151,6 +151,13 @@ def test_special_ids_by_number(tmp_path: Path) -> None:
                    {"bos": 1, "eos": 2, "eot": 7, "eom": 9}.items()}  # fmt: skip
 
 
+def test_ends_by_config_json_alone(tmp_path: Path) -> None:
+    """transformers takes them from there where there is no generation_config.json: those of Kimi K3's turns."""
+    keys = keys_of(tmp_path, bpe_tokenizer("qwen2"), config={"eos_token_id": [2, 7]}).keys
+    ids = {key: value for key, value in keys.items() if key.endswith("_id")}
+    assert ids == {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 7}
+
+
 def template(first: str | None, last: str | None, tokens: dict[str, int]) -> Callable[[Any], None]:
     from tokenizers import processors
 

@@ -1,0 +1,211 @@
+"""The recipe of DeepSeek 4: several residual streams, keys in pools, and layers whose experts follow from the token.
+
+Published folders have the names of the model's own program, which transformers saves for the most part; it has others
+of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, half, must_be, only, stacked
+from localllm.convert.tensor import LazyTensor
+
+_RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+_CORRECTION = re.compile(r"model\.layers\.(\d+)\.(ffn|mlp)\.gate\.(bias|e_score_correction_bias)")
+
+
+def _integers(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    return t.as_int32(parts[0])
+
+
+def _either(*names: str, change: Change = only) -> tuple[From, ...]:
+    return tuple([From((name,), change) for name in names])
+
+
+def _compressor(ours: str, own: str, other: str) -> Layer:
+    """Return what makes one row of a pool, by its place in the file, in the program's names, and in transformers'."""
+    return {
+        f"{ours}_compressor_kv": _either(f"{own}.wkv", f"{other}.kv_proj"),
+        f"{ours}_compressor_gate": _either(f"{own}.wgate", f"{other}.gate_proj"),
+        f"{ours}_compressor_norm": _either(f"{own}.norm", f"{other}.kv_norm"),
+        f"{ours}_compressor_ape.weight": _either(f"{own}.ape", f"{other}.position_bias"),
+    }
+
+
+_LAYER: Layer = {
+    "attn_norm": _either("attn_norm", "input_layernorm"),
+    "ffn_norm": _either("ffn_norm", "post_attention_layernorm"),
+    "attn_q_a": _either("attn.wq_a", "self_attn.q_a_proj"),
+    "attn_q_a_norm": _either("attn.q_norm", "self_attn.q_a_norm"),
+    "attn_q_b": _either("attn.wq_b", "self_attn.q_b_proj"),
+    "attn_kv": _either("attn.wkv", "self_attn.kv_proj"),
+    "attn_kv_a_norm": _either("attn.kv_norm", "attn.norm", "self_attn.kv_norm"),  # transformers 5.23 saves the second
+    "attn_output_a": _either("attn.wo_a", "self_attn.o_a_proj"),
+    "attn_output_b": _either("attn.wo_b", "self_attn.o_b_proj"),
+    "attn_sinks.weight": _either("attn.attn_sink", "self_attn.sinks"),
+    **_compressor("attn", "attn.compressor", "self_attn.compressor"),
+    **_compressor("indexer", "attn.indexer.compressor", "self_attn.compressor.indexer"),
+    "indexer.attn_q_b": _either("attn.indexer.wq_b", "self_attn.compressor.indexer.q_b_proj"),
+    "indexer.proj": _either("attn.indexer.weights_proj", "self_attn.compressor.indexer.scorer.weights_proj"),
+    **{
+        f"hc_{x}_{part}.weight": _either(f"hc_{x}_{part}", f"{x}_hc.{part}")
+        for x in ("attn", "ffn")
+        for part in ("fn", "base", "scale")
+    },
+    "ffn_gate_inp.weight": _either("ffn.gate.weight", "mlp.gate.weight"),
+    "exp_probs_b.bias": _either("ffn.gate.bias", "mlp.gate.e_score_correction_bias"),
+    "exp_probs_b_vl.bias": _either("ffn.gate.bias_vl"),  # of pictures; our own forward leaves it alone
+    "ffn_gate_tid2eid.weight": _either("ffn.gate.tid2eid", "mlp.gate.tid2eid", change=_integers),
+    **{
+        f"ffn_{ours}_exps.weight": (From((f"ffn.experts.{{}}.{own}.weight",), stacked), *others)
+        for ours, own, others in (
+            ("gate", "w1", _either("mlp.experts.gate_up_proj", change=half(0))),
+            ("up", "w3", _either("mlp.experts.gate_up_proj", change=half(1))),
+            ("down", "w2", _either("mlp.experts.down_proj")),
+        )
+    },
+    **{
+        f"ffn_{ours}_shexp": _either(f"ffn.shared_experts.{own}", f"mlp.shared_experts.{ours}_proj")
+        for ours, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
+}
+
+
+def _unread(name: str, config: HfConfig) -> bool:
+    """Return whether a tensor corrects the choice of experts in a layer whose experts follow from the token."""
+    found = _CORRECTION.fullmatch(name)
+    return found is not None and int(found[1]) < _hashed(config)
+
+
+def _hashed(config: HfConfig) -> int:
+    """Return how many layers from the first choose experts by token."""
+    kinds, layers = config.get("mlp_layer_types"), config.needed("num_hidden_layers")
+    if kinds is None:
+        told = config.integer("num_hash_layers")
+        return min(layers, 3 if told is None else told)
+    count = kinds.count("hash_moe") if isinstance(kinds, list) else 0
+    if kinds != ["hash_moe"] * count + ["moe"] * (layers - count):
+        raise config.error("mlp_layer_types", kinds, f"hash_moe before moe, {layers} in all")
+    return count
+
+
+def _ratios(config: HfConfig) -> np.ndarray:
+    """Return the positions of a pool by layer: those told, or transformers' (two large, then by turns)."""
+    kinds, told, layers = config.get("layer_types"), config.get("compress_ratios"), config.needed("num_hidden_layers")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in _RATIOS for kind in kinds):
+            raise config.error("layer_types", kinds, f"{' or '.join(_RATIOS)}, {layers} times")
+        return np.array([_RATIOS[kind] for kind in kinds], np.int32)
+    if told is None:
+        return np.array([4 if n > 1 and n % 2 else 128 for n in range(layers)], np.int32)
+    known = [*_RATIOS.values()]
+    if not isinstance(told, list) or len(told) < layers or not all(type(n) is int and n in known for n in told):
+        raise config.error("compress_ratios", told, f"{', '.join(map(str, known))} for each of the {layers} layers")
+    return np.array(told[:layers], np.int32)  # the rest is of layers for multi-token prediction
+
+
+def _rotated(config: HfConfig) -> int:
+    """Return how many numbers at the end of a head are rotated."""
+    share, told = config.real("partial_rotary_factor"), config.integer("qk_rope_head_dim")
+    return told if share is None and told else int(config.needed("head_dim") * (64 / 512 if share is None else share))
+
+
+def _ropes(config: HfConfig) -> tuple[HfConfig, HfConfig]:
+    """Return the rotations of layers without and with pools."""
+    table = config.table("rope_parameters", "rope_scaling")
+    told = config.below("rope_parameters", table)
+    if "compress" not in table:
+        return config.below("rope_parameters", {}), told
+    return config.below("rope_parameters main", told.table("main")), config.below(
+        "rope_parameters", told.table("compress")
+    )
+
+
+def _base(config: HfConfig) -> float:
+    return _ropes(config)[0].real("rope_theta") or config.real("rope_theta") or 10000.0
+
+
+def _far_base(config: HfConfig) -> float:
+    table = config.table("rope_parameters")
+    own = _ropes(config)[1].real("rope_theta") if "compress" in table else None
+    return own or config.real("compress_rope_theta") or 160000.0
+
+
+def _plain_main(config: HfConfig) -> str | None:
+    main, far = _ropes(config)
+    if (kind := main.get("rope_type", "type") or "default") != "default":
+        return f"rope_type of main is {kind}; the GGUF architecture does not stretch it"
+    if (factor := far.real("attention_factor")) not in (None, 1.0):
+        return f"attention_factor is {factor:g}; the GGUF architecture has it fixed at 1"
+    turned, size = _rotated(config), config.needed("head_dim")
+    for rope in (main, far):
+        share = rope.real("partial_rotary_factor")
+        if share is not None and int(size * share) != turned:
+            return f"partial_rotary_factor is {share:g} in rope_parameters; the GGUF architecture has one for all"
+    return None
+
+
+def _limits(config: HfConfig) -> np.ndarray:
+    """Return the limit of all layers' feed-forwards."""
+    return np.full(config.needed("num_hidden_layers"), config.real("swiglu_limit") or 0.0, np.float32)
+
+
+_KEYS: dict[str, Key] = {
+    "feed_forward_length": "moe_intermediate_size",
+    "embedding_length_out": lambda config: config.needed("hidden_size") * config.needed("hc_mult"),
+    "attention.head_count_kv": 1,
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": None,
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+    "attention.output_group_count": "o_groups",
+    "attention.output_lora_rank": "o_lora_rank",
+    "attention.compress_ratios": _ratios,
+    "attention.compress_rope_freq_base": _far_base,
+    "hyper_connection.count": "hc_mult",
+    "hyper_connection.sinkhorn_iterations": "hc_sinkhorn_iters",
+    "hyper_connection.epsilon": lambda config: config.real("hc_eps"),
+    "hash_layer_count": _hashed,
+    "expert_gating_func": 4,  # the root of softplus
+    "swiglu_clamp_exp": _limits,
+    "swiglu_clamp_shexp": _limits,
+    "rope.dimension_count": _rotated,
+    "rope.freq_base": _base,
+    "rope.scaling.attn_factor": None,
+}
+_DEFAULTS: dict[str, Any] = {
+    "head_dim": 512, "q_lora_rank": 1024, "num_key_value_heads": 1, "n_shared_experts": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-6, "hc_mult": 4, "hc_eps": 1e-6,
+    "hc_sinkhorn_iters": 20, "swiglu_limit": 10.0, "sliding_window": 128, "o_groups": 8, "o_lora_rank": 1024,
+    "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "max_position_embeddings": 1 << 20,
+}  # fmt: skip
+
+ROWS = (
+    Recipe(
+        "deepseek4", ("DeepseekV4ForCausalLM",), _LAYER, keys=_KEYS, defaults=_DEFAULTS, unread=_unread,
+        top={
+            "token_embd": _either("embed", "model.embed_tokens"),
+            "output": _either("head", "lm_head"),
+            **{
+                f"output_hc_{part}.weight": _either(f"hc_head_{part}", f"model.hc_head.hc_{part}")
+                for part in ("fn", "base", "scale")
+            },
+        },
+        checks=(
+            must_be("scoring_func", "sqrtsoftplus"), must_be("topk_method", "noaux_tc"),
+            must_be("norm_topk_prob", True), must_be("n_group", 1),
+            must_be("num_key_value_heads", 1), must_be("n_shared_experts", 1), must_be("attention_bias", False),
+            must_be("mlp_bias", False), must_be("compress_rates.compressed_sparse_attention", 4),
+            must_be("compress_rates.heavily_compressed_attention", 128), must_be("compress_rate_csa", 4),
+            must_be("compress_rate_hca", 128), _plain_main,
+        ),
+    ),
+)  # fmt: skip
