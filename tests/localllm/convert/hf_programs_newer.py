@@ -98,6 +98,10 @@ NEWER: dict[str, Case] = {
                           "original_max_position_embeddings": 32}},
         TOP, _deci(1, 512), first=_deci(2, 256),
     ),
+    "nanbeige": case(
+        "NanbeigeForCausalLM", {**COMMON, **TOKENS, "num_loops": 2, "skip_loop_final_norm": True}, TOP,
+        {**NORMS, **ATTENTION, **below("mlp.", MLP)},
+    ),
     "plamo2": case(
         "Plamo2ForCausalLM",
         {**COMMON, **TOKENS, "num_hidden_layers": 3, "hidden_size_per_head": HEAD, "mamba_num_heads": 2,
