@@ -86,10 +86,15 @@ _LING_SPARSE: Shapes = {
 }  # fmt: skip
 _LING2: Shapes = {"attention.query_layernorm": [HEAD], "attention.key_layernorm": [HEAD]}
 _LING2_CONFIG = {
-    **_LING, "use_qk_norm": True, "score_function": "sigmoid", "n_group": 2, "topk_group": 1,
+    **_LING, "num_shared_experts": 1, "use_qk_norm": True, "score_function": "sigmoid", "n_group": 2, "topk_group": 1,
     "routed_scaling_factor": 2.5, "moe_router_enable_expert_bias": True,
 }  # fmt: skip
-_LING2_SPARSE: Shapes = {**_LING_SPARSE, **_LING2, "mlp.gate.expert_bias.": [4]}
+_LING2_SPARSE: Shapes = {
+    **_LING_SPARSE,
+    **_LING2,
+    **below("mlp.shared_experts.", SMALL_MLP),
+    "mlp.gate.expert_bias.": [4],
+}
 
 PROGRAMS: dict[str, Case] = {
     "arctic": case(
@@ -180,7 +185,9 @@ PROGRAMS: dict[str, Case] = {
          "mup_embeddings_scale": 14.6, "mup_output_alpha": 2.22, "mup_width_scale": 0.125,
          "mup_scale_qk_dot_by_d": True},
         _GPT_TOP,
-        {**_LN, "attn.c_attn": [WIDTH, 3 * WIDTH], "attn.c_proj": [WIDTH, WIDTH], "mlp.c_fc": [WIDTH, FFN],
+        {**_LN, "attn.c_attn.bias.": [3 * WIDTH], "attn.c_proj.bias.": [WIDTH], "mlp.c_fc.bias.": [FFN],
+         "mlp.c_fc2.bias.": [FFN], "mlp.c_proj.bias.": [WIDTH],
+         "attn.c_attn": [WIDTH, 3 * WIDTH], "attn.c_proj": [WIDTH, WIDTH], "mlp.c_fc": [WIDTH, FFN],
          "mlp.c_fc2": [WIDTH, FFN], "mlp.c_proj": [FFN, WIDTH]},
         ("ln_1", "ln_2", "transformer.ln_f"), _H,
     ),
