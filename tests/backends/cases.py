@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -216,7 +217,10 @@ def convolution(r: Recorder, x: Value) -> Value:
 
 
 def products(r: Recorder, x: Value, **widths: int) -> list[Value]:
-    """Small products of x, one of each width."""
+    """Small products of x, one of each width; of a row as wide as all of them the pieces."""
+    if x.width == sum(widths.values()):
+        cuts = np.cumsum([0, *widths.values()])
+        return [r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts)]
     seeded = np.random.RandomState(3)
     made = {name: 0.3 * seeded.standard_normal((width, x.width)) for name, width in widths.items()}
     return [r.linear(x, MemoryWeight.of(name, values)) for name, values in made.items()]
