@@ -197,7 +197,7 @@ PLANS: dict[str, tuple[Small, ...]] = {
         selected(Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 2), (1, 3)),
         selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 2, 1, weighted=False), (1, 5), "q8_0", "q4_0"),
         selected(Selecting(Heads(4, 1, 24), 3, 20, 1, 2, pooled=True), (1, 4)),
-        pools(Pooling(Heads(4, 1, 24, window=3, value_dim=16), 2, 1), (1, 4)),
+        pools(Pooling(Heads(4, 1, 24, window=3, value_dim=16), 2, 1, prefix=True), (1, 4)),
         pools(Pooling(Heads(2, 2, 20, window=2, sinks=True), 2), (1, 3), "q8_0", "q4_0"),
     ),
     "keys and values in blocks": tuple(
