@@ -167,6 +167,7 @@ class Architecture:
     recurrent: Recurrent | None = None
     query_gate: bool = False  # attn_q also holds, after the query of each head, the gate of what the head sees
     output_norm: str = "output_norm"  # "": nothing norms the rows of the last layer
+    narrow_output: bool = False  # the output matrix may have rows for the last tokens alone; no other one follows
     heads_norm: bool = True  # next-token heads read rows after the norm of the output, not before it
     encoder: bool = False  # rows see later ones, and what the model gives are embeddings, not logits
     diffusion: bool = False  # rows see later ones, whatever the file says; a text is filled in, not continued

@@ -378,7 +378,9 @@ _ROWS = (
         ffn_norm="post_attention_norm", query_gate=True,
         recurrent=Recurrent("delta_net", "interval"), routing=ExpertGating("softmax", True, scales=True),
     ),
-    Architecture("qwen3tts", "neox", ffn_scales=False, qk_norm=True),  # its text
+    Architecture(  # the part of Qwen3-TTS that reads text and gives codes of speech
+        "qwen3tts", "neox", ffn_scales=False, qk_norm=True, narrow_output=True,
+    ),
     Architecture("qwen3vl", "neox", ffn_scales=False, qk_norm=True),  # its text
     Architecture(  # its text
         "qwen3vlmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True),

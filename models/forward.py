@@ -6,6 +6,7 @@ The tensors in the file (biases, q/k norms, experts, output matrix, frequency fa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -35,6 +36,8 @@ from localllm.models.rwkv import RwkvLayers, TimeMix
 from localllm.models.stacks import LoopRecorder, StackRecorder, stored_name
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor, Value
+
+_FEW = 32  # columns of a matrix of zeros, which any number would do for
 
 
 def record(
@@ -144,12 +147,26 @@ def _logits(builder: Builder, x: Value, name: str) -> Value:
     """The logits of normed rows, by the matrix of that name, or by the table of embeddings in a file without it."""
     config, recorder, tensors = builder.config, builder.recorder, builder.tensors
     given = f"{name}.weight" in tensors
-    weight = tensors.matrix(f"{name}.weight" if given else "token_embd.weight", config.vocabulary, config.width)
+    rows = config.vocabulary
+    if given and builder.row.narrow_output:
+        rows = min(rows, tensors.height(f"{name}.weight"))
+    weight = tensors.matrix(f"{name}.weight" if given else "token_embd.weight", rows, config.width)
     scale = config.logit_scale * (builder.scale(name) if given else 1.0)
     if builder.row.decoder and not given:  # as T5 was trained
         scale *= config.width**-0.5
-    logits = recorder.linear(x, weight, tensors.optional(f"{name}.bias", config.vocabulary), scale)
+    logits = recorder.linear(x, weight, tensors.optional(f"{name}.bias", rows), scale)
+    if rows < config.vocabulary:
+        logits = recorder.join(_never(builder, x, config.vocabulary - rows), logits)
     return recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits
+
+
+def _never(builder: Builder, x: Value, count: int) -> Value:
+    """The logits of so many tokens that never follow: minus infinity, whatever x is."""
+    recorder, tensors = builder.recorder, builder.tensors
+    few = min(_FEW, x.width)
+    nothing = tensors.constant_rows(f"zeros({few})", [0.0] * few, count)
+    bias = tensors.numbers(f"-inf({count})", [-math.inf] * count)
+    return recorder.linear(recorder.columns(x, 0, few), nothing, bias)
 
 
 def attention_of(builder: Builder, context: int) -> Attention:

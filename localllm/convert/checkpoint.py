@@ -86,22 +86,24 @@ class Checkpoint(Closing):
                 numbers |= _integers(shelf, recipe, layers)
                 made, notes = list(_tensors(shelf, recipe, sizes, rope.tensors)), [*shelf.notes, *notes]
                 _check_rest(shelf.rest(), recipe)
-            further = list(dense_tensors(dense))
-            self.tensors = {tensor.name: tensor for tensor in (*made, *further)}
+            behind = list(dense_tensors(dense))
+            self.tensors = {tensor.name: tensor for tensor in (*made, *behind)}
             if "token_embd.weight" not in self.tensors:
                 raise ConvertError("the tensor of token embeddings is missing; download the model again")
             rows = self.tensors["token_embd.weight"].shape[0]
-            keys = shape_keys(config, recipe, rope, rows, pooling_of(modules), dense_keys(further)) | numbers
+            keys = shape_keys(config, recipe, rope, rows, pooling_of(modules), dense_keys(behind)) | numbers
             parameters = _verify(folder, keys, recipe, self.tensors, recipe.prefixes(sizes))
-            vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer, recipe.templates)
+            further = {} if recipe.tokens is None else recipe.tokens(config)
+            vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer, recipe.templates, further)
             stored = {
                 "general.architecture": recipe.name,
                 **general_keys(folder, parameters),
                 **sampling_keys(folder),
                 **keys,
                 **vocabulary.keys,
-                **recipe.whole_keys,
+                **recipe.whole(config),
             }
+            stored = {key: value for key, value in stored.items() if value is not None}
             if "token_types.weight" in self.tensors:
                 stored["tokenizer.ggml.token_type_count"] = self.tensors["token_types.weight"].shape[0]
         except LocalLLMError as error:
@@ -174,6 +176,8 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
         key: list(_made(shelf, recipe, sizes, "", key, (origin,) if isinstance(origin, From) else origin))
         for key, origin in origins.items()
     }
+    if "token_embd.weight" in top:
+        top["token_embd"] = top.pop("token_embd.weight")
     if not top["token_embd"]:
         raise ConvertError("tensor 'model.embed_tokens.weight' is missing; download the model again")
     if top["output"] and t.alike(top["output"][0], top["token_embd"][0]):

@@ -73,14 +73,15 @@ class HfConfig:
 
 
 def read_config(folder: Path) -> HfConfig:
-    """Read the text model's configuration; keys inside text_config override those outside."""
+    """Read the text model's configuration; keys inside text_config (of Qwen3-TTS, talker_config) override others."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConvertError(f"{folder}: no config.json; give a model folder as saved by transformers")
     values = read_json(path)
-    inner = values.get("text_config") or {}
+    name = next((name for name in ("text_config", "talker_config") if values.get(name)), "text_config")
+    inner = values.get(name) or {}
     if not isinstance(inner, dict):
-        raise ConvertError(f"{path}: text_config is not an object; download it again")
+        raise ConvertError(f"{path}: {name} is not an object; download it again")
     merged = {**values, **{key: value for key, value in inner.items() if key != "architectures"}}
     return HfConfig(path, merged, {})
 

@@ -304,7 +304,10 @@ class Recipe:
     unread: Callable[[str, HfConfig], bool] | None = None  # tensors of the folder that no model reads
     tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
     templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
-    whole_keys: Mapping[str, Any] = field(default_factory=dict)  # keys without the architecture's prefix
+    whole_keys: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # without the architecture's prefix; None takes one away
+    tokens: Callable[[HfConfig], Mapping[int, str]] | None = None  # that config.json has, and no file of the tokenizer
     numbers: Mapping[str, str] = field(default_factory=dict)  # whole keys: the tensors of layers with a number for each
     integers: Mapping[str, str] = field(default_factory=dict)  # whole keys: tensors of integers that one layer has
     lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # tensors of the file that one layer has
@@ -313,7 +316,11 @@ class Recipe:
 
     def assumed(self, config: HfConfig) -> dict[str, Any]:
         """Return the defaults for this config.json."""
-        return {key: value(config) if callable(value) else value for key, value in self.defaults.items()}
+        return _values(self.defaults, config)
+
+    def whole(self, config: HfConfig) -> dict[str, Any]:
+        """Return the whole keys for this config.json."""
+        return _values(self.whole_keys, config)
 
     def said(self, config: HfConfig) -> HfConfig:
         """Return config.json in the words of transformers, with the defaults."""
@@ -325,6 +332,10 @@ class Recipe:
         if self.layers is not None:
             return self.layers(sizes.config)
         return [f"model.layers.{layer}." for layer in range(sizes.layers)]
+
+
+def _values(table: Mapping[str, Any], config: HfConfig) -> dict[str, Any]:
+    return {key: value(config) if callable(value) else value for key, value in table.items()}
 
 
 Layer = dict[str, tuple[From, ...]]

@@ -23,6 +23,7 @@ from localllm.convert import (
     rerankers,
     rwkv_recipes,
     sparse_recipes,
+    speech_recipes,
     stream_recipes,
     t5_recipes,
     vision_recipes,
@@ -258,8 +259,8 @@ _ALL = (
     *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
     *hybrid_recipes.ROWS, *t5_recipes.ROWS, *sparse_recipes.ROWS, *stream_recipes.ROWS,
     *diffusion_recipes.ROWS, *rwkv_recipes.ROWS, *qwen4_recipes.ROWS, *deepseek_recipes.ROWS, *kimi_recipes.ROWS,
-    *grove_recipes.ROWS, *program_recipes.ROWS, *program_expert_recipes.ROWS, *program_newer_recipes.ROWS,
-    *plamo_recipes.ROWS,
+    *grove_recipes.ROWS, *speech_recipes.ROWS, *program_recipes.ROWS, *program_expert_recipes.ROWS,
+    *program_newer_recipes.ROWS, *plamo_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

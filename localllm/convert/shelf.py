@@ -15,12 +15,13 @@ from localllm.printable import printable
 # Multimodal models keep their text model under these names.
 _PREFIXES = (
     ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""),
-    ("model.backbone.", "model."), ("backbone.", "model."), ("transformer.h.", "model.layers."),
+    ("talker.", ""), ("model.backbone.", "model."), ("backbone.", "model."), ("transformer.h.", "model.layers."),
     ("transformer.", "model."), ("h.", "model.layers."),
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
     r"(model\.)?(vit|vision(_(tower|model|encoder|adapter|projection))?|visual|vit_large_projector|multi_modal_projector|"
-    r"mm_projector|patch_merge_mlp|audio_(tower|encoder)|embed_vision|embed_audio|mlp_AR|aligner|image_\w+)(\.|$)"
+    r"mm_projector|patch_merge_mlp|audio_(tower|encoder)|embed_vision|embed_audio|mlp_AR|aligner|image_\w+|"
+    r"speaker_encoder|code_predictor)(\.|$)"
 )
 _DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")
 _HYPER = ".hc_pre."  # a part of the names of Hunyuan 4's hyper-connections; transformers saves it in another place

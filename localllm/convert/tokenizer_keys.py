@@ -22,7 +22,7 @@ from localllm.convert.sentencepiece import UNIGRAM, read_pieces
 from localllm.convert.special import special_keys
 from localllm.convert.templates import template_keys
 from localllm.convert.tiktoken_tokens import from_tiktoken, tiktoken_kind
-from localllm.convert.tokens import TokenizerFiles, optional
+from localllm.convert.tokens import CONTROL, TokenizerFiles, optional
 from localllm.convert.world_tokens import FILE as WORLD
 from localllm.convert.world_tokens import from_world
 from localllm.printable import printable
@@ -54,15 +54,16 @@ def tokenizer_keys(
     rows: int,
     kind: TokenizerModel = "",
     templates: Mapping[str, str] = MappingProxyType({}),
+    further: Mapping[int, str] = MappingProxyType({}),
 ) -> TokenizerKeys:
     """Return `tokenizer.*` for an embedding with this many rows; ConvertError for an unsupported tokenizer.
 
     `kind` is the architecture's `tokenizer.ggml.model` where the folder does not tell it; `templates` are those that it
-    lacks, by name.
+    lacks, by name, and `further` tokens are control tokens of rows that its vocabulary does not have.
     """
     settings, fast = optional(folder / "tokenizer_config.json"), optional(folder / "tokenizer.json")
     files = TokenizerFiles(folder, fast or as_fast(folder, settings), settings, rows)
-    keys = _vocabulary(files, kind)
+    keys = _with_further(_vocabulary(files, kind), further)
     if keys["tokenizer.ggml.model"] != "rwkv":  # config.json of these folders names ids of other tokenizers
         keys |= special_keys(folder, files.fast, files.settings, config, keys)
     keys |= template_keys(folder, files.settings, templates)
@@ -73,6 +74,14 @@ def tokenizer_keys(
         of_tiktoken = None if files.fast else tiktoken_kind(files)
         return TokenizerKeys(keys, (of_tiktoken.note,) if of_tiktoken is not None and of_tiktoken.note else ())
     return TokenizerKeys(keys, _differences(files.path, tokenizer, around=kind != "gemma4"))
+
+
+def _with_further(keys: dict[str, Any], further: Mapping[int, str]) -> dict[str, Any]:
+    texts, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    for i, text in further.items():
+        if i < len(texts):
+            texts[i], types[i] = text, CONTROL
+    return keys
 
 
 def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:

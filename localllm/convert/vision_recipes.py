@@ -51,8 +51,8 @@ def _deepstack(config: HfConfig) -> int:
     return len(indexes) if isinstance(indexes, list) else 0
 
 
-_QWEN2: dict[str, Key] = {"rope.dimension_sections": _sections}
-_QWEN3: dict[str, Key] = {**_QWEN2, "n_deepstack_layers": _deepstack}
+SECTIONED: dict[str, Key] = {"rope.dimension_sections": _sections}
+_QWEN3: dict[str, Key] = {**SECTIONED, "n_deepstack_layers": _deepstack}
 
 
 def _is_count(value: object) -> bool:
@@ -101,11 +101,11 @@ ROWS = (
         keys={"rope.dimension_sections": _four_sections}, checks=(must_be("attention_bias", False),),
     ),
     Recipe(
-        "paddleocr", ("PaddleOCRVLForConditionalGeneration",), of.QWEN, keys=_QWEN2,
+        "paddleocr", ("PaddleOCRVLForConditionalGeneration",), of.QWEN, keys=SECTIONED,
         checks=(must_be("use_bias", False),), defaults={"head_dim": 128, "rope_theta": 5e5},
     ),
     Recipe(
-        "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), of.QWEN, keys=_QWEN2,
+        "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), of.QWEN, keys=SECTIONED,
     ),
     Recipe("qwen3vl", ("Qwen3VLForConditionalGeneration",), {**of.QWEN, **of.HEAD_NORMS}, keys=_QWEN3),
     Recipe(

@@ -1,0 +1,45 @@
+"""A tiny folder of `hf_own` of Qwen3-TTS: the part that reads text, and some tensors of its other parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.localllm.convert.hf_tokenizers import VOCABULARY
+
+WIDTH, CODES = 16, 1100  # the last 1024 codes are special; one of them ends an answer
+
+_TALKER = {
+    "vocab_size": CODES, "text_vocab_size": VOCABULARY, "hidden_size": WIDTH, "text_hidden_size": 24,
+    "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+    "rope_scaling": {"mrope_section": [4, 2, 2], "interleaved": True, "rope_type": "default", "type": "default"},
+    "codec_bos_id": 1049, "codec_eos_token_id": 1050, "codec_pad_id": 1048, "codec_language_id": {"english": 1051},
+    "code_predictor_config": {"vocab_size": 8}, "attention_bias": False,
+}  # fmt: skip
+_QWEN = {
+    "architectures": ["Qwen3TTSForConditionalGeneration"], "model_type": "qwen3_tts", "talker_config": _TALKER,
+    "speaker_encoder_config": {"enc_dim": 8}, "tts_bos_token_id": 1, "tts_eos_token_id": 2, "tts_pad_token_id": 0,
+}  # fmt: skip
+
+
+def _qwen() -> list[list[Any]]:
+    found: dict[str, list[int]] = {
+        "model.text_embedding.weight": [VOCABULARY, 24], "model.codec_embedding.weight": [CODES, WIDTH],
+        "text_projection.linear_fc1.weight": [24, 24], "text_projection.linear_fc1.bias": [24],
+        "text_projection.linear_fc2.weight": [WIDTH, 24], "text_projection.linear_fc2.bias": [WIDTH],
+        "codec_head.weight": [CODES, WIDTH], "model.norm.weight": [WIDTH],
+        "code_predictor.model.norm.weight": [8],
+    }  # fmt: skip
+    for layer in range(2):
+        own: dict[str, list[int]] = {
+            "input_layernorm": [WIDTH], "post_attention_layernorm": [WIDTH], "self_attn.q_proj": [32, WIDTH],
+            "self_attn.k_proj": [16, WIDTH], "self_attn.v_proj": [16, WIDTH], "self_attn.o_proj": [WIDTH, 32],
+            "self_attn.q_norm": [16], "self_attn.k_norm": [16], "mlp.gate_proj": [32, WIDTH],
+            "mlp.up_proj": [32, WIDTH], "mlp.down_proj": [WIDTH, 32],
+        }  # fmt: skip
+        found |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in own.items()}
+    tensors = [[f"talker.{name}", shape, 1.0 if "norm" in name else 0.0] for name, shape in found.items()]
+    return [*tensors, ["speaker_encoder.fc.weight", [8, 8], 0.0]]
+
+
+SPEECH: dict[str, tuple[dict[str, Any], list[Any], str]] = {"qwen3tts": (_QWEN, _qwen(), "qwen2")}
