@@ -14,6 +14,7 @@ from localllm.convert import (
     mamba_recipes,
     newer_recipes,
     older_recipes,
+    pocket_recipes,
     qwen4_recipes,
     recurrent_recipes,
     rerankers,
@@ -255,7 +256,7 @@ _ALL = (
     *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
     *hybrid_recipes.ROWS, *t5_recipes.ROWS, *sparse_recipes.ROWS, *stream_recipes.ROWS,
     *diffusion_recipes.ROWS, *rwkv_recipes.ROWS, *qwen4_recipes.ROWS, *deepseek_recipes.ROWS, *kimi_recipes.ROWS,
-    *grove_recipes.ROWS, *speech_recipes.ROWS,
+    *grove_recipes.ROWS, *speech_recipes.ROWS, *pocket_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

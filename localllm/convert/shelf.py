@@ -20,7 +20,8 @@ _PREFIXES = (
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
     r"(model\.)?(vit|vision(_(tower|model|encoder))?|visual|multi_modal_projector|mm_projector|patch_merge_mlp|audio_(tower|encoder)|"
-    r"embed_vision|embed_audio|mlp_AR|aligner|image_\w+|speaker_encoder|code_predictor)(\.|$)"
+    r"embed_vision|embed_audio|mlp_AR|aligner|image_\w+|speaker_encoder|code_predictor|mimi|"
+    r"flow_lm\.(flow_net|out_eos|speaker_proj_weight|emb_mean|emb_std))(\.|$)"
 )
 _DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")
 _HYPER = ".hc_pre."  # a part of the names of Hunyuan 4's hyper-connections; transformers saves it in another place

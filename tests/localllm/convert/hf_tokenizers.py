@@ -263,9 +263,14 @@ def world_lines(vocabulary: int = VOCABULARY) -> str:
 
 
 def save_tokenizer(style: str, folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json; for "spm" tokenizer.model too; for "world" RWKV's own file alone."""
+    """tokenizer.json and tokenizer_config.json; for "spm" tokenizer.model too, for "pieces" it alone; for "world"
+    RWKV's own file alone."""
     if style == "world":
         (folder / "rwkv_vocab_v20230424.txt").write_text(world_lines())
+        return
+    if style == "pieces":  # SentencePiece's file alone, of fewer pieces than the table has rows
+        pieces = [piece for piece in spm_pieces(VOCABULARY + 100, [TEXT]) if piece[2] != 6]  # no bytes
+        (folder / "tokenizer.model").write_bytes(spm_file(pieces, model=1, charsmap=SPACES))
         return
     make = _MADE.get(style)
     tokenizer = make() if make is not None else bpe_tokenizer(style)
