@@ -1,10 +1,10 @@
 """Compiles every GPU kernel with NVRTC for four compute types, without a card; reports registers, spills and stack.
 
-    python benchmarks/gpu_compile.py [--out benchmarks/results/gpu_compile.jsonl]
+    python benchmarks/gpu_compile.py [--only WORDS] [--out benchmarks/results/gpu_compile.jsonl]
 
 Compiles the kernels of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows,
-soft caps and sinks, and in both directions. Writes a line per kernel and compute type. Exits with 1 if one does not
-compile or spills more than BUDGET.
+soft caps and sinks, and in both directions. Writes a line per kernel and compute type; with --only, of kernels whose
+names have these words, and keeps the other lines. Exits with 1 if one does not compile or spills more than BUDGET.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, get_args
@@ -178,6 +179,7 @@ def _attention(
 def _sparse(key_type: str) -> list[Labelled]:
     """Indexer and attention of DeepSeek 3.2, of MiniMax M3's blocks, and of DeepSeek 4's window and pools."""
     cache, found = CacheTypes(key_type, key_type), list[Labelled]()
+    near = CacheLayer(1, 512, 512, pooled=True, prefix=True)
     for of, keys, heads, count, block, local in (
         ("positions", CacheLayer(1, 128, 0), 64, 2048, 1, 0), ("blocks", CacheLayer(1, 128, 0), 4, 16, 128, 1),
         ("pools", CacheLayer(1, 128, 0, every=4), 64, 512, 4, 0),
@@ -192,10 +194,10 @@ def _sparse(key_type: str) -> list[Labelled]:
             (f"select_positions {of} {key_type}", indexer.SelectPositions(shape=shape)),
         ]
     for of, layer, group, pools, room, slices in (
-        ("positions", CacheLayer(1, 576, 512, selected=2048), 128, None, 2048, 1),
+        ("positions", CacheLayer(1, 576, 512, selected=2048, prefix=True), 128, None, 2048, 1),
         ("blocks", CacheLayer(4, 128, 128, selected=2048), 16, None, 2048, 4),
-        ("pools", CacheLayer(1, 512, 512, pooled=True), 64, CacheLayer(1, 512, 512, every=4, pooled=True), 2051, 1),
-        ("all pools", CacheLayer(1, 512, 512, pooled=True), 64, CacheLayer(1, 512, 512, every=128, pooled=True), 0, 1),
+        ("pools", near, 64, replace(near, every=4), 2051, 1),
+        ("all pools", near, 64, replace(near, every=128), 0, 1),
     ):  # fmt: skip
         far = attention.cache_shape(cache, pools or layer)
         heads = layer.kv_heads * group
@@ -208,6 +210,7 @@ def _sparse(key_type: str) -> list[Labelled]:
         found.append((f"attend_selected {of} {key_type}", attention.AttendSelected(
             shape=own, SELECTED=room, SLICES=slices, POOL=far.EVERY if pools else 0, POOL_ROWS=far.BLOCK_ROWS,
             POOL_KEY_BYTES=far.KEY_BYTES, POOL_VALUE_BYTES=far.VALUE_BYTES,
+            ONCE=cachetypes.stored_once(layer, cache),
         )))  # fmt: skip
         if pools:
             found.append((f"append {of} {key_type}", attention.AppendHeads(MAX_ROWS=ROWS, cache=far, SLOTS_AT=2)))
@@ -361,11 +364,14 @@ def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel[Any]) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu_compile.jsonl")
-    out = parser.parse_args().out
+    parser.add_argument("--only", default="", help="words in the names of kernels")
+    arguments = parser.parse_args()
+    out, only = arguments.out, arguments.only
     nvrtc = Nvrtc()
     lines = []
     for architecture in ARCHITECTURES:
-        mine = [report(nvrtc, architecture, label, kernel) for label, kernel in every_kernel(architecture)]
+        kernels = [(label, kernel) for label, kernel in every_kernel(architecture) if only in label]
+        mine = [report(nvrtc, architecture, label, kernel) for label, kernel in kernels]
         bad = [line for line in mine if "error" in line or line["spilled"] > BUDGET]
         good = [line for line in mine if "error" not in line]
         most = max(good, key=lambda line: line["registers"], default={"registers": 0, "kernel": ""})
@@ -377,7 +383,11 @@ def main() -> int:
             print(f"  {line['kernel']}: {line.get('error', '')[:600] or str(line['spilled']) + ' bytes spilled'}")
         lines += mine
     out.parent.mkdir(exist_ok=True)
-    out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    new = {(line["architecture"], line["kernel"]): line for line in lines}
+    if only and out.exists():
+        old = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        new = {(line["architecture"], line["kernel"]): line for line in old} | new
+    out.write_text("".join(json.dumps(line) + "\n" for line in new.values()), encoding="utf-8")
     return int(any("error" in line or line["spilled"] > BUDGET for line in lines))
 
 

@@ -42,6 +42,10 @@ class ConnectionRecorder(LayerRecorder):
             return recorder.mix(streams, count, self.coefficients(streams, HEAD, 1))
         return recorder.mix(streams, count, tensors.numbers(f"mean of {count}", [1.0 / count] * count))
 
+    def hidden(self, streams: Value) -> Value | None:
+        """All streams."""
+        return streams
+
     def layer(self, x: Value, layer: int) -> Value:
         builder, recorder, name = self.builder, self.builder.recorder, f"blk.{layer}."
         shares = self.shares(x, name + "hc_attn")

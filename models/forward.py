@@ -55,6 +55,7 @@ def record(
     models with `embeddings`. With `every_row` the plan's hidden rows are those of all rows of a batch, as a next-token
     head reads them, and not only of the rows whose logits are wanted.
     """
+    _check_layers(config, tensors)
     checked, recorder = Tensors(tensors, architecture.ignored, _stored(config, architecture)), Recorder()
     table = checked.matrix("token_embd.weight", config.vocabulary, config.width)
     x = recorder.embed(table)
@@ -83,7 +84,7 @@ def record(
             x = _skip(builder, embedding, x, layer)
     if config.decoder is None or embeddings:
         recorder.begin_layer()
-    x = layers.end(x)
+    hidden, x = layers.hidden(x), layers.end(x)
     if embeddings or architecture.encoder:
         Head.read(config, checked)  # what it needs is checked before weights are loaded
         normed = builder.norm(architecture.output_norm, x) if architecture.output_norm else x
@@ -93,7 +94,14 @@ def record(
         x = decoder.record(builder.norm(architecture.output_norm, x), table)
         recorder.begin_layer()
         return finish(decoder.builder, x, architecture.decoder, "output")
-    return finish(builder, x, architecture.output_norm, "output", every_row)
+    return finish(builder, x, architecture.output_norm, "output", every_row, hidden)
+
+
+def _check_layers(config: Config, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse files of next-token heads alone, which llama.cpp's converter writes with `--mtp`."""
+    first = f"blk.{config.layers}.nextn.eh_proj.weight"
+    if config.heads_after and first in tensors and not any(name.startswith("blk.0.") for name in tensors):
+        raise ModelError(f"{first}: the file holds next-token heads and no layers; open the file of the model itself")
 
 
 def _stored(config: Config, architecture: Architecture) -> Callable[[str], str]:
@@ -121,12 +129,18 @@ def _recurrence(builder: Builder) -> Recurrence:
     return TimeMix(builder) if own is not None and own.mixer in RWKV_MIXERS else Recurrence(builder)
 
 
-def finish(builder: Builder, x: Value, norm: str, output: str, every_row: bool = False) -> Plan:
-    """Finish the plan with norm and matrix of these names; with `every_row` the wanted rows are selected here."""
+def finish(
+    builder: Builder, x: Value, norm: str, output: str, every_row: bool = False, hidden: Value | None = None
+) -> Plan:
+    """Finish the plan with norm and matrix of these names; with `every_row` the wanted rows are selected here.
+
+    `hidden` are the rows that next-token heads read, if they are not those that the output reads.
+    """
     normed = builder.norm(norm, x) if norm else x
     wanted = builder.recorder.select_rows(normed) if every_row else normed
     logits = _logits(builder, wanted, output)
-    return builder.recorder.finish(logits, builder.tensors.used(), normed if builder.row.heads_norm else x)
+    read = hidden or (normed if builder.row.heads_norm else x)
+    return builder.recorder.finish(logits, builder.tensors.used(), read)
 
 
 def _logits(builder: Builder, x: Value, name: str) -> Value:

@@ -59,6 +59,11 @@ class Selector:
                     self.chosen[layer] = self.recorded(name, x, narrow, rope)
         return self.chosen[chooses]
 
+    @property
+    def every(self) -> int:
+        """Positions of a key in the cache: those of a pool, if the keys of a block of the cache fill vectors."""
+        return self.config.block if self.row.pooled and self.config.block in (2, 4) else 1
+
     def by_blocks(self, name: str, x: Value, rope: Rope | None) -> Value:
         """Each head chooses blocks of positions for the key-value head of its number (MiniMax M3)."""
         own, recorder = self.config, self.builder.recorder
@@ -78,7 +83,7 @@ class Selector:
         share = tensors.constant_rows("weight of a head", [1.0 / math.sqrt(own.head_dim)] * own.heads, 1)
         weights = recorder.embed(share, positions=True)  # all positions are beyond its end
         return recorder.select_positions(
-            q, weights, recorder.append_index(k), own.heads, own.count, own.block, own.local, pooled=True
+            q, weights, recorder.append_index(k, self.every), own.heads, own.count, own.block, own.local, pooled=True
         )
 
     @property
@@ -112,7 +117,14 @@ class Selector:
             k = recorder.pool(k, gate, bias)
         weights = self.weights(name, x)
         return recorder.select_positions(
-            q, weights, recorder.append_index(k), own.heads, own.count, own.block, own.local, self.row.pooled
+            q,
+            weights,
+            recorder.append_index(k, self.every),
+            own.heads,
+            own.count,
+            own.block,
+            own.local,
+            self.row.pooled,
         )
 
     def weights(self, name: str, x: Value) -> Value:

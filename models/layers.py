@@ -34,6 +34,10 @@ class LayerRecorder:
         """The rows that the output reads, from those of the last layer."""
         return x
 
+    def hidden(self, x: Value) -> Value | None:
+        """What next-token heads read of the rows of the last layer, if it is not what the output reads."""
+        return None
+
     def layer(self, x: Value, layer: int) -> Value:
         """Attention, then the feed-forward; or both of the same rows."""
         builder, name = self.builder, f"blk.{layer}."

@@ -2,18 +2,21 @@
 
 Row t of a head reads token t + 1 and the hidden row of token t, and its logits are those of token t + 2. Hidden rows
 are those that the output of the model reads (`Plan.hidden`), or of the head before. So a head is a plan of its
-own, with its own cache, and begins with a Receive of the hidden rows.
+own, with its own cache, and begins with a Receive of the hidden rows. Of a model with hyper-connections these are all
+streams, each of which a head joins with the token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from localllm.models.architecture import Architecture
 from localllm.models.builder import Builder
 from localllm.models.config import Config
+from localllm.models.connections import ConnectionRecorder
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
 from localllm.models.forward import attention_of, finish
@@ -21,7 +24,7 @@ from localllm.models.layers import LayerRecorder
 from localllm.models.reading.config import read_config
 from localllm.models.recurrent import Recurrence
 from localllm.models.tensors import Tensors
-from localllm.plan import Plan, Recorder, Tensor
+from localllm.plan import Plan, Recorder, Tensor, Value
 
 
 def record_heads(
@@ -30,7 +33,7 @@ def record_heads(
     """Record every next-token head that a file holds, in order; some files count heads in `metadata` but hold none."""
     plans: list[Plan] = []
     config = read_config(metadata, architecture.name)
-    if config.connections is not None:  # whose heads read several streams, or wait for a program to compare with
+    if config.connections is not None and config.compression is None:  # no program runs them, to compare with
         return ()
     while config.heads_after and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
         config = read_config(metadata, architecture.name, head=len(plans) + 1)
@@ -49,18 +52,36 @@ def record_head(
     config, name = _attending(config, architecture), f"blk.{last}.nextn."
     builder = Builder(config, architecture, checked, recorder)
     recorder.begin_layer()
-    hidden = recorder.receive(config.width, "hidden")
+    streams = 1 if config.connections is None else config.connections.streams
+    hidden = recorder.receive(streams * config.width, "hidden")
     table = _first(checked, f"{name}embed_tokens", "token_embd")
     x = recorder.embed(checked.matrix(f"{table}.weight", config.vocabulary, config.width))
     if config.embedding_scale != 1.0:
         x = recorder.scale(x, config.embedding_scale)
-    joined = recorder.join(builder.norm(name + "enorm", x), builder.norm(name + "hnorm", hidden))
-    x = builder.linear(name + "eh_proj", joined, config.width, joined.width)
+    x = _joined(builder, name, x, hidden)
     attention = attention_of(builder, context or config.context_length)
-    x = LayerRecorder(builder, attention, Recurrence(builder), FeedForward(builder)).layer(x, last)
+    kind = LayerRecorder if config.connections is None else ConnectionRecorder
+    layers = kind(builder, attention, Recurrence(builder), FeedForward(builder))
+    seen = layers.layer(x, last)
     recorder.begin_layer()
     norm = _first(checked, f"{name}shared_head_norm", f"blk.{last}.layer_output_norm", architecture.output_norm)
-    return finish(builder, x, norm, _first(checked, f"{name}shared_head_head", "output"))
+    output = _first(checked, f"{name}shared_head_head", "output")
+    return finish(builder, layers.end(seen), norm, output, hidden=layers.hidden(seen))
+
+
+def _joined(builder: Builder, name: str, x: Value, hidden: Value) -> Value:
+    """The rows (T, width) of tokens, and each stream of the hidden rows, made one: (T, streams * width)."""
+    recorder, config = builder.recorder, builder.config
+    token = builder.norm(name + "enorm", x)
+    if config.connections is None:
+        joined = recorder.join(token, builder.norm(name + "hnorm", hidden))
+        return builder.linear(name + "eh_proj", joined, config.width, joined.width)
+    weight = builder.tensors.vector(f"{name}hnorm.weight", config.width)
+    normed = recorder.rms_norm(hidden, weight, config.eps, config.connections.streams)
+    starts = range(0, normed.width, config.width)
+    pairs = [recorder.join(token, recorder.columns(normed, start, start + config.width)) for start in starts]
+    streams = [builder.linear(name + "eh_proj", pair, config.width, pair.width) for pair in pairs]
+    return reduce(recorder.join, streams)
 
 
 def _first(tensors: Tensors, *names: str) -> str:

@@ -5,15 +5,15 @@ The class records the names that were used, so that `show` can list the tensors 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
+from localllm.models import derived
 from localllm.models.errors import ModelError
 from localllm.plan import Tensor, Weight
 
@@ -54,7 +54,7 @@ class Tensors:
     def shared_stack(self, name: str, experts: int, group: int, rows: int, columns: int) -> Weight:
         """Return a stack of one matrix per expert; the file holds one for each group of neighbouring experts."""
         stack = self.stack(name, experts // group, rows, columns)
-        return stack if group == 1 else Weight.of(_Shared(stack, group))
+        return stack if group == 1 else Weight.of(derived.Shared(stack, group))
 
     def optional(self, name: str, *shape: int) -> Weight | None:
         return self._checked(name, shape) if name in self else None
@@ -80,12 +80,12 @@ class Tensors:
 
     def numbers(self, name: str, values: Sequence[float]) -> Weight:
         """A vector that no file holds; equal names mean equal values."""
-        return Weight.of(_Numbers(name, tuple(values)))
+        return Weight.of(derived.Numbers(name, tuple(values)))
 
     def shaped(self, name: str, shape: tuple[int, ...], *stored: tuple[int, ...]) -> Weight:
         """The numbers of a small tensor in another shape than those that it may have in the file, one of `stored`."""
         weight = self.either(name, *stored)
-        return weight if weight.shape == shape else Weight.of(_Shaped(weight, shape))
+        return weight if weight.shape == shape else Weight.of(derived.Shaped(weight, shape))
 
     def constant_rows(self, name: str, row: Sequence[float], rows: int) -> Weight:
         """A matrix of equal rows that no file holds; equal names mean equal rows."""
@@ -101,7 +101,7 @@ class Tensors:
 
     def dilated(self, name: str, channels: int, count: int, step: int) -> Weight:
         """A kernel (channels, count) whose numbers are `step` rows apart, as one without gaps."""
-        return Weight.of(_Dilated(self.folded(name, channels, count), step))
+        return Weight.of(derived.Dilated(self.folded(name, channels, count), step))
 
     def flat(self, name: str, matrices: int, rows: int, columns: int) -> Weight:
         """A stack as one matrix, with the rows of all."""
@@ -109,7 +109,7 @@ class Tensors:
 
     def repeated(self, name: str, heads: int, width: int, factor: float = 1.0) -> Weight:
         """A vector of one number per head as weights (heads, width), each number times `factor` `width` times."""
-        return Weight.of(_Repeated(self.column(name, heads), width, factor))
+        return Weight.of(derived.Repeated(self.column(name, heads), width, factor))
 
     def integers(self, name: str, rows: int, width: int, most: int) -> Weight:
         """A table of integers from 0 to `most` - 1, (rows, width), as numbers."""
@@ -127,15 +127,15 @@ class Tensors:
             row, column = outside[0]
             text = f"expected numbers from 0 to {most - 1}, found {values[row, column]} (row {row})"
             raise ModelError(f"{name}: {text}")
-        return Weight.of(_Table(name, values.astype(np.float32)))
+        return Weight.of(derived.Table(name, values.astype(np.float32)))
 
     def inverse(self, name: str, width: int) -> Weight:
         """One divided by each number of a vector."""
-        return Weight.of(_Inverse(self.vector(name, width)))
+        return Weight.of(derived.Inverse(self.vector(name, width)))
 
     def slopes(self, heads: int, steepness: float) -> Weight:
         """The slopes of ALiBi by head (arXiv:2108.12409), which no file holds; a usual steepness is 8."""
-        return Weight.of(_Slopes(heads, steepness))
+        return Weight.of(derived.Slopes(heads, steepness))
 
     def row(self, name: str, width: int) -> Weight:
         """Return a vector as a matrix of one row."""
@@ -152,7 +152,7 @@ class Tensors:
         """
         matrix = self.matrix(name, heads * of, columns)
         plain = quant.FORMATS[matrix.format].block_values == 1
-        return Weight.of(_Transposed(matrix, matrix.format if plain else "F16", heads, rows, of))
+        return Weight.of(derived.Transposed(matrix, matrix.format if plain else "F16", heads, rows, of))
 
     def optional_part(self, name: str, start: int, stop: int, of: int) -> Weight | None:
         """Return values start..stop of a vector (of,), if the file holds it."""
@@ -213,200 +213,6 @@ class Tensors:
             raise ModelError(f"{name}: {error}") from None
         self._used.add(name)
         return Weight.of(weight)
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """A vector in memory as a tensor."""
-
-    name: str
-    values: tuple[float, ...]
-    format: str = "F32"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.values),)
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        return np.array([self.values] * (stop - start), np.float32).view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Table:
-    """A matrix of numbers in memory as a tensor."""
-
-    name: str
-    values: NDArray[np.float32]
-    format: str = "F32"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.values.shape)
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(self.values[start:stop]).view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shaped:
-    """The numbers of a tensor, float32, in another shape."""
-
-    weight: Weight
-    shape: tuple[int, ...]
-    format: str = "F32"
-
-    @property
-    def name(self) -> str:
-        return self.weight.name
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        numbers = quant.dequantize(self.weight.read(0, math.prod(self.weight.shape[:-1])), self.weight.format)
-        return np.ascontiguousarray(numbers.astype(np.float32).reshape(-1, self.shape[-1])[start:stop]).view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Repeated:
-    """Weights of heads, of which each has one number."""
-
-    weight: Weight  # (heads,) or (heads, 1)
-    width: int
-    factor: float
-    format: str = "F32"
-
-    @property
-    def name(self) -> str:
-        return f"{self.weight.name} x {self.width}" + (f" times {self.factor:g}" if self.factor != 1.0 else "")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.weight.shape[0], self.width)
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        every = self.weight.read(0, self.weight.shape[0] if len(self.weight.shape) > 1 else 1)
-        numbers = quant.dequantize(every, self.weight.format).reshape(-1, 1)[start:stop] * self.factor
-        return np.repeat(numbers.astype(np.float32), self.width, axis=1).view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """A stack (experts, rows, columns), every matrix of which stands for a group of experts."""
-
-    stack: Weight
-    group: int
-
-    @property
-    def name(self) -> str:
-        return self.stack.name
-
-    @property
-    def format(self) -> str:
-        return self.stack.format
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.group * self.stack.shape[0], *self.stack.shape[1:]
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        rows, parts = self.stack.shape[1], []
-        for expert in range(start // rows, -(-stop // rows)):
-            first, last = (min(max(at - expert * rows, 0), rows) for at in (start, stop))
-            own = expert // self.group * rows
-            parts.append(self.stack.read(own + first, own + last))
-        return np.concatenate(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Dilated:
-    """A kernel of a convolution with zeros between its numbers, float32."""
-
-    weight: Weight  # (channels, count)
-    step: int
-    format: str = "F32"
-
-    @property
-    def name(self) -> str:
-        return f"{self.weight.name} by {self.step}"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.weight.shape[0], (self.weight.shape[1] - 1) * self.step + 1
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        wide = np.zeros((stop - start, self.shape[1]), np.float32)
-        wide[:, :: self.step] = quant.dequantize(self.weight.read(start, stop), self.weight.format)
-        return wide.view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Inverse:
-    """The inverse of each number of a vector."""
-
-    weight: Weight
-    format: str = "F32"
-
-    @property
-    def name(self) -> str:
-        return f"1 / {self.weight.name}"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.weight.shape)
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        numbers = quant.dequantize(self.weight.read(start, stop), self.weight.format)
-        with np.errstate(divide="ignore"):
-            return (1.0 / numbers.astype(np.float32)).view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Slopes:
-    """Slopes of heads: a geometric series down to 2^-steepness; heads beyond a power of two take steps in between."""
-
-    heads: int
-    steepness: float
-    format: str = "F32"
-
-    @property
-    def name(self) -> str:
-        return f"slopes({self.heads}, {self.steepness:g})"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.heads,)
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        power = 1 << self.heads.bit_length() - 1  # largest power of two up to the number of heads
-        steps = [*range(2, 2 * power + 1, 2), *range(1, 2 * (self.heads - power), 2)]  # in halves
-        return (2.0 ** (-self.steepness / (2 * power) * np.array(steps))).astype(np.float32)[None].view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Transposed:
-    """The first rows of each `of` rows of a matrix, transposed, as a tensor (heads, columns, rows)."""
-
-    matrix: Weight
-    format: str
-    heads: int
-    rows: int
-    of: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.matrix.name} transposed"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.heads, self.matrix.shape[1], self.rows
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        columns, parts = self.matrix.shape[1], []
-        for head in range(start // columns, -(-stop // columns)):
-            stored = self.matrix.read(head * self.of, head * self.of + self.rows)
-            turned = quant.dequantize(stored, self.matrix.format).T
-            first = head * columns
-            wanted = np.ascontiguousarray(turned[max(start - first, 0) : stop - first])
-            parts.append(quant.quantize(wanted, self.format))
-        return np.concatenate(parts)
 
 
 def _text(shape: tuple[int, ...]) -> str:

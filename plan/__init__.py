@@ -13,7 +13,7 @@ from localllm.plan.attention import Append, Attention, Rotate, SelectPositions
 from localllm.plan.batch import BLOCK, Batch
 from localllm.plan.connections import Connect
 from localllm.plan.experts import Experts, Gating, Stack
-from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, flattened
+from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, RotateEnds, flattened
 from localllm.plan.matrix_scan import MatrixLayer, MatrixScan
 from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation, Read
@@ -98,6 +98,7 @@ __all__ = [
     "Rope",
     "RopeStyle",
     "Rotate",
+    "RotateEnds",
     "RowLayer",
     "Rows",
     "Scale",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from localllm.plan.attention import Append, Rotate
 from localllm.plan.operation import Operation, Read
-from localllm.plan.operations import Add, Glu, Linear, Norm
+from localllm.plan.operations import Add, Columns, Glu, Join, Linear, Norm
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight
 
@@ -140,6 +140,24 @@ class Heads:
         """A key that is equal for queries and keys that one kernel can prepare."""
         rotation, norm = self.rotation, self.norm
         return rotation.head_dim, rotation.rope.style, rotation.rope.n_rot, norm is not None, norm and norm.eps
+
+
+@dataclass(frozen=True, slots=True)
+class RotateEnds(Fused):
+    """The rotation of the last numbers of every head, which are cut off and joined to the others again."""
+
+    ends: Columns
+    rotation: Rotate
+    others: Columns
+    join: Join
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return self.ends, self.rotation, self.others, self.join
+
+    @property
+    def internal(self) -> tuple[Value, ...]:
+        return self.ends.out, self.rotation.out, self.others.out
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ help, as with the coarsest formats, rows are rounded normally.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,21 +24,29 @@ DAMPING = 0.01  # share of the mean that is added to the diagonal, to stabilize 
 STRIPE = 32  # columns per update of the rest of the matrix
 
 
-def quantize(weights: F32, hessian: F64, format_name: str) -> U8:
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What matrices that read the same input share; it takes as long to find as to round a square matrix."""
+
+    upper: F32  # (columns, columns): U with U^T U = (H + damping)^-1
+    importance: F32  # (columns,): the weight of an error in each column if all later columns compensate it
+
+
+def quantize(weights: F32, hessian: F64, format_name: str, shared: Feedback | None = None) -> U8:
     """Quantize a matrix float32 (rows, columns) to stored rows uint8 (rows, bytes).
 
     `hessian` (columns, columns) is the sum of x x^T over inputs x of the matrix; a column whose inputs were all zero
-    counts as unimportant. QuantError as for `quant.quantize`.
+    counts as unimportant. `shared` is its `feedback`, if known. QuantError as for `quant.quantize`.
     """
     squares = np.maximum(np.diagonal(hessian), 0)
     plain = quant.quantize(weights, format_name, (squares / max(squares.mean(), 1e-30)).astype(np.float32))
-    made = _with_feedback(weights, hessian, format_name)
+    made = _with_feedback(weights, shared or feedback(hessian), format_name)
     errors = [output_error(weights, quant.dequantize(rows, format_name), hessian) for rows in (made, plain)]
     return made if errors[0] < errors[1] else plain
 
 
-def _with_feedback(weights: F32, hessian: F64, format_name: str) -> U8:
-    feedback, importance = _feedback(hessian)
+def _with_feedback(weights: F32, shared: Feedback, format_name: str) -> U8:
+    upper, importance = shared.upper, shared.importance
     fmt, columns = quant.FORMATS[format_name], weights.shape[1]
     w = np.ascontiguousarray(weights.T)  # (columns, rows): what remains of every column
     out = []
@@ -44,17 +54,17 @@ def _with_feedback(weights: F32, hessian: F64, format_name: str) -> U8:
         stop = start + fmt.block_values
         rows = quant.quantize(np.ascontiguousarray(w[start:stop].T), format_name, importance[start:stop])
         if format_name in CODED:
-            _choose_codes(rows, w, feedback, start, stop, format_name)
+            _choose_codes(rows, w, upper, start, stop, format_name)
         else:
             missed = w[start:stop] - quant.dequantize(rows, format_name).T
             # e / U_ii of every column; solves the feedback within the block at once
-            carried = np.linalg.solve(feedback[start:stop, start:stop].T.astype(np.float64), missed.astype(np.float64))
-            w[stop:] -= feedback[start:stop, stop:].T @ carried.astype(np.float32)
+            carried = np.linalg.solve(upper[start:stop, start:stop].T.astype(np.float64), missed.astype(np.float64))
+            w[stop:] -= upper[start:stop, stop:].T @ carried.astype(np.float32)
         out.append(rows)
     return np.concatenate(out, axis=1)
 
 
-def _choose_codes(rows: U8, w: F32, feedback: F32, start: int, stop: int, format_name: str) -> None:
+def _choose_codes(rows: U8, w: F32, upper: F32, start: int, stop: int, format_name: str) -> None:
     """Write codes into the blocks `rows` (rows, bytes of one block), and carry the error into the later columns."""
     coded = CODED[format_name]
     scale, offset = (np.ascontiguousarray(part.T) for part in grid(rows, format_name))  # (block, rows)
@@ -69,15 +79,14 @@ def _choose_codes(rows: U8, w: F32, feedback: F32, start: int, stop: int, format
             level = coded.nearest((w[column] - offset[i]) * inverse[i])
             chosen[i] = coded.codes[level]
             missed = w[column] - (offset[i] + scale[i] * coded.levels[level])
-            carried[column - first] = missed / feedback[column, column]
-            w[column + 1 : last] -= feedback[column, column + 1 : last, None] * carried[column - first]
-        w[last:] -= feedback[first:last, last:].T @ carried
+            carried[column - first] = missed / upper[column, column]
+            w[column + 1 : last] -= upper[column, column + 1 : last, None] * carried[column - first]
+        w[last:] -= upper[first:last, last:].T @ carried
     coded.write(rows, np.ascontiguousarray(chosen.T))
 
 
-def _feedback(hessian: F64) -> tuple[F32, F32]:
-    """Return the upper triangular U (columns, columns) with U^T U = (H + damping)^-1, and the weight (columns,) of an
-    error in each column if all later columns compensate it."""
+def feedback(hessian: F64) -> Feedback:
+    """Return how errors of columns are compensated; two decompositions of the Hessian."""
     h = hessian.astype(np.float64)
     diagonal = np.einsum("ii->i", h)
     diagonal[diagonal <= 0] = max(float(diagonal.mean()), 1e-12)
@@ -85,7 +94,7 @@ def _feedback(hessian: F64) -> tuple[F32, F32]:
     inverse = np.linalg.inv(h)
     upper = np.linalg.cholesky((inverse + inverse.T) / 2).T
     importance = 1.0 / np.square(np.diagonal(upper))
-    return np.ascontiguousarray(upper, np.float32), (importance / importance.mean()).astype(np.float32)
+    return Feedback(np.ascontiguousarray(upper, np.float32), (importance / importance.mean()).astype(np.float32))
 
 
 def output_error(weights: F32, stored: F32, hessian: F64) -> float:

@@ -17,6 +17,7 @@ from localllm.plan import BLOCK, Batch, Rows
 SPLIT_ROWS = 32  # maximum rows of a batch for split tasks; more rows give enough tasks, and are bound by arithmetic
 SPLIT_BYTES = 16 << 20  # bytes for the states of partitions, unless a single row needs more
 TASKS_PER_THREAD = 6  # minimum, so that threads finish at about the same time
+READING = 0.3  # cost of reading the rows of a block for some pieces, in those of a piece's arithmetic (Zen 4)
 _SLOTS = [Work.tiles, Work.tile_rows, Work.split, Work.heads, Work.partitions]
 
 
@@ -29,7 +30,7 @@ class Sharing:
         self._tiles = np.zeros((most, 2), np.int32)
         self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
-        self._of_partition = shape.kv_heads * shape.state_bytes(shape.group)
+        self._of_partition = shape.pieces * shape.state_bytes(shape.piece)
         longest = shape.listed(limits.positions - 1, window)
         row = -(-longest // (BLOCK * PARTITION)) * self._of_partition
         self.partial_bytes = max(row, min(SPLIT_BYTES, row * min(most, SPLIT_ROWS)))
@@ -41,13 +42,23 @@ class Sharing:
         partitions = -(-shape.listed(last, self._window) // (BLOCK * PARTITION))
         seen = min(partitions, self._window // (BLOCK * PARTITION) + 2) if shape.window else partitions
         split = seen > 1 and rows <= SPLIT_ROWS and rows * partitions * self._of_partition <= self.partial_bytes
-        heads = 1
-        if split:
-            wanted = TASKS_PER_THREAD * self._threads
-            most = shape.kv_heads if shape.slices == 1 else 1  # heads with selections of their own: one to a task
-            divisors = [n for n in range(1, most + 1) if shape.kv_heads % n == 0]
-            heads = max((n for n in divisors if tiles * seen * (shape.kv_heads // n) >= wanted), default=1)
+        heads = self._heads(rows, tiles * (seen if split else 1), split)
         self.work[_SLOTS] = tiles, self._at, split, heads, partitions
+
+    def _heads(self, rows: int, parts: int, split: bool) -> int:
+        """Return the number of pieces per task, for so many tiles or partitions of tiles."""
+        shape, threads = self._shape, self._threads
+        if split:
+            most = shape.kv_heads if shape.slices == 1 else 1  # heads with selections of their own: one to a task
+            found = [n for n in range(1, most + 1) if shape.kv_heads % n == 0]
+            enough = [n for n in found if parts * (shape.kv_heads // n) >= TASKS_PER_THREAD * threads]
+            if enough or shape.of_head == 1:
+                return shape.of_head * max(enough, default=1)
+        if rows > SPLIT_ROWS:
+            return shape.of_head
+        divisors = [n for n in range(1, shape.of_head + 1) if shape.of_head % n == 0]
+        turns = {n: -(-parts * shape.pieces // (n * threads)) for n in divisors}  # of the thread with most tasks
+        return min(divisors, key=lambda n: turns[n] * (n + READING))
 
 
 def fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:

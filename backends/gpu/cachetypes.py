@@ -6,6 +6,8 @@ head and block (64 positions, or the pools that end there, W words of a position
     keys    words (W, 64 positions), scales (G, 64 positions)
     values  words (64 positions, W), scales (64 positions, G)
 
+Where every row lists the positions that it reads, keys stand as values do; and so one row may be both.
+
 A position's bytes are those of `backends.cache.store`. Floats are filled up to whole words. The scale of q8_0, q5_0 and
 q4_0 is a half in `scales`; q5_1 and q4_1 have scale and minimum as the first word of a group, and no `scales`.
 """
@@ -85,13 +87,23 @@ CACHE: dict[str, CacheRow] = {
 }
 
 
+def stored_once(layer: CacheLayer, cache: CacheTypes) -> bool:
+    """Whether the values, which are the first numbers of the keys, are read there.
+
+    Not where the stored numbers differ: in another type, or in types that rotate heads by their width. Keys that are
+    not gathered stand with the position as lane.
+    """
+    row, same = CACHE[cache.values], cache.keys == cache.values and not CACHE[cache.keys].type.rotated
+    return layer.gathered and layer.prefix and same and row.size(layer.value_dim) == layer.value_dim
+
+
 def part_bytes(layer: Store, cache: CacheTypes) -> tuple[int, int]:
     """Return the bytes of the keys and of the values of one cache block; of a recurrent layer, its rows and state."""
     if not isinstance(layer, CacheLayer):
         return 4 * BLOCK * layer.row, 4 * layer.state
     rows = rows_of_block(layer.every)
     keys, values = CACHE[cache.keys].bytes(layer.head_dim, rows), CACHE[cache.values].bytes(layer.value_dim, rows)
-    return layer.kv_heads * keys, layer.kv_heads * values
+    return layer.kv_heads * keys, 0 if stored_once(layer, cache) else layer.kv_heads * values
 
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import CacheTypes
-from localllm.backends.gpu.cachetypes import CACHE, block_bytes, part_bytes
+from localllm.backends.gpu.cachetypes import CACHE, block_bytes, part_bytes, stored_once
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.memory import DeviceMemory
 from localllm.backends.gpu.references import CacheOf
@@ -27,7 +27,9 @@ class PagedCache:
         self._rows = CACHE[cache.keys], CACHE[cache.values]
         self._part_bytes = [part_bytes(layer, cache) for layer in plan.layers]
         self.block_bytes = block_bytes(plan, cache)
-        self.layout = f"gpu {cache.keys} {cache.values} {BLOCK}"  # layout of `cachetypes`: heads of keys, then values
+        once = any(isinstance(layer, CacheLayer) and stored_once(layer, cache) for layer in plan.layers)
+        # Layout of `cachetypes`: heads of keys, then values.
+        self.layout = f"gpu {cache.keys} {cache.values} {BLOCK}{' once' * once}"
 
     def _parts(self, layer: int) -> Iterator[tuple[Any, slice, int]]:
         """Return for keys and for values: buffer, offset in the content of a block, bytes per block."""

@@ -80,6 +80,7 @@ class Gptq:
         names = [n for n in tensors if formats.get(n, "F32") not in NOT_ROUNDED and _has_feedback(n)]
         self._portions = {name: portion for portion in portions(tensors, names, memory) for name in portion}
         self._moments: dict[str, NDArray[np.float64]] = {}
+        self._shared: tuple[NDArray[np.float64], int, gptq.Feedback] | None = None  # moments, expert
 
     def store(self, name: str, values: F32, format_name: str) -> U8:
         columns = values.shape[-1]
@@ -90,14 +91,22 @@ class Gptq:
         alike = np.ones(columns, np.float32)  # for an expert without rows, as in an importance matrix
         return np.concatenate(
             [
-                gptq.quantize(matrix, held, format_name) if held.any() else quant.quantize(matrix, format_name, alike)
-                for matrix, held in zip(matrices, moments, strict=True)
+                gptq.quantize(matrix, moments[i], format_name, self._feedback(moments, i))
+                if moments[i].any()
+                else quant.quantize(matrix, format_name, alike)
+                for i, matrix in enumerate(matrices)
             ]
         )
 
+    def _feedback(self, moments: NDArray[np.float64], expert: int) -> gptq.Feedback:
+        """Return the feedback of an expert's moments; found once for neighbours in the file such as gate and up."""
+        if self._shared is None or self._shared[0] is not moments or self._shared[1] != expert:
+            self._shared = moments, expert, gptq.feedback(moments[expert])
+        return self._shared[2]
+
     def _moments_of(self, name: str) -> NDArray[np.float64] | None:
         if name in self._portions and name not in self._moments:
-            self._moments = {}  # before the next ones are allocated
+            self._moments, self._shared = {}, None  # before the next ones are allocated
             self._moments = collect(self._model, self._windows, self._portions[name], self._progress)
         return self._moments.get(name)
 

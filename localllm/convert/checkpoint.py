@@ -38,7 +38,7 @@ from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
-_WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")  # the ends of whole names
+_WHOLE = (*_SUFFIXES, ".", ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")  # the ends of whole names
 _EXACT = (
     *("ffn_gate_inp", "ssm_conv1d", "ple_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
     *("position_embd", "token_types", "hc_attn_", "hc_ffn_", "output_hc_", "indexer_compressor_"),
@@ -58,7 +58,7 @@ class Checkpoint(Closing):
             raise ConvertError(f"{folder}: not a folder; give a model folder as saved by transformers")
         config = told_by_tensors(folder) or read_config(folder)
         recipe, packing = _recipe(config), read_packing(config)
-        config = HfConfig(config.path, config.values, recipe.assumed(config))
+        config = recipe.said(config)
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
@@ -230,7 +230,7 @@ def _made(
         for source in sources:
             parts = shelf.take(prefix, tuple(name + suffix for name in source.names))
             if parts is not None:
-                yield _stored(t.renamed(source.change(parts, sizes), key + suffix), offset)
+                yield _stored(t.renamed(source.change(parts, sizes), key.removesuffix(".") + suffix), offset)
                 break
 
 

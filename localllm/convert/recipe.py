@@ -27,8 +27,9 @@ class Sizes:
 
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
-Key = int | str | Callable[[HfConfig], Any] | None  # None: the file gets no such key
+Key = int | float | str | Callable[[HfConfig], Any] | None  # None: the file gets no such key
 TokenizerModel = Literal["", "gemma4"]
+RopeTensors = bool | Literal["whole"]
 Check = Callable[[HfConfig], str | None]  # returns why results would differ from transformers, or None
 
 
@@ -40,7 +41,8 @@ def only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 class From:
     """Names below `model.layers.N.`, and the change that combines them to one tensor; `{}` in a name counts from 0.
 
-    The key in the table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`.
+    The key in the table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`; one that
+    ends with a dot has none.
     """
 
     names: tuple[str, ...]
@@ -289,16 +291,16 @@ class Recipe:
     layer: Mapping[str, tuple[From, ...]]  # the first whose names exist is used
     norm_offset: float = 0.0  # added to the weights of norms
     plain_norms: tuple[str, ...] = ()  # but of these
-    rope_tensors: bool = False  # whether the file can store frequency factors
+    rope_tensors: RopeTensors = False  # whether the file can store frequency factors; whole: for heads rotated in part
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, Key] = field(default_factory=dict)  # other keys: a number, or where it is from
     checks: tuple[Check, ...] = ()
     head_dim: Callable[[HfConfig], int] | None = None  # width of the heads that see everything, if it differs
     when: Callable[[HfConfig], bool] | None = None  # of several recipes for a class, the first for which this holds
-    top: Mapping[str, From | tuple[From, ...]] = field(
-        default_factory=dict
-    )  # sources outside of layers, if they differ
+    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # values in the words of transformers, for others
+    # sources outside of layers, if they differ
+    top: Mapping[str, From | tuple[From, ...]] = field(default_factory=dict)
     unread: Callable[[str, HfConfig], bool] | None = None  # tensors of the folder that no model reads
     tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
     templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
@@ -319,6 +321,11 @@ class Recipe:
     def whole(self, config: HfConfig) -> dict[str, Any]:
         """Return the whole keys for this config.json."""
         return _values(self.whole_keys, config)
+
+    def said(self, config: HfConfig) -> HfConfig:
+        """Return config.json in the words of transformers, with the defaults."""
+        values = {**config.values, **self.words(config)} if self.words is not None else config.values
+        return HfConfig(config.path, values, self.assumed(config))
 
     def prefixes(self, sizes: Sizes) -> list[str]:
         """Return what the names of a layer's tensors begin with, in the order of the file's layers."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import RopeTensors
 from localllm.convert.tensor import LazyTensor, plain
 
 _KINDS_OF_FULL = ("full_attention", "indexed_attention", "compress")  # names of tables in rope_parameters
@@ -52,7 +53,7 @@ class _Given:
         return value
 
 
-def rope_of(config: HfConfig, head_dim: int, tensors_allowed: bool) -> RopeKeys:
+def rope_of(config: HfConfig, head_dim: int, tensors_allowed: RopeTensors) -> RopeKeys:
     """Return keys, tensors and notes; ConvertError for a type that is unknown or that the architecture cannot hold."""
     parameters = config.table("rope_parameters", "rope_scaling")
     sliding: dict[str, Any] = {}
@@ -77,9 +78,16 @@ def rope_of(config: HfConfig, head_dim: int, tensors_allowed: bool) -> RopeKeys:
             f"{rope.path}: rope_type {kind} needs frequency factors, which have no place in GGUF files of this "
             "architecture: llama.cpp would not load the file"
         )
+    if tensors_allowed == "whole":  # as many as heads rotated in whole need; the others are 1
+        found = replace(found, tensors=tuple([_padded(tensor, head_dim // 2) for tensor in found.tensors]))
     if (other := local.get("rope_type") or "default") not in ("default", kind):
         raise local.error("rope_type", other, "default")
     return RopeKeys(keys | found.keys, found.tensors, found.notes)
+
+
+def _padded(tensor: LazyTensor, count: int) -> LazyTensor:
+    factors = tensor.read(0, 1).view(np.float32)[0]
+    return plain(tensor.name, np.concatenate([factors, np.ones(count - len(factors), np.float32)]))
 
 
 def _default(given: _Given) -> RopeKeys:

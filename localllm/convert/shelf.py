@@ -19,16 +19,17 @@ _PREFIXES = (
     ("transformer.", "model."), ("h.", "model.layers."),
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
-    r"(model\.)?(vit|vision(_(tower|model|encoder))?|visual|multi_modal_projector|mm_projector|patch_merge_mlp|audio_(tower|encoder)|"
-    r"embed_vision|embed_audio|mlp_AR|aligner|image_\w+|speaker_encoder|code_predictor|mimi|"
-    r"flow_lm\.(flow_net|out_eos|speaker_proj_weight|emb_mean|emb_std))(\.|$)"
+    r"(model\.)?(vit|vision(_(tower|model|encoder|adapter|projection))?|visual|vit_large_projector|multi_modal_projector|"
+    r"mm_projector|patch_merge_mlp|audio_(tower|encoder)|embed_vision|embed_audio|mlp_AR|aligner|image_\w+|"
+    r"speaker_encoder|code_predictor|mimi|flow_lm\.(flow_net|out_eos|speaker_proj_weight|emb_mean|emb_std))(\.|$)"
 )
 _DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")
 _HYPER = ".hc_pre."  # a part of the names of Hunyuan 4's hyper-connections; transformers saves it in another place
 _BARE = ("embed_tokens.", "layers.", "norm.", "wte.", "wpe.", "ln_f.")  # a model saved without its head
 _COMPUTED = (
-    "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attention.masked_bias",
-    ".attn.masked_bias", ".attn.bias", ".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay",
+    "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "rotary_pos_emb.inv_freq",
+    ".relative_pe.slopes", "attention.masked_bias", ".attn.masked_bias", ".attn.bias", ".slope_rate", ".query_decay",
+    ".key_decay", ".diagonal_decay",
 )  # fmt: skip
 _FP8_SCALES = ("weight_scale_inv", "weight_scale", "scale")
 _FP8_OTHERS = ("activation_scale", "input_scale")

@@ -1,4 +1,5 @@
-"""Vocabularies that a folder holds as tiktoken.model alone: Kimi's. Its code, which cuts text into words, is not run.
+"""Vocabularies that a folder holds as a file of tiktoken alone: those of Kimi, Qwen 1 and GLM 4 (2024). Their programs,
+which cut text into words, are not run; their rules are known by the names of their classes.
 
 A line is a token in base64 and its rank, which is its id. tiktoken joins the neighbours whose token has the lowest
 rank, so that the last pair that makes a token is its merge.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +22,73 @@ from localllm.printable import printable
 from localllm.tokenizer.encoders import BYTE_LETTERS
 
 FILE = "tiktoken.model"
-NOTE = "capitals inside words do not begin a token, as in llama.cpp; Kimi's own code cuts there"
 _MAX_BYTES = 1 << 24  # Kimi's has 3 MB
 _MAX_TOKEN = 256  # bytes; Kimi's longest token has 128
-_RESERVED = 256  # ids behind the tokens of the file; those without a name are <|reserved_token_N|>
 
 
-def from_tiktoken(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert the file to the keys of byte-level BPE; ConvertError if it is not Kimi's, whose words are known."""
-    path = files.folder / FILE
-    if "kimi" not in str(files.settings.get("auto_map")).lower():
-        raise ConvertError(
-            f"{path}: tokenizer_config.json names no tokenizer of Kimi, so the rule that cuts text is unknown; load "
-            "the tokenizer with transformers (AutoTokenizer) and save it as a fast one (tokenizer.json) into the folder"
-        )
-    ranks = _read(path, files.rows)
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A tokenizer whose rule is known. `specials` are the texts of ids behind the file's; {} is the id."""
+
+    name: str  # a part of what tokenizer_config.json calls its class, in small letters
+    file: str
+    pre: str
+    specials: tuple[str, ...] = ()
+    end: str = ""  # the special token that ends texts, where no file tells one
+    add_bos: bool | None = None
+    note: str = ""
+
+
+_KINDS = (
+    Kind(
+        "kimi", FILE, "kimi-k2", ("<|reserved_token_{}|>",) * 256,  # those without a name
+        note="capitals inside words do not begin a token, as in llama.cpp; Kimi's own code cuts there",
+    ),
+    Kind(
+        "qwentokenizer", "qwen.tiktoken", "qwen2",
+        ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205))),
+        end="<|endoftext|>", add_bos=False,
+    ),
+    Kind("chatglm4tokenizer", "tokenizer.model", "chatglm-bpe", add_bos=False),
+)  # fmt: skip
+
+
+def tiktoken_kind(files: TokenizerFiles) -> Kind | None:
+    """Return the kind of the folder's file, None without one; ConvertError if it is not known how it cuts text."""
+    said = f"{files.settings.get('auto_map')} {files.settings.get('tokenizer_class')}".lower()
+    for kind in _KINDS:
+        if kind.name in said and (files.folder / kind.file).is_file():
+            return kind
+    for name in {kind.file for kind in _KINDS} - {"tokenizer.model"}:  # which may be SentencePiece's
+        if (path := files.folder / name).is_file():
+            raise ConvertError(
+                f"{path}: tokenizer_config.json names no tokenizer of Kimi or Qwen, so the rule that cuts text is "
+                "unknown; load the tokenizer with transformers (AutoTokenizer) and save it as a fast one "
+                "(tokenizer.json) into the folder"
+            )
+    return None
+
+
+def from_tiktoken(files: TokenizerFiles, kind: Kind) -> dict[str, Any]:
+    """Convert the file to the keys of byte-level BPE."""
+    ranks = _read(files.folder / kind.file, files.rows)
     tokens = Tokens.padding(files.rows)
     for token, rank in ranks.items():
         tokens.put(rank, _letters(token), NORMAL, 0.0)
-    first = max(ranks.values()) + 1
-    for i in range(first, first + _RESERVED):
-        tokens.put(i, f"<|reserved_token_{i}|>", CONTROL, 0.0)
+    for i, text in enumerate(kind.specials, max(ranks.values()) + 1):
+        tokens.put(i, text.format(i), CONTROL, 0.0)
     add_tokens(tokens, files)
     pairs = (_merge(ranks, token, rank) for token, rank in sorted(ranks.items(), key=lambda item: item[1]))
-    return {
+    keys: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "kimi-k2",
+        "tokenizer.ggml.pre": kind.pre,
         "tokenizer.ggml.tokens": tokens.texts,
         "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
         "tokenizer.ggml.merges": [" ".join(_letters(part) for part in pair) for pair in pairs if len(pair) == 2],
     }
+    if kind.end in tokens.texts:
+        keys |= {f"tokenizer.ggml.{x}_token_id": tokens.texts.index(kind.end) for x in ("bos", "eos", "unknown")}
+    return keys if kind.add_bos is None else {**keys, "tokenizer.ggml.add_bos_token": kind.add_bos}
 
 
 def _read(path: Path, rows: int) -> dict[bytes, int]:

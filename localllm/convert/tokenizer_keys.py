@@ -15,11 +15,13 @@ from localllm.convert.encoder_tokens import from_unigram, from_unigram_pieces, f
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.plain_bpe import as_fast
+from localllm.convert.plamo_tokens import FILE as PLAMO
+from localllm.convert.plamo_tokens import from_plamo
 from localllm.convert.recipe import TokenizerModel
 from localllm.convert.sentencepiece import UNIGRAM, read_pieces
 from localllm.convert.special import special_keys
 from localllm.convert.templates import template_keys
-from localllm.convert.tiktoken_tokens import FILE, NOTE, from_tiktoken
+from localllm.convert.tiktoken_tokens import from_tiktoken, tiktoken_kind
 from localllm.convert.tokens import ADDED_SCORE, CONTROL, TokenizerFiles, optional
 from localllm.convert.world_tokens import FILE as WORLD
 from localllm.convert.world_tokens import from_world
@@ -32,7 +34,11 @@ _CHECK = (
 )
 
 
-_OWN_FILES = {FILE: from_tiktoken, WORLD: from_world}
+_INCOMPLETE = {  # classes of programs, which are not run
+    "ChatGLMTokenizer": "the special tokens of ChatGLM 2 and 3 are in the tokenizer's program alone, which is not run; "
+    "save a fast tokenizer (tokenizer.json) into the folder, or take a GGUF file",
+}
+_OWN_FILES = {WORLD: from_world, PLAMO: from_plamo}
 _ENCODERS = {"WordPiece": from_wordpiece, "Unigram": from_unigram}
 
 
@@ -65,7 +71,8 @@ def tokenizer_keys(
         keys["tokenizer.ggml.add_bos_token"] = True
     tokenizer = Tokenizer.from_metadata(keys)
     if not fast:
-        return TokenizerKeys(keys, () if files.fast or keys["tokenizer.ggml.model"] != "gpt2" else (NOTE,))
+        of_tiktoken = None if files.fast else tiktoken_kind(files)
+        return TokenizerKeys(keys, (of_tiktoken.note,) if of_tiktoken is not None and of_tiktoken.note else ())
     return TokenizerKeys(keys, _differences(files.path, tokenizer, around=kind != "gemma4"))
 
 
@@ -85,6 +92,10 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
     name = str(model.get("type"))
     if name in _ENCODERS:
         return _ENCODERS[name](files)
+    if not files.fast and (of_tiktoken := tiktoken_kind(files)) is not None:
+        return from_tiktoken(files, of_tiktoken)
+    if (lacking := _INCOMPLETE.get(str(files.settings.get("tokenizer_class")))) and not files.fast:
+        raise ConvertError(f"{files.folder}: {lacking}")
     by_bytes = bool(files.fast) and not model.get("byte_fallback")
     if pieces is not None and not by_bytes and not (files.fast and kind):
         found = read_pieces(pieces)

@@ -22,7 +22,9 @@ def read_indexer(
     kv_heads: tuple[int, ...],
     context_length: int,
     attends: tuple[bool, ...],
+    head: int = 0,
 ) -> IndexerConfig | None:
+    """Read the keys of an indexer; the last `head` layers are next-token heads."""
     if row.indexer is None:
         return None
     if row.indexer.optional and not keys.integer("attention.indexer.top_k", 0, MAX_CONTEXT, default=0):
@@ -30,7 +32,7 @@ def read_indexer(
     blocks, layers = row.indexer.layers == "routed", range(len(windows))
     key = "attention.indexer."
     if row.indexer.layers == "types":
-        own = _types(keys, attends, context_length)
+        own = _types(keys, attends, context_length, head)
     elif row.indexer.layers == "ratios":
         own = tuple([sees and ratio > 0 for sees, ratio in zip(attends, _ratios(keys, len(attends)), strict=True)])
         if not any(own):
@@ -93,11 +95,11 @@ def _eps(keys: Keys, eps: float | str) -> float:
     return keys.real("attention.layer_norm_rms_epsilon" if eps == "rms" else "attention.layer_norm_epsilon", 0.0, 1.0)
 
 
-def _types(keys: Keys, attends: tuple[bool, ...], context_length: int) -> tuple[bool, ...]:
-    """Whether each layer has an indexer of its own."""
+def _types(keys: Keys, attends: tuple[bool, ...], context_length: int, head: int) -> tuple[bool, ...]:
+    """Whether each layer has an indexer of its own; a file does not tell it of next-token heads."""
     key, layers = "attention.indexer.types", len(attends)
     if keys.metadata.get(keys.prefix + key) is not None:
-        own = keys.flags(key, layers, True)
+        own = keys.flags(key, layers - head, True) + (True,) * head
     else:
         first = 2  # layers that have one before the pattern begins
         own = tuple([context_length < _LONG or n < first or (n - first) % _EVERY == 0 for n in range(layers)])

@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import accumulate
 
 from localllm.plan.attention import Append, Attention, Rotate
-from localllm.plan.fused import Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup
+from localllm.plan.fused import Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, RotateEnds
 from localllm.plan.operation import Operation
-from localllm.plan.operations import Add, Glu, Linear, Norm
+from localllm.plan.operations import Add, Columns, Glu, Join, Linear, Norm
 from localllm.plan.plan import Plan
 from localllm.plan.values import Value
 
@@ -113,6 +113,36 @@ def fuse_heads(plan: Plan, keep: Collection[Value] = ()) -> Plan:
             changed |= {gone: [] for numbers, _ in (both[0], both[1]) for gone in numbers}
             changed[number] = [HeadsAppend(both[0][1], both[1][1], op)]
     return _rewritten(plan, changed)
+
+
+def fuse_ends(plan: Plan, keep: Collection[Value] = ()) -> Plan:
+    """Rotate the last numbers of heads where they are, if only the rotated heads are read afterwards."""
+    uses = _uses(plan, keep)
+    made = {value.index: number for number, op in enumerate(plan.operations) for value in op.outputs}
+    changed: dict[int, list[Operation]] = {}
+    for number, join in enumerate(plan.operations):
+        if not isinstance(join, Join):
+            continue
+        others, rotation = plan.operations[made[join.a.index]], plan.operations[made[join.b.index]]
+        if not isinstance(others, Columns) or not isinstance(rotation, Rotate):
+            continue
+        ends = plan.operations[made[rotation.x.index]]
+        if not isinstance(ends, Columns) or not _halves(others, ends, join, rotation):
+            continue
+        parts = others, rotation, ends
+        if all(uses[op.out.index] == 1 for op in parts):
+            changed |= {made[op.out.index]: [] for op in parts}
+            changed[number] = [RotateEnds(ends, rotation, others, join)]
+    return _rewritten(plan, changed)
+
+
+def _halves(first: Columns, last: Columns, join: Join, rotation: Rotate) -> bool:
+    """Return whether these are the two parts of each head of one value, of which the last is rotated."""
+    size = last.x.width // last.groups
+    return (
+        first.x == last.x and first.groups == last.groups == join.groups and rotation.head_dim == size - last.start
+        and (first.start, first.stop, last.stop) == (0, last.start, size)
+    )  # fmt: skip
 
 
 def _of_each_head(norm: Norm, head_dim: int) -> bool:

@@ -37,7 +37,7 @@ class Heads:
         return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * value_dim
 
 
-HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows within a block, over one and over many
+HEADS = (  # groups of 1 to 9, 16, 32; widths that fill no vector; windows within a block, over one and over many
     Heads(1, 1, 8),
     Heads(3, 3, 7),
     Heads(2, 1, 64),
@@ -62,6 +62,7 @@ HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows 
     Heads(5, 1, 576, value_dim=512),
     Heads(4, 2, 32, reach=5),
     Heads(3, 1, 20, reach=40, softcap=2.0),
+    Heads(64, 2, 16, sinks=True, slopes=True),
 )
 WIDE = (Heads(5, 1, 1088, value_dim=1024),)  # latent rows of dots3note's windows, too wide for cards
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
-from localllm.plan import Recorder, Rope, Value
+from localllm.plan import Recorder, Rope, RopeStyle, Value
 from localllm.plan.connections import connect_width
 from tests.backends.rounding import (
     Slack,
@@ -49,6 +50,14 @@ def table(width: int) -> MemoryWeight:
     edges = (-200.0, -100.0, -88.0, -87.0, -1e-30, 0.0, 1e-30, 60.0, 88.0, 200.0)
     values[0, :] = np.resize(edges, width)
     return MemoryWeight.of("table", values)
+
+
+def turned_ends(r: Recorder, x: Value, style: RopeStyle, size: int, n_rot: int, again: bool) -> Value:
+    """Three heads, whose last numbers are rotated; `again`: x is read afterwards too."""
+    rope = Rope(style, n_rot, tuple(500.0 ** (-2 * i / n_rot) for i in range(n_rot // 2)), 1.25, 0.1, 7)
+    ends = r.rotate(r.columns(x, size - n_rot, size, 3), n_rot, rope)
+    y = r.join(r.columns(x, 0, size - n_rot, 3), ends, 3)
+    return r.add(y, r.scale(x, 0.5)) if again else y
 
 
 @dataclass(frozen=True)
@@ -165,6 +174,10 @@ for style in ("norm", "neox"):
     CASES[f"rotate {style}, and what was rotated"] = Case(
         24, lambda r, x, s=style: r.add(r.rotate(x, 12, Rope(s, 6, (1.0, 0.3, 0.1))), r.scale(x, 0.5)), rotated
     )
+    for size, n_rot, again in ((10, 6, False), (42, 8, True), (100, 64, False)):
+        CASES[f"rotate {style}, the last {n_rot} of {size}" + ", and what was rotated" * again] = Case(
+            3 * size, lambda r, x, s=style, d=size, n=n_rot, a=again: turned_ends(r, x, s, d, n, a), rotated
+        )
 for format in ("F32", "F16", "BF16"):
     for rows, columns in ((1, 7), (5, 33), (16, 16), (33, 100), (70, 257)):
         w = stored(f"w{rows}", format, (rows, columns))
@@ -216,7 +229,10 @@ def convolution(r: Recorder, x: Value) -> Value:
 
 
 def products(r: Recorder, x: Value, **widths: int) -> list[Value]:
-    """Small products of x, one of each width."""
+    """Small products of x, one of each width; of a row as wide as all of them the pieces."""
+    if x.width == sum(widths.values()):
+        cuts = np.cumsum([0, *widths.values()])
+        return [r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts)]
     seeded = np.random.RandomState(3)
     made = {name: 0.3 * seeded.standard_normal((width, x.width)) for name, width in widths.items()}
     return [r.linear(x, MemoryWeight.of(name, values)) for name, values in made.items()]

@@ -51,6 +51,8 @@ SELECTING = (  # what fills no vector; one head; a count within a block, of one 
     Selecting(Heads(3, 1, 16), 1, 16, 1, 64, 0, weighted=False),
     Selecting(Heads(4, 1, 24), 3, 20, 5, 4, pooled=True),
     Selecting(Heads(2, 2, 16), 2, 16, 11, 3, weighted=False, pooled=True),
+    Selecting(Heads(64, 2, 16), 3, 20, 70),
+    Selecting(Heads(64, 2, 16), 2, 16, 3, 4, 1, weighted=False),
 )
 
 
@@ -109,6 +111,7 @@ POOLING = (  # pools in a block, of one, over several; windows within a block an
     Pooling(Heads(3, 1, 32, window=40, sinks=True), 100),
     Pooling(Heads(17, 1, 512, window=16), 48),
     Pooling(Heads(4, 1, 96, window=9, value_dim=64), 4, 5, prefix=True),
+    Pooling(Heads(48, 1, 40, window=70, value_dim=32, sinks=True), 4, 33),
 )
 
 

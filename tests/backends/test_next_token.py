@@ -1,4 +1,6 @@
-"""Next-token heads against llama.cpp's own, on models of the kit: row t reads token t + 1 and the hidden row of t.
+"""Next-token heads against llama.cpp's own: row t reads token t + 1 and the hidden row of token t.
+
+Models are those of the kit that have heads, and others with a head put behind their layers (`tests.models.headed`).
 
 The stored logits were made by a context for heads of llama.cpp with a float32 cache, from the hidden rows of a context
 for the model: 32 rows in one batch, then one by one. It gives a second head the rows that it gives the first.
@@ -6,6 +8,7 @@ for the model: 32 rows in one batch, then one by one. It gives a second head the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +21,8 @@ from localllm.backends.reference import ReferenceBackend
 from localllm.models import ModelError, architecture_of, read_config, record, record_head, record_heads
 from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.support import chunks
-from tests.models.kit import KIT, LIMIT
+from tests.models.headed import HEADED, Headed
+from tests.models.kit import KIT, LIMIT, KitModel
 from tests.models.support import Driver, MemoryWeight, nmse
 
 with np.load(Path(__file__).parents[1] / "models" / "data" / "head_logits.npz") as file:
@@ -29,9 +33,13 @@ THEIRS = [32] + [1] * 7
 OTHERS: tuple[list[int], ...] = ([], [1] * 39, [5, 17, 2])
 
 
+def model_of(name: str) -> KitModel | Headed:
+    return HEADED.get(name) or KIT[name]
+
+
 def plans(name: str, number: int = 1, without: tuple[str, ...] = ()) -> tuple[Plan, Plan]:
     """The model with the hidden rows of all tokens, and a head of it; but for some tensors of the head's layer."""
-    metadata, held = KIT[name].loaded()
+    metadata, held = model_of(name).loaded()
     tensors = {name: tensor for name, tensor in held.items() if not name.endswith(without)} if without else held
     architecture = architecture_of(metadata)
     config = read_config(metadata, architecture.name)
@@ -69,7 +77,7 @@ def fed(backend: Backend, plan: Plan, tokens: list[int], rows: np.ndarray, sizes
 @pytest.mark.parametrize("on", ["reference", "cpu"])
 @pytest.mark.parametrize(("name", "number"), HEADS)
 def test_every_row(cpu: CpuBackend, name: str, number: int, on: str) -> None:
-    backend, tokens = cpu if on == "cpu" else ReferenceBackend(), KIT[name].tokens
+    backend, tokens = cpu if on == "cpu" else ReferenceBackend(), model_of(name).tokens
     model, head = plans(name, number)
     rows, _ = hidden(backend, model, tokens)
     ours = fed(backend, head, tokens[1:], rows[:-1], THEIRS)
@@ -83,7 +91,7 @@ def test_every_row(cpu: CpuBackend, name: str, number: int, on: str) -> None:
 @pytest.mark.parametrize("name", STORED)
 def test_hidden_rows_of_all_tokens_change_no_logits(cpu: CpuBackend, name: str) -> None:
     model, head = plans(name)
-    tokens, (metadata, held) = KIT[name].tokens, KIT[name].loaded()
+    tokens, (metadata, held) = model_of(name).tokens, model_of(name).loaded()
     architecture = architecture_of(metadata)
     plain = record(read_config(metadata, architecture.name), architecture, held)
     alone = cpu.bind(plain, LIMITS, CACHE)
@@ -126,6 +134,16 @@ def test_files_without_heads() -> None:
         record_head(read_config(metadata, "qwen35", head=1), architecture, held)
     with pytest.raises(ModelError, match=r"qwen35.nextn_predict_layers: expected .* from 2"):
         read_config(metadata, "qwen35", head=2)
+
+
+def test_a_file_of_heads_alone() -> None:
+    metadata, tensors = HEADED["deepseek4"].loaded()
+    architecture = architecture_of(metadata)
+    held = {name: tensor for name, tensor in tensors.items() if not re.match(r"blk\.[0-3]\.", name)}
+    with pytest.raises(ModelError, match=r"blk\.4\.nextn\.eh_proj\.weight: the file holds next-token heads and no"):
+        record(read_config(metadata, architecture.name), architecture, held)
+    (head,) = record_heads(metadata, architecture, held)
+    assert head.tensors == record_heads(metadata, architecture, tensors)[0].tensors
 
 
 def test_heads_that_cannot_be() -> None:

@@ -62,7 +62,7 @@ def backends() -> Iterator[list[CpuBackend]]:
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
-@pytest.mark.parametrize("p", [MANY, *POOLING[2:5], POOLING[6]], ids=str)
+@pytest.mark.parametrize("p", [MANY, *POOLING[2:5], *POOLING[6:]], ids=str)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: Pooling, name: str) -> None:
     """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
     plan, cache, tokens = plan_of(p), CacheTypes(name, name), np.random.RandomState(1).randint(0, VOCABULARY, LONG)

@@ -116,7 +116,8 @@ def test_attention_reads_what_is_selected(cpu: CpuBackend, s: Selecting, cache: 
 
 
 @pytest.mark.parametrize(
-    ("s", "name"), [*((SELECTING[0], name) for name in CACHE_TYPES), (SELECTING[3], "f16"), (SELECTING[4], "q8_0")],
+    ("s", "name"), [*((SELECTING[0], name) for name in CACHE_TYPES), (SELECTING[3], "f16"), (SELECTING[4], "q8_0"),
+                    *((s, "f16") for s in SELECTING[9:])],
     ids=str,
 )  # fmt: skip
 def test_who_selects_everything_has_the_bits_of_who_selects_nothing(cpu: CpuBackend, s: Selecting, name: str) -> None:
@@ -144,7 +145,18 @@ def backends() -> Iterator[list[CpuBackend]]:
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
-@pytest.mark.parametrize("s", [replace(SELECTING[0], count=300), SELECTING[4], SELECTING[7], FAR[0]], ids=str)
+@pytest.mark.parametrize(
+    "s",
+    [
+        replace(SELECTING[0], count=300),
+        SELECTING[4],
+        SELECTING[7],
+        replace(SELECTING[9], count=300),
+        SELECTING[10],
+        FAR[0],
+    ],
+    ids=str,
+)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: Selecting, name: str) -> None:
     """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
     plan, cache = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s)), CacheTypes(name, name)

@@ -38,6 +38,7 @@ from localllm.plan import (
     Pool,
     Receive,
     Rotate,
+    RotateEnds,
     Scale,
     SelectiveScan,
     SelectPositions,
@@ -47,9 +48,9 @@ from localllm.plan import (
     Weigh,
     Xielu,
 )
-from localllm.plan.rewrites.fusion import fuse_additions
+from localllm.plan.rewrites.fusion import fuse_additions, fuse_ends
 
-REWRITES = (fuse_additions,)  # activations that kernels can compute
+REWRITES = (fuse_additions, fuse_ends)  # activations that kernels can compute
 
 EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Activate: rowwise.activate,
@@ -78,6 +79,7 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Pool: recurrence.pool,
     Receive: boundaries.receive,
     Rotate: rowwise.rotate,
+    RotateEnds: rowwise.rotate_ends,
     Scale: rowwise.scale,
     SelectiveScan: recurrence.selective_scan,
     SelectPositions: attention.select_positions,

@@ -9,7 +9,21 @@ from localllm.backends.cpu.kernels.common import PlanKernel
 from localllm.backends.cpu.lowering import Lowering, vector
 from localllm.backends.cpu.places import CacheOf, CountOf, RopeOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import Activate, Add, Append, Clamp, Glu, Norm, Rotate, Scale, SelectRows, Softcap, Xielu
+from localllm.plan import (
+    Activate,
+    Add,
+    Append,
+    Clamp,
+    Glu,
+    Norm,
+    Rotate,
+    RotateEnds,
+    Scale,
+    SelectRows,
+    Softcap,
+    Value,
+    Xielu,
+)
 
 
 def norm(low: Lowering, op: Norm) -> None:
@@ -23,13 +37,24 @@ def norm(low: Lowering, op: Norm) -> None:
 
 
 def rotate(low: Lowering, op: Rotate) -> None:
-    x = low.floats(op.x)
-    low.values.release(op.x)  # a pair is read before it is written
+    _rotate(low, op.x, op.out, op, 0)
+
+
+def rotate_ends(low: Lowering, op: RotateEnds) -> None:
+    _rotate(low, op.ends.x, op.join.out, op.rotation, op.ends.start)
+
+
+def _rotate(low: Lowering, x: Value, out: Value, op: Rotate, first: int) -> None:
+    """Rotate heads from number `first` on."""
+    source, head_dim = low.floats(x), first + op.head_dim
+    low.values.release(x)  # a pair is read before it is written
+    target = low.make(out)
     arguments = rotate_.RotateArguments(
-        step=StepOf(rows=op.x.rows), x=rows_in(x), y=output_to(low.make(op.out)), heads=op.x.width // op.head_dim,
+        step=StepOf(rows=x.rows), x=rows_in(source), y=output_to(target), heads=x.width // head_dim,
         table=RopeOf(op.rope),
     )  # fmt: skip
-    low.call(rotate_.rotate(op.rope.style, op.head_dim, op.rope.n_rot), arguments, op.x.rows, "rotate")
+    kernel = rotate_.rotate(op.rope.style, head_dim, op.rope.n_rot, first, copied=source is not target)
+    low.call(kernel, arguments, x.rows, "rotate")
 
 
 def append_(low: Lowering, op: Append) -> None:

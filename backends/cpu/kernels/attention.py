@@ -5,9 +5,11 @@ partition, and merges them in order of position. One thread may compute all part
 them (`attention`, then `merge`): the order is the same, so the bits are. Positions that a row must not see weigh
 exactly 0; blocks that no row of a tile sees are skipped. So a row's result does not depend on the tile or the batch.
 
-A task is a tile of neighbouring rows of one sequence, some key-value heads with all their query heads, and one
-partition ("split") or all of them. Split tasks take as many heads as possible, because the heads of a block are
-neighbours in memory: a sequential read is two to three times as fast as reading pieces of 8 KiB.
+A task is a tile of neighbouring rows of one sequence, some pieces, and one partition ("split") or all of them. A piece
+is a key-value head with its query heads, or with 16 of them if there are more. Split tasks take as many heads as
+possible, because the heads of a block are neighbours in memory: a sequential read is two to three times as fast as
+reading 8 KiB at a time. Pieces of one head are shared out where there are few tasks; each task then reads the keys and
+values again.
 
 With a selection, 64 selected positions at a time are gathered to a block of the usual layout, unless they are a block
 of the cache already. So a row that selects all it sees gets the same bits as without a selection. A row that reads
@@ -73,7 +75,7 @@ class Work(Struct):
     tiles: Int64  # number of tiles
     tile_rows: Address  # int32 (tiles, 2): first row, number of rows
     split: Int64  # 0: a task covers all partitions
-    heads: Int64  # number of key-value heads per task
+    heads: Int64  # number of pieces per task
     partitions: Int64  # of the longest row, counted from position 0
 
 
@@ -89,12 +91,12 @@ class _Rows:
         head: Value,
     ) -> None:  # fmt: skip
         self.f, self.a, self.shape, self.first, self.tokens = f, a, shape, first, tokens
-        self.rows = tokens * shape.group
+        self.rows = tokens * shape.piece
         self.step = Step.at(a.step)
         positions = self.step.positions
         self.positions = [f.load_i32(positions, first + token) for token in range(tokens)]
         if shape.selected:  # the selected positions, numbered from 0, are what the row sees
-            of_head = head * (4 * (1 + shape.selected)) if shape.slices > 1 else f.i64(0)
+            of_head = head // shape.of_head * (4 * (1 + shape.selected)) if shape.slices > 1 else f.i64(0)
             self.selection = a.selection.row(first) + of_head
             self.positions = [_integer(f, self.selection) - 1]
         if shape.every:  # the rows that are listed, numbered from 0, are what the row sees
@@ -129,22 +131,23 @@ class _Rows:
             at + offset for offset in (offsets.queries, offsets.head, offsets.scores, offsets.scaled, offsets.shrink)
         )
         self.entries, self.keys, self.values = at + offsets.entries, at + offsets.keys, at + offsets.values
-        self.own, self.final = self.state(at + offsets.state), self.state(at + offsets.final)
-        of_row = work.partitions * (shape.kv_heads * shape.state_bytes(shape.group))
+        self.own, self.final = at + offsets.state, at + offsets.final
+        of_row = work.partitions * (shape.pieces * shape.state_bytes(shape.piece))
         self.partials = a.partials + first * of_row
 
-    def state(self, at: Value) -> State:
-        return State(at, self.rows, self.shape.width)
+    def state(self, states: Value, number: Value) -> State:
+        """Return one of several states that follow each other in memory."""
+        return State(states + number * self.shape.state_bytes(self.rows), self.rows, self.shape.width)
 
     def partial(self, partition: Value, head: Value) -> State:
-        """Return the result of a split task for a partition and a head."""
-        return self.state(self.partials + (partition * self.shape.kv_heads + head) * self.shape.state_bytes(self.rows))
+        """Return the result of a split task for a partition and a piece."""
+        return self.state(self.partials, partition * self.shape.pieces + head)
 
     def head_row(self, of: Rows, head: Value, row: Value, head_dim: int) -> Value:
-        """Return the address in q or y of a query row of a key-value head; there, heads are `head_dim` wide."""
-        group = self.shape.group
-        base = of.address + (self.first + row // group) * of.stride
-        return base + (head * group + row % group) * (4 * head_dim)
+        """Return the address in q or y of a query row of a piece; there, heads are `head_dim` wide."""
+        piece = self.shape.piece
+        base = of.address + (self.first + row // piece) * of.stride
+        return base + (head * piece + row % piece) * (4 * head_dim)
 
     def prepare(self, a: AttentionArguments, head: Value, heads: Value) -> None:
         f, shape = self.f, self.shape
@@ -154,31 +157,34 @@ class _Rows:
             x, scale = self.head_row(a.q, head + number, row, shape.head_dim), a.scale
             prepare(f, shape.keys, x, scale, out, self.head, shape.head_dim)
 
-    def block(self, a: AttentionArguments, number: Value, head: Value, queries: Value, state: State) -> None:
-        """Add one more cache block to the state of a head."""
+    def block(
+        self, a: AttentionArguments, number: Value, head: Value, fresh: Value, queries: Value, state: State
+    ) -> None:  # fmt: skip
+        """Add one more cache block to the state of a piece; `fresh` if the piece before it read other rows."""
         f, shape = self.f, self.shape
         softcap = f.splat(a.softcap) if shape.softcap else None
         key_bytes, value_bytes = shape.keys.key_bytes(shape.head_dim), shape.values.value_bytes(shape.value_dim)
         if shape.gathered:
-            self.gather(a, number, head)
+            with f.when(fresh):
+                self.gather(a, number, head // shape.of_head)
             keys, values = self.keys, self.values
         else:
-            at = self.physical(number) * shape.kv_heads + head
+            at = self.physical(number) * shape.kv_heads + head // shape.of_head
             keys, values = a.k_cache + at * key_bytes, a.v_cache + at * value_bytes
 
         def seen(score: Value, panel: Value, row: int | Value) -> Value:
             if softcap is not None:
                 score = softcap * tanh(f, score / softcap)
-            token = row // shape.group if isinstance(row, int) else 0  # many rows belong to one token
+            token = row // shape.piece if isinstance(row, int) else 0  # many rows belong to one token
             limit, oldest = self.limits[token], self.oldest[token] if self.oldest else None
             if shape.slopes:
-                slope = f.broadcast(f.pointer(a.slopes) + (head * shape.group + row % shape.group) * 4, F32)
+                slope = f.broadcast(f.pointer(a.slopes) + (head * shape.piece + row % shape.piece) * 4, F32)
                 behind = f.to_float(_positions(f, number * BLOCK + panel * LANES - self.positions[token]))
                 score = f.fma(slope, behind if shape.causal else f.zeros(f32x16) - f.abs(behind), score)
             if shape.reach:
                 distance = number * BLOCK + panel * LANES - self.positions[token] + (shape.reach + EDGE)
                 at = f.minimum(f.select(distance > 0, distance, f.i64(0)), 2 * shape.reach + EDGE)
-                own = (head * shape.group + row % shape.group) * (2 * shape.reach + 1 + 2 * EDGE)
+                own = (head * shape.piece + row % shape.piece) * (2 * shape.reach + 1 + 2 * EDGE)
                 score = score + f.load(f.pointer(a.distances) + (own + at) * 4, f32x16)
             return _visible(f, score, number * BLOCK + panel * LANES, limit, oldest)
 
@@ -239,30 +245,38 @@ class _Rows:
             store(Step.at(a.pools_step), a.pool_keys, a.pool_values, end, every)
 
     def partition(self, a: AttentionArguments, number: Value, head: Value, heads: Value, states: Value) -> None:
-        """Compute fresh states of some heads, one after the other in memory, from all blocks of a partition."""
-        f = self.f
-        size = self.shape.state_bytes(self.rows)
-        per_head = self.rows * query_bytes(self.shape.keys, self.shape.head_dim)
+        """Compute fresh states of some pieces, one after the other in memory, from all blocks of a partition."""
+        f, of_head = self.f, self.shape.of_head
+        per_piece = self.rows * query_bytes(self.shape.keys, self.shape.head_dim)
         with f.loop(0, heads) as i:
-            self.state(states + i * size).clear(f)
+            self.state(states, i).clear(f)
         first, last = number * PARTITION, number * PARTITION + PARTITION
         first = f.select(first > self.start, first, self.start)
         with f.loop(first, f.minimum(last, self.stop)) as block, f.loop(0, heads) as i:
-            self.block(a, block, head + i, self.queries + i * per_head, self.state(states + i * size))
+            fresh = i.equals(0) | ((head + i) % of_head).equals(0)
+            self.block(a, block, head + i, fresh, self.queries + i * per_piece, self.state(states, i))
 
-    def finish(self, head: Value) -> None:
-        """Write y of all query rows from the merged state."""
+    def clear(self, heads: Value) -> None:
+        with self.f.loop(0, heads) as i:
+            self.state(self.final, i).clear(self.f)
+
+    def merge(self, i: Value, other: State) -> None:
+        """Merge the state of a partition into that of piece i of the task."""
+        self.state(self.final, i).merge(self.f, other, self.shrink)
+
+    def finish(self, head: Value, final: State) -> None:
+        """Write y of all query rows of a piece from its merged state."""
         f, a, shape = self.f, self.a, self.shape
         with f.loop(0, self.rows) as row:
-            numerator, total = f.constant(F32, 1.0), f.load(self.final.sums + row * 4, F32)
+            numerator, total = f.constant(F32, 1.0), f.load(final.sums + row * 4, F32)
             if shape.sinks:
-                sink = f.load(f.pointer(a.sinks) + (head * shape.group + row % shape.group) * 4, F32)
-                before = f.load(self.final.maxima + row * 4, F32)
+                sink = f.load(f.pointer(a.sinks) + (head * shape.piece + row % shape.piece) * 4, F32)
+                before = f.load(final.maxima + row * 4, F32)
                 now = f.fmax(before, sink)
                 numerator = f.lane(exp_negative(f, f.splat(before - now, 4)), 0)
                 total = f.fma(total, numerator, f.lane(exp_negative(f, f.splat(sink - now, 4)), 0))
             inverse = f.splat(numerator / total * getattr(shape.values, "factor", 1.0))
-            outputs = self.final.outputs + row * (4 * shape.width)
+            outputs = final.outputs + row * (4 * shape.width)
             parts = [f.load(outputs + 4 * d, f32x16) * inverse for d in range(0, shape.width, LANES)]
             if shape.values.type.rotated:
                 parts = rotate(f, parts, shape.value_dim)
@@ -280,7 +294,7 @@ def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
         work = Work.at(a.work)
         split, heads = work.split.differs(0), work.heads
         parts = f.select(split, work.partitions, f.i64(1))
-        of_tile = parts * (f.constant(heads.type, shape.kv_heads) // heads)
+        of_tile = parts * (f.constant(heads.type, shape.pieces) // heads)
         tiles = work.tiles
         with tasks(f, a.counter, tiles * of_tile, thread, threads) as task:
             # Tiles of one head follow each other: its keys and values stay in the cache. The longest rows go first.
@@ -295,31 +309,31 @@ def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
                 with f.when(first < last):
                     rows.prepare(a, head, heads)
                     with f.when(split.equals(0)):
-                        rows.final.clear(f)
+                        rows.clear(heads)
                     with f.loop(first, last) as number:
                         partial = rows.partial(number, head).outputs
-                        rows.partition(a, number, head, heads, f.select(split, partial, rows.own.outputs))
-                        with f.when(split.equals(0)):
-                            rows.final.merge(f, rows.own, rows.shrink)
-                    with f.when(split.equals(0)):
-                        rows.finish(head)
+                        rows.partition(a, number, head, heads, f.select(split, partial, rows.own))
+                        with f.when(split.equals(0)), f.loop(0, heads) as i:
+                            rows.merge(i, rows.state(rows.own, i))
+                    with f.when(split.equals(0)), f.loop(0, heads) as i:
+                        rows.finish(head + i, rows.state(rows.final, i))
 
     return kernel(f"attention_{shape.name}", AttentionArguments, body)
 
 
 def merge(shape: Shape) -> PlanKernel[MergeArguments]:
-    """Write y for split rows. A task is one head of a tile; unsplit rows need none."""
+    """Write y for split rows. A task is one piece of a tile; unsplit rows need none."""
 
     def body(f: Function, a: MergeArguments, thread: Value, threads: Value) -> None:
         work = Work.at(a.work)
-        count = work.tiles * work.split * shape.kv_heads
+        count = work.tiles * work.split * shape.pieces
         with tasks(f, a.counter, count, thread, threads) as task:
-            head = task % shape.kv_heads
-            for rows in _tile(f, a, shape, task // shape.kv_heads, thread, work, head):
-                rows.final.clear(f)
+            head, first = task % shape.pieces, f.i64(0)
+            for rows in _tile(f, a, shape, task // shape.pieces, thread, work, head):
+                rows.clear(f.i64(1))
                 with f.loop(*rows.partitions) as number:
-                    rows.final.merge(f, rows.partial(number, head), rows.shrink)
-                rows.finish(head)
+                    rows.merge(first, rows.partial(number, head))
+                rows.finish(head, rows.state(rows.final, first))
 
     return kernel(f"attention_merge_{shape.name}", MergeArguments, body)
 

@@ -50,6 +50,20 @@ class Shape:
         )
 
     @property
+    def piece(self) -> int:
+        """Number of query heads in a piece: many query heads of a key-value head are several pieces of work."""
+        return MAX_QUERY_ROWS if self.group % MAX_QUERY_ROWS == 0 else self.group
+
+    @property
+    def of_head(self) -> int:
+        """Number of pieces per key-value head; they read the same keys and values."""
+        return self.group // self.piece
+
+    @property
+    def pieces(self) -> int:
+        return self.kv_heads * self.of_head
+
+    @property
     def gathered(self) -> bool:
         """Whether rows of the cache are copied to a block before they are read."""
         return self.every > 0 or (self.selected > 0 and not self.whole)
@@ -75,7 +89,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens per tile: a power of two, so that a tile has at most 16 query rows per key-value head.
+        """Number of tokens per tile: a power of two, so that a tile has at most 16 query rows per piece.
 
         It is 1 where every row reads others, by a selection or its pools."""
         tokens = 1
@@ -109,15 +123,15 @@ class Scratch:
 
 
 def scratch(shape: Shape) -> Scratch:
-    rows = shape.group * shape.tokens
+    rows = shape.piece * shape.tokens
     sizes = (
-        shape.kv_heads * rows * query_bytes(shape.keys, shape.head_dim),
+        shape.pieces * rows * query_bytes(shape.keys, shape.head_dim),
         4 * aligned(shape.head_dim + 32),
         rows * BLOCK * 4,
         SCALED * BLOCK * 4,
         2 * row_bytes(rows),
-        shape.state_bytes(rows),
-        shape.state_bytes(rows),
+        shape.of_head * shape.state_bytes(rows),
+        shape.of_head * shape.state_bytes(rows),
         2 * 8 * BLOCK if shape.gathered else 0,
         shape.keys.key_bytes(shape.head_dim) if shape.gathered else 0,
         shape.values.value_bytes(shape.value_dim) if shape.gathered else 0,

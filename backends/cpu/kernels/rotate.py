@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Address, Int64, Output, Rows, Struct
-from localllm.backends.cpu.kernels.common import PlanKernel, Step, kernel, own_rows
-from localllm.backends.cpu.simd import F32, Function, Value, vector
+from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, kernel, own_rows
+from localllm.backends.cpu.simd import F32, LANES, Function, Value, vector
 from localllm.plan import RopeStyle
 
 
@@ -16,9 +16,15 @@ class RotateArguments(Struct):
     table: Address  # float32 (positions, 2, n_rot / 2): cosines, sines
 
 
-def rotate(style: RopeStyle, head_dim: int, n_rot: int) -> PlanKernel[RotateArguments]:
-    """Emit (a, b) -> (a cos - b sin, a sin + b cos) for each pair among the first `n_rot` dimensions of a head."""
+def rotate(
+    style: RopeStyle, head_dim: int, n_rot: int, start: int = 0, copied: bool = True
+) -> PlanKernel[RotateArguments]:
+    """Emit (a, b) -> (a cos - b sin, a sin + b cos) for each pair among `n_rot` dimensions of a head from `start` on.
+
+    The other dimensions are copied, unless y is known to be x.
+    """
     half = n_rot // 2
+    others = [(begin, end) for begin, end in ((0, start), (start + n_rot, head_dim)) if copied and begin < end]
     lanes = next(n for n in (16, 8, 4, 2, 1) if half % n == 0)
 
     def body(f: Function, a: RotateArguments, thread: Value, threads: Value) -> None:
@@ -28,8 +34,8 @@ def rotate(style: RopeStyle, head_dim: int, n_rot: int) -> PlanKernel[RotateArgu
             position = f.load_i32(step.positions, row)
             table = a.table + position * (8 * half)
             with f.loop(0, a.heads) as head:
-                x = a.x.address + (row * a.x.stride + head * (4 * head_dim))
-                y = a.y.address + (row * a.y.stride + head * (4 * head_dim))
+                of_x, of_y = (to.row(row) + head * (4 * head_dim) for to in (a.x, a.y))
+                x, y = of_x + 4 * start, of_y + 4 * start
                 with f.loop(0, half, lanes) as i:
                     cosine = f.load(table + i * 4, row_type)
                     sine = f.load(table + (i + half) * 4, row_type)
@@ -47,8 +53,12 @@ def rotate(style: RopeStyle, head_dim: int, n_rot: int) -> PlanKernel[RotateArgu
                     else:
                         order = [lane // 2 + (lane % 2) * lanes for lane in range(2 * lanes)]
                         f.store(y + i * 8, f.shuffle(first, second, order))
-                if n_rot < head_dim:
-                    with f.loop(n_rot, head_dim) as i:
-                        f.store(y + i * 4, f.load(x + i * 4, F32))
+                for begin, end in others:
+                    whole = begin + (end - begin) // LANES * LANES
+                    with f.loop(begin, whole, LANES) as i:
+                        f.store(of_y + i * 4, f.load(of_x + i * 4, f32x16))
+                    with f.loop(whole, end) as i:
+                        f.store(of_y + i * 4, f.load(of_x + i * 4, F32))
 
-    return kernel(f"rotate_{style}_{head_dim}_{n_rot}", RotateArguments, body)
+    extras = f"_from_{start}" * (start > 0) + "_kept" * (not copied)
+    return kernel(f"rotate_{style}_{head_dim}_{n_rot}{extras}", RotateArguments, body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localllm.backends.allocation import Buffer
-from localllm.backends.gpu.cachetypes import CACHE
+from localllm.backends.gpu.cachetypes import CACHE, stored_once
 from localllm.backends.gpu.emit.rowwise import elements
 from localllm.backends.gpu.kernels import attention as kernels
 from localllm.backends.gpu.kernels import indexer
@@ -18,12 +18,13 @@ from localllm.plan import BLOCK, Append, Attention, CacheLayer, HeadsAppend, Row
 
 def append(low: Lowering, op: Append) -> None:
     layer, k = low.plan.attention_layer(op.layer), low.floats(op.k)
-    v, values = (k, Fixed.NOTHING) if op.v is None else (low.floats(op.v), CacheOf(op.layer, "values"))
+    keys_alone = op.v is None or stored_once(layer, low.cache)
+    v, values = (k, Fixed.NOTHING) if op.v is None or keys_alone else (low.floats(op.v), CacheOf(op.layer, "values"))
     kernel = kernels.AppendHeads(
         MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=_slots_at(low, layer),
     )  # fmt: skip
     buffers = kernels.AppendHeadsBuffers(k=k, v=v, keys=CacheOf(op.layer, "keys"), values=values)
-    groups = layer.kv_heads if op.v is None else 2 * layer.kv_heads
+    groups = layer.kv_heads if keys_alone else 2 * layer.kv_heads
     low.dispatch("append", "batch", [kernel.launch((groups, ("batch", 1, 1), 1), buffers)])
 
 
@@ -32,6 +33,7 @@ def heads_append(low: Lowering, op: HeadsAppend) -> None:
     query, key, number = op.query, op.key, op.append.layer
     assert op.append.v is not None, "attention reads values"
     layer, v = low.plan.attention_layer(number), low.floats(op.append.v)
+    assert not stored_once(layer, low.cache), "keys that hold the values are not rotated as they are stored"
     q, k, rope = low.floats(query.x), low.floats(key.x), key.rotation.rope
     low.program.ropes |= {query.rotation.rope, rope}
     weights = [low.vector(heads.norm.weight if heads.norm else None) for heads in (key, query)]
@@ -108,7 +110,8 @@ def attention(low: Lowering, op: Attention) -> None:
     )  # fmt: skip
     partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.value_dim + 2) * 4
     low.program.scratch[Fixed.PARTIAL] = max(low.program.scratch.get(Fixed.PARTIAL, 0), partial)
-    keys, values = CacheOf(op.layer, "keys"), CacheOf(op.layer, "values")
+    keys, once = CacheOf(op.layer, "keys"), stored_once(layer, low.cache)
+    values = keys if once else CacheOf(op.layer, "values")
     sinks, slopes = low.vector(op.sinks), low.vector(op.distances or op.slopes)
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = _prepared(low, q, rows, op.heads, shape.cache)
@@ -120,10 +123,11 @@ def attention(low: Lowering, op: Attention) -> None:
         selected = kernels.AttendSelected(
             shape=shape, SELECTED=room, SLICES=op.slices, POOL=0 if op.pools is None else pools.EVERY,
             POOL_ROWS=pools.BLOCK_ROWS, POOL_KEY_BYTES=pools.KEY_BYTES, POOL_VALUE_BYTES=pools.VALUE_BYTES,
+            ONCE=once,
         )  # fmt: skip
         chosen = kernels.AttendSelectedBuffers(
             q=queries, step=step, tables=tables, keys=keys, values=values, pool_keys=CacheOf(far, "keys"),
-            pool_values=CacheOf(far, "values"), sinks=sinks,
+            pool_values=CacheOf(far, "keys" if once else "values"), sinks=sinks,
             selection=Fixed.NOTHING if op.selection is None else low.floats(op.selection), y=tiled,
         )  # fmt: skip
         launches = [selected.launch((layer.kv_heads * -(-group // shape.GROUPED), (rows, 1, 1), 1), chosen)]

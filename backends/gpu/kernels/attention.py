@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.cache import rotation
-from localllm.backends.gpu.cachetypes import CACHE
+from localllm.backends.gpu.cachetypes import CACHE, stored_once
 from localllm.backends.gpu.kernels.kernel import (
     Buffers,
     ByteIn,
@@ -90,12 +90,14 @@ class CacheShape(Macros):
 def cache_shape(cache: CacheTypes, layer: CacheLayer) -> CacheShape:
     head, value, keys, values = layer.head_dim, layer.value_dim, CACHE[cache.keys], CACHE[cache.values]
     rows = rows_of_block(layer.every)
+    of_key = keys.bytes(head, rows)
     return CacheShape(
         HEAD=head, KV_HEADS=layer.kv_heads, BLOCK_TOKENS=BLOCK, BLOCK_ROWS=rows, EVERY=layer.every,
-        KEY_TYPE=keys.number, KEY_SIZE=keys.size(head), KEY_WORDS=keys.words(head), KEY_BYTES=keys.bytes(head, rows),
+        KEY_TYPE=keys.number, KEY_SIZE=keys.size(head), KEY_WORDS=keys.words(head), KEY_BYTES=of_key,
         KEY_ROTATION=_rotation(head), KEY_ROWS=layer.gathered,
         VALUE_HEAD=value, VALUE_TYPE=values.number, VALUE_SIZE=values.size(value),
-        VALUE_WORDS=values.words(value), VALUE_BYTES=values.bytes(value, rows), VALUE_ROTATION=_rotation(value),
+        VALUE_WORDS=values.words(value), VALUE_BYTES=of_key if stored_once(layer, cache) else values.bytes(value, rows),
+        VALUE_ROTATION=_rotation(value),
     )  # fmt: skip
 
 
@@ -318,7 +320,7 @@ class AttendSelected(Kernel[AttendSelectedBuffers]):
     """Compute the attention of a row to the positions that its selection lists, or to a window and to pools.
 
     SELECTED: positions that a selection has room for, 0 without one. POOL: positions of a pool, 0 without pools. Of the
-    layer that holds pools: rows of a cache block, and bytes of a head in it.
+    layer that holds pools: rows of a cache block, and bytes of a head in it. ONCE: values are read from the keys.
     """
 
     name, parts = "attend_selected", "blocks cache attention selected"
@@ -329,6 +331,7 @@ class AttendSelected(Kernel[AttendSelectedBuffers]):
     POOL_ROWS: Shape
     POOL_KEY_BYTES: Shape
     POOL_VALUE_BYTES: Shape
+    ONCE: Flag
 
     @property
     def local_floats(self) -> int:

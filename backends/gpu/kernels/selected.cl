@@ -1,9 +1,13 @@
 // Attention to listed rows of the cache, after attention.cl. Constants besides its own: SELECTED (room for positions of a
 // slice of a selection, 0: there is none), SLICES (1, or one for each key-value head), POOL (positions of a pool, 0: rows
-// read none); of the layer with pools POOL_ROWS (of a block), POOL_KEY_BYTES and POOL_VALUE_BYTES (of a head). A slice of a row's selection is a count, then positions in order.
-// With pools, the rows of the window come first, then those of the pools that are selected, or of all.
+// read none); of the layer with pools POOL_ROWS (of a block), POOL_KEY_BYTES and POOL_VALUE_BYTES (of a head). A slice of a
+// row's selection is a count, then positions in order.
+// With ONCE a value is the first numbers of its key. With pools, the rows of the window come first, then those of the
+// pools that are selected, or of all.
 
 #define POOL_SIZE larger(POOL, 1)
+#define ROW_WORDS (ONCE ? KEY_WORDS : VALUE_WORDS)  // from a value to the next
+#define ROW_GROUPS ((ONCE ? KEY_SIZE : VALUE_SIZE) / 32)
 
 // The rows that a row at `position` reads, of them in its window `near`.
 DEVICE int listed_count(SHAPE_PARAMETER GLOBAL const float *list, int position, int near) {
@@ -102,8 +106,8 @@ KERNEL(128, attend_selected)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const
         GLOBAL const uchar *of = far ? pool_values : values;
         of += block_of(SHAPE far ? pool_table : table, kv_head, at) * (far ? POOL_VALUE_BYTES : VALUE_BYTES);
         float v[VALUE_UNIT_MOST];
-        unit_values(VALUE_TYPE, (GLOBAL const uint *)of + own * VALUE_WORDS, 1,
-                    (GLOBAL const ushort *)(of + 4 * rows * VALUE_WORDS) + own * (VALUE_SIZE / 32), 1, u, v);
+        unit_values(VALUE_TYPE, (GLOBAL const uint *)of + own * ROW_WORDS, 1,
+                    (GLOBAL const ushort *)(of + 4 * rows * ROW_WORDS) + own * ROW_GROUPS, 1, u, v);
         for (int g = 0; g < GROUPED; g++)
           for (int n = 0; n < UNIT_VALUES(VALUE_TYPE); n++) seen[g][n] = FMA(p[g * 128 + j], v[n], seen[g][n]);
       }

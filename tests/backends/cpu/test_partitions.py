@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.cpu.kernels.attention import PARTITION, Work
 from localllm.backends.cpu.kernels.attention_shape import Shape
 from localllm.backends.cpu.sharing import Sharing
-from localllm.plan import BLOCK, Batch, Plan
+from localllm.plan import BLOCK, Batch, Plan, Recorder, Value
 from tests.backends.attending import Heads, attend
 from tests.backends.cases import VOCABULARY
 from tests.backends.cpu.test_instruction_sets import needs
-from tests.backends.support import bind, record
+from tests.backends.support import Build, bind, record
 from tests.models.support import Driver, MemoryWeight
 
 LONG = 2 * PARTITION * BLOCK + 100  # positions: two partitions, and a part of one
@@ -26,6 +27,7 @@ SHAPES = {
     "one kv head": Heads(4, 1, 32),
     "window": Heads(4, 2, 32, window=300),
     "sinks": Heads(6, 2, 20, softcap=3.0, sinks=True),
+    "pieces": Heads(64, 2, 20, sinks=True),
 }
 
 
@@ -46,7 +48,7 @@ def backends() -> Iterator[list[CpuBackend]]:
 # Every type once; windows and sinks with numbers and with blocks.
 SPLIT = [
     *(("one kv head", name) for name in CACHE_TYPES),
-    *((shape, name) for shape in ("window", "sinks") for name in ("f16", "q5_1")),
+    *((shape, name) for shape in ("window", "sinks", "pieces") for name in ("f16", "q5_1")),
 ]
 
 
@@ -88,6 +90,49 @@ def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
             replace(row, tokens=many, positions=many, slots=many, sequence=np.zeros(512, np.int32)), int(many[-1])
         )
         assert (sharing.work[Work.split], sharing.work[Work.tiles]) == (0, 128)
+
+
+def test_query_heads_of_one_head_are_shared_out() -> None:
+    """Latent rows have one key-value head: its query heads are work for many threads, unless rows are enough."""
+    shape, limits = Shape(576, 512, 64, 1), Limits(512, 16, 512, 512 * BLOCK)
+    for threads, position, split, heads in (
+        (1, 100, 0, 4),
+        (2, 100, 0, 2),
+        (3, 100, 0, 2),
+        (4, 100, 0, 1),
+        (2, 3 * PARTITION * BLOCK - 1, 1, 2),
+        (2, 8 * PARTITION * BLOCK - 1, 1, 4),
+        (16, 8 * PARTITION * BLOCK - 1, 1, 2),
+        (2, 100 * PARTITION * BLOCK, 1, 4),
+    ):
+        sharing, one = Sharing(shape, 0, limits, threads), np.array([position], np.int32)
+        row = Batch(one, one, one, np.zeros(1, np.int32), np.zeros((1, 512), np.int32), one)
+        sharing.fill(row, position)
+        assert (sharing.work[Work.split], sharing.work[Work.heads]) == (split, heads)
+        many = np.arange(512, dtype=np.int32)
+        sharing.fill(replace(row, tokens=many, positions=many, slots=many, sequence=0 * many), 511)
+        assert (sharing.work[Work.split], sharing.work[Work.heads]) == (0, 4)
+
+
+def test_a_piece_has_the_bits_of_its_heads_alone(backends: list[CpuBackend]) -> None:
+    """32 heads that read the same keys, and attention of 16 of them at a time: in a prompt, and with shared work."""
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
+    values = np.random.RandomState(3).standard_normal((VOCABULARY, 34 * 20)).astype(np.float32)
+
+    def build(heads: int) -> Build:
+        def attention(r: Recorder, x: Value) -> Value:
+            k, v = (r.columns(x, (32 + n) * 20, (33 + n) * 20) for n in range(2))
+            layer = r.append(k, v, 1)
+            parts = [r.columns(x, at * 20, (at + heads) * 20) for at in range(0, 32, heads)]
+            return reduce(r.join, [r.attention(q, layer, heads, 0.2) for q in parts])
+
+        return attention
+
+    plans = [record(MemoryWeight.of("table", values), build(heads)) for heads in (32, 16)]
+    ours, theirs = (Driver(bind(backends[1], plan, rows=LONG, blocks=LONG // BLOCK + 1)) for plan in plans)
+    for count in (LONG - 40, 1, 1, 38):
+        rows, tokens = tokens[:count], tokens[count:]
+        np.testing.assert_array_equal(ours.step([(0, rows)]), theirs.step([(0, rows)]))
 
 
 @pytest.mark.parametrize("name", CACHE_TYPES)

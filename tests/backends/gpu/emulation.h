@@ -3,6 +3,7 @@
 // operation, so that data read without the barrier it needs is not there yet. Blocks begin with shared memory of NaNs,
 // copies that end later end as late as they may, and accesses must be aligned. Fragments of the tensor cores are those of
 // the PTX manual.
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,19 +29,21 @@ alignas(128) float local_memory[1 << 16];
 namespace emulated {
 const int THREADS = 1024, STACK = 1 << 16;
 struct Copy { unsigned char *to, bytes[16]; int size; };
-struct Fiber { ucontext_t context; int state; Copy copies[64]; int pending; };  // state 0: runs, 1: waits, 2: is done
+struct Fiber { jmp_buf place; int begun, state; Copy copies[64]; int pending; };  // begun: in an earlier block too; state 0: runs, 1: waits, 2: is done
 Fiber fibers[THREADS];
 unsigned slots[THREADS][8];  // what a lane shows its warp
 int size, now, at_barrier, at_warp[THREADS / 32], finished;
 const char *failure;
-ucontext_t scheduler;
+jmp_buf scheduler;
 char *stacks;
 
-inline void rest() { fibers[now].state = 1; swapcontext(&fibers[now].context, &scheduler); }
+// Not swapcontext, which asks the system for the signal mask each time.
+void leave() { if (!_setjmp(fibers[now].place)) _longjmp(scheduler, 1); }
+inline void rest() { fibers[now].state = 1; leave(); }
 inline void wake(int from, int to) { for (int i = from; i < to; i++) if (fibers[i].state == 1) fibers[i].state = 0; }
 inline void stop(const char *why) {  // the grid; from a thread
   failure = why;
-  setcontext(&scheduler);
+  _longjmp(scheduler, 1);
 }
 }  // namespace emulated
 // What -fsanitize=alignment calls: a card stops at such an access.
@@ -174,31 +177,38 @@ template <class... A> void call(void (*f)(A...), void **a) { call(f, a, typename
 void (*body)(void **);
 void **arguments;
 void enter() {
-  body(arguments);
-  if (fibers[now].pending) failure = "a thread ends before its copies do";
-  fibers[now].state = 2;
-  finished++;
-  swapcontext(&fibers[now].context, &scheduler);
+  for (;;) {
+    body(arguments);
+    if (fibers[now].pending) failure = "a thread ends before its copies do";
+    fibers[now].state = 2;
+    finished++;
+    leave();
+  }
+}
+// Let a fiber go on; it comes back by `leave`.
+void resume() {
+  auto &f = fibers[now];
+  if (f.begun) _longjmp(f.place, 1);
+  f.begun = 1;
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stacks + (size_t)now * STACK;
+  context.uc_stack.ss_size = STACK;
+  makecontext(&context, enter, 0);
+  setcontext(&context);
 }
 // The threads of a block, to their end; `backwards` from the last to the first.
 void run_block(int threads, int backwards) {
-  memset(local_memory, 0xFF, sizeof local_memory);
   memset(at_warp, 0, sizeof at_warp);
   finished = at_barrier = 0;
-  for (int i = 0; i < threads; i++) {
-    getcontext(&fibers[i].context);
-    fibers[i].context.uc_stack.ss_sp = stacks + (size_t)i * STACK;
-    fibers[i].context.uc_stack.ss_size = STACK;
-    fibers[i].state = fibers[i].pending = 0;
-    makecontext(&fibers[i].context, enter, 0);
-  }
+  for (int i = 0; i < threads; i++) fibers[i].state = fibers[i].pending = 0;
   while (finished < threads) {
     int ran = 0;
     for (int i = 0; i < threads; i++) {
       now = backwards ? threads - 1 - i : i;
       if (fibers[now].state) continue;
       ran = 1;
-      swapcontext(&scheduler, &fibers[now].context);
+      if (!_setjmp(scheduler)) resume();
       if (failure) return;
     }
     if (!ran) { failure = "threads wait for threads that have ended"; return; }
@@ -206,17 +216,27 @@ void run_block(int threads, int backwards) {
 }
 // A grid of blocks, one after the other; what went wrong, or null.
 const char *launch(void (*f)(void **), void **a, const int *grid, int threads, int local_bytes, int backwards) {
-  if (!stacks) stacks = (char *)malloc((size_t)THREADS * STACK);
   if (threads > THREADS || threads % 32 || local_bytes > (int)sizeof local_memory) return "a block that is too large";
+  if (!stacks) {
+    stacks = (char *)malloc((size_t)THREADS * STACK);
+    memset(local_memory, 0xFF, sizeof local_memory);
+  }
+  auto beyond = (const char *)local_memory + local_bytes / 4 * 4;
+  size_t rest = sizeof local_memory - local_bytes / 4 * 4;
   body = f, arguments = a, size = threads, failure = nullptr;
   for (int z = 0; z < grid[2]; z++)
     for (int y = 0; y < grid[1]; y++)
       for (int x = 0; x < grid[0] && !failure; x++) {
         blockIdx = {x, y, z};
+        memset(local_memory, 0xFF, local_bytes);
         run_block(threads, backwards);
-        for (size_t i = (size_t)local_bytes / 4; i < sizeof local_memory / 4; i++)
-          if (__float_as_int(local_memory[i]) != -1) failure = "a store beyond the shared memory of the block";
+        if (!failure && rest && (*(const signed char *)beyond != -1 || memcmp(beyond, beyond + 1, rest - 1)))
+          failure = "a store beyond the shared memory of the block";
       }
+  if (failure) {  // what the fibers are in the middle of is over
+    for (auto &f : fibers) f.begun = 0;
+    memset(local_memory, 0xFF, sizeof local_memory);
+  }
   return failure;
 }
 }  // namespace emulated

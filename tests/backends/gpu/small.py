@@ -126,16 +126,16 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
     return Small(build, table(width), CacheTypes(keys, values), 2e-3, steps=(2, 17))  # one row runs as few do
 
 
-def selected(s: Selecting, keys: str = "f16", values: str = "f16") -> Small:
-    """Attention to the positions that an indexer chooses."""
+def selected(s: Selecting, steps: tuple[int, ...], keys: str = "f16", values: str = "f16") -> Small:
+    """Attention to the positions that an indexer chooses; many rows run as few do."""
     rows = MemoryWeight.of("table", rows_of(s, VOCABULARY))
-    return Small(attend_selected(s), rows, CacheTypes(keys, values), 4e-3, steps=(2, 17))
+    return Small(attend_selected(s), rows, CacheTypes(keys, values), 4e-3, steps)
 
 
-def pools(p: Pooling, keys: str = "f16", values: str = "f16") -> Small:
+def pools(p: Pooling, steps: tuple[int, ...], keys: str = "f16", values: str = "f16") -> Small:
     """Attention to a window and to pools."""
     rows = MemoryWeight.of("table", rows_of(p, VOCABULARY))
-    return Small(attend_pools(p), rows, CacheTypes(keys, values), 4e-3, steps=(2, 17))
+    return Small(attend_pools(p), rows, CacheTypes(keys, values), 4e-3, steps)
 
 
 def heads(name: str, columns: int) -> Small:
@@ -193,12 +193,12 @@ PLANS: dict[str, tuple[Small, ...]] = {
         attended(Heads(2, 1, 5), "f32", "f32"),
         attended(Heads(2, 2, 6, reach=4, causal=False)),
     ),
-    "selections": (
-        selected(Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 9)),
-        selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 4, 1, weighted=False), "q8_0", "q4_0"),
-        selected(Selecting(Heads(4, 1, 24), 3, 20, 2, 4, pooled=True)),
-        pools(Pooling(Heads(4, 1, 24, window=9, value_dim=16), 4, 2)),
-        pools(Pooling(Heads(2, 2, 20, window=5, sinks=True), 3), "q8_0", "q4_0"),
+    "selections": (  # rows that see all, and rows that choose: some positions, or blocks with a short last one
+        selected(Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 2), (1, 3)),
+        selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 2, 1, weighted=False), (1, 5), "q8_0", "q4_0"),
+        selected(Selecting(Heads(4, 1, 24), 3, 20, 1, 2, pooled=True), (1, 4)),
+        pools(Pooling(Heads(4, 1, 24, window=3, value_dim=16), 2, 1, prefix=True), (1, 4)),
+        pools(Pooling(Heads(2, 2, 20, window=2, sinks=True), 2), (1, 3), "q8_0", "q4_0"),
     ),
     "keys and values in blocks": tuple(
         attended(Heads(1, 1, 12), *names)
@@ -206,18 +206,19 @@ PLANS: dict[str, tuple[Small, ...]] = {
     ),
     "recurrent": (
         Small(RECURRENT["convolution"], table(48), steps=(1, 2, 17, 1)),
-        # All rows of a sequence are one loop: few do. The last two go from a block of the cache to the next.
-        Small(linear_attention(2, 1, 5, 7, delta=True, tiled=True), table(48), steps=(1, 2, 3)),
-        Small(linear_attention(2, 2, 5, 7, delta=False, tiled=False), table(48), steps=(2, 1)),
-        Small(linear_attention(1, 1, 5, 7, delta=False, tiled=False), table(48), steps=(3,), before=62),
-        Small(linear_attention(1, 1, 5, 7, delta=True, tiled=False, channels=True), table(48), steps=(3,), before=62),
-        Small(lightning(1, 5, 7), table(48), steps=(2,)),
-        Small(pool(9, 2, 2), table(48), steps=(3, 2)),
+        # All rows of a sequence are one loop: few do. The last ones go from a block of the cache to the next. A table
+        # as wide as all that an operation reads is cut into it, without matrices.
+        Small(linear_attention(2, 1, 5, 7, delta=True, tiled=True), table(28), steps=(1, 2, 3)),
+        Small(linear_attention(2, 2, 5, 7, delta=False, tiled=False), table(38), steps=(2, 1)),
+        Small(linear_attention(1, 1, 5, 7, delta=False, tiled=False), table(19), steps=(3,), before=62),
+        Small(linear_attention(1, 1, 5, 7, delta=True, tiled=False, channels=True), table(23), steps=(3,), before=62),
+        Small(lightning(1, 5, 7), table(17), steps=(2,)),
+        Small(pool(9, 2, 2), table(36), steps=(3, 2)),
         Small(ngrams("F32", 5, 3, 2), table(48), off=0.0),
         Small(ngrams("Q5_0", 32, 4, 1), table(48), off=0.0, steps=(2, 1)),
-        Small(selective_scan(20, 3), table(48), steps=(3,), before=62),
-        Small(matrix_scan(2, 5, 7, erases=False, before=True), table(48), steps=(2, 1)),
-        Small(matrix_scan(2, 5, 7, erases=True, before=False), table(48), steps=(3,), before=62),
+        Small(selective_scan(20, 3), table(46), steps=(3,), before=62),
+        Small(matrix_scan(2, 5, 7, erases=False, before=True), table(64), steps=(2, 1)),
+        Small(matrix_scan(2, 5, 7, erases=True, before=False), table(64), steps=(3,), before=62),
     ),
     "formats": tuple(of_format(name) for name in formats.FORMATS),
     "largest": (Small(lambda r, x: r.select_rows(x), table(4099), off=0.0, steps=(1,)),),

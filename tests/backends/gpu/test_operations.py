@@ -3,6 +3,7 @@ Decoded rows have the same bits in any batch."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,21 @@ def test_attention_to_selected_positions(gpu: Backend, s: Selecting, cache: Cach
     tokens = np.random.RandomState(2).randint(0, VOCABULARY, 150)
     whole, cut = (feed(bind(gpu, plan, 160, 12, cache), tokens, sizes) for sizes in ([130], [130, 1, 3, 1, 9]))
     np.testing.assert_array_equal(whole, cut)
+
+
+@pytest.mark.parametrize("name", CACHE_TYPES)
+def test_values_that_begin_the_keys_are_stored_once(gpu: Backend, name: str) -> None:
+    """The bits are those of separate values. Types that rotate heads by their width still store both."""
+    s, bound = replace(SELECTING[0], heads=Heads(5, 1, 96, value_dim=64)), []
+    for values in ("copied", "prefix"):
+        plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s, values))
+        bound.append(bind(gpu, plan, 80, 12, CacheTypes(name, name)))
+    apart, once = (Driver(executable, sequences=2) for executable in bound)
+    for batch in batches([[(0, 70)], [(0, 1), (1, 9)], [(0, 1)]]):
+        np.testing.assert_array_equal(once.step(batch), apart.step(batch))
+    sizes = [executable.block_bytes[1] for executable in bound]
+    assert sizes[1] == sizes[0] if CACHE_TYPES[name].rotated else 5 * sizes[1] == 3 * sizes[0]
+    assert (bound[0].cache_layout == bound[1].cache_layout) == CACHE_TYPES[name].rotated
 
 
 @pytest.mark.parametrize(

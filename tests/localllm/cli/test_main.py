@@ -16,7 +16,6 @@ from localllm.cli.main import main
 from localllm.cli.table import COMMANDS
 from localllm.options import declared
 from tests.conftest import reference
-from tests.localllm.store.stores import ollama_model
 from tests.localllm.support import PROGRAM, REPOSITORY, default_signals, localllm, write_model
 
 HEAVY = ("numpy", "llvmlite", "numba", "jinja2", "tokenizers", "rich", "huggingface_hub")
@@ -337,78 +336,3 @@ def test_greedy_stories_are_those_of_llama_cpp(name: str) -> None:
     done = localllm("run", model, "Once upon a time", "--raw", "--temp", 0, "-n", 160)
     assert done.returncode == 0
     assert "Once upon a time" + done.stdout.rstrip() == told.read_text(encoding="utf-8").strip()
-
-
-# -- the command line itself ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["rnu", "demo"], "unknown command 'rnu'; did you mean run? (localllm --help"),
-        (["run", "-hff", "x"], "unknown option -hff; did you mean -hf"),
-        (["-hff", "x"], "unknown option -hff"),
-        (["demmo"], "unknown command 'demmo'; did you mean the model demo? (localllm --help lists the commands)"),
-        (["lisst"], "unknown command 'lisst'; did you mean list?"),
-        (["x" * 40], f"unknown command '{'x' * 40}' (localllm --help"),
-        (["run", "m", "-fa", "on"], "-fa is not supported: attention has one form here; leave it out (localllm run"),
-        (["run", "m", "hi", "-no-cnv"], "-no-cnv is not supported: use localllm run, with --raw for plain text"),
-        (["run", "m", "hi", "-cnv"], "-cnv is not supported: use localllm chat"),
-        (["bench", "m", "-b512"], "unknown option -b512"),
-        (["chat", "m", "--flash-attn=on"], "--flash-attn is not supported"),
-        (["run", "m", "-ngl5"], "unknown option -ngl5; did you mean -ngl? (localllm run --help"),
-        (["run", "m", "-ctkk", "f16"], "unknown option -ctkk; did you mean -ctk?"),
-        (["run", "m", "--tempp", "1"], "unknown option --tempp; did you mean --temp?"),
-        (["run", "m", "--raw=1"], "'--raw' does not take a value"),
-        (["help", "rnu"], "unknown command 'rnu'; did you mean run?"),
-    ],
-)
-def test_what_is_unknown_is_named_with_the_nearest(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    assert told in capsys.readouterr().err
-
-
-def test_help_of_a_command_is_its_page_either_way(capsys: pytest.CaptureFixture[str]) -> None:
-    pages = []
-    for words in (["help", "quantize"], ["quantize", "--help"], ["quantize", "-h"]):
-        assert main(words) == 0
-        pages.append(capsys.readouterr().out)
-    assert pages[0] == pages[1] == pages[2]
-    assert pages[0].startswith("Usage: localllm quantize IN [OUT] TYPE [OPTIONS]\n\n  Make a smaller model file.\n")
-    assert "--tensor-type REGEX=FORMAT" in pages[0]
-
-
-def completed(words: str, folder: Path) -> list[str]:
-    """What bash would offer for the last of `words`, to somebody whose home is `folder`."""
-    parts = words.split(" ")
-    asked = {"_LOCALLLM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(parts) - 1)}
-    asked |= {"HOME": str(folder), "HF_HOME": "", "HF_HUB_CACHE": "", "XDG_CACHE_HOME": "", "OLLAMA_MODELS": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "localllm"],
-        env={**os.environ, **asked, "PYTHONPATH": str(REPOSITORY)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-def test_a_shell_completes_commands_options_models_and_types(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").touch()
-    (tmp_path / "a.txt").touch()
-    (tmp_path / "ab").mkdir()
-    assert completed("localllm qu", tmp_path) == ["quantize"]
-    assert completed("localllm run --temper", tmp_path) == ["--temperature"]
-    assert completed("localllm show a", tmp_path) == ["a.gguf", "ab/"]
-    assert completed("localllm show d", tmp_path) == ["demo", "draft"]
-    ollama_model(tmp_path, "registry.ollama.ai/library/dolphin/7b")
-    assert completed("localllm run -m d", tmp_path) == ["demo", "draft", "dolphin:7b"]
-    assert completed("localllm run demo -ctk q5", tmp_path) == ["q5_1", "q5_0"]
-    assert completed("localllm run demo --backend o", tmp_path) == ["opencl"]
-    assert completed("localllm run demo --preset c", tmp_path) == ["creative", "coding"]
-    assert completed("localllm quantize a.gguf Q4_K", tmp_path) == ["Q4_K_S", "Q4_K_M"]
-    assert completed("localllm imatrix demo -f a.t", tmp_path) == ["a.txt"]

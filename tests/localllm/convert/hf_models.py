@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tests.localllm.convert.hf_mxfp4 import mxfp4, replace_experts
-from tests.localllm.convert.hf_settings import COMMON, VISION, XIELU
+from tests.localllm.convert.hf_settings import COMMON, PARTS, VISION, XIELU
 from tests.localllm.convert.hf_table import MODELS
 from tests.localllm.convert.hf_tokenizers import VOCABULARY, save_tokenizer
 
@@ -29,7 +29,8 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
     kind, more, tokenizer = MODELS[name]
     torch.manual_seed(sum(name.encode()))
     of_kind, settings = getattr(transformers, kind), {**COMMON, **more}
-    config = of_kind(text_config=settings, vision_config=VISION) if sees(name) else of_kind(**settings)
+    parts = {"text_config": settings, "vision_config": VISION, **PARTS.get(kind, {})}
+    config = of_kind(**parts) if sees(name) else of_kind(**settings)
     maker = transformers.AutoModelForImageTextToText if sees(name) else transformers.AutoModelForCausalLM
     model = maker.from_config(config, attn_implementation="eager", dtype=torch.float32)
     kept = getattr(torch, dtype)
@@ -59,7 +60,7 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
 
 def sees(name: str) -> bool:
     """Return whether the model of that name has a part for pictures."""
-    return "VL" in MODELS[name][0] or MODELS[name][0] in ("Mistral3Config", "Glm5NextConfig")
+    return "VL" in MODELS[name][0] or MODELS[name][0] in ("Mistral3Config", "Glm5NextConfig", "Step3p7Config", *PARTS)
 
 
 def by_tanh(model: Any) -> None:

@@ -60,6 +60,17 @@ VISION = {
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
+PARTS = {"MuseGlimmerConfig": {"out_hidden_size": 64, "projector_hidden_size": 16}}  # beside text and pictures
+STEP = {
+    **EXPERTS, "num_hidden_layers": 4, "head_dim": 16, "sliding_window": WINDOW, "num_sliding_attention_heads": 6,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "moe_layers_enum": "1,2,3", "n_routed_experts": 4, "share_expert_dim": 40, "moe_router_scaling_factor": 3.0,
+    "swiglu_limits": [0.0, 0.0, 0.25, 0.0], "swiglu_limits_shared": [0.0, 0.5, 0.0, 0.25],
+    "rope_parameters": {
+        "full_attention": {**LLAMA3, "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    },
+}  # fmt: skip
 MINISTRAL = {
     **YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1, "max_position_embeddings": CONTEXT,

@@ -20,6 +20,7 @@ from tests.localllm.convert.hf_settings import (
     LONG,
     MINISTRAL,
     NEMOTRON3,
+    STEP,
     WINDOW,
     YARN,
 )
@@ -178,6 +179,13 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "gemma4",
     ),
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT}, "gpt-2"),
+    "chatglm-glm": ("GlmConfig", {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True}, "llama3"),
+    "step35": ("Step3p7Config", STEP, "deepseek-v3"),
+    "muse-glimmer": (
+        "MuseGlimmerConfig",
+        {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": WINDOW, "rope_theta": 10000.0},
+        "llama3",
+    ),
     "glm4": ("Glm4Config", {"head_dim": 16}, "llama3"),
     "glm4moe": (
         "Glm4MoeConfig",

@@ -262,9 +262,19 @@ def world_lines(vocabulary: int = VOCABULARY) -> str:
     return "\n".join(lines) + "\n"
 
 
+def plamo_entries(vocabulary: int = VOCABULARY) -> list[list[Any]]:
+    """Lines of PLaMo's file: special tokens, bytes and pieces with scores."""
+    special = [[f"<|plamo:{x}|>", 0.0, "UNKNOWN" if x == "unk" else "CONTROL"] for x in ("unk", "bos", "eos", "pad")]
+    special.append(["<|plamo:op|>", 0.0, "NORMAL"])
+    single = [[f"<0x{byte:02X}>", 0.0, "BYTE"] for byte in range(256)]
+    pieces = list(dict.fromkeys([*TEXT[:40].replace("\n", " "), *(word + " " for word in TEXT.split())]))
+    scored = [[piece, -float(i) / 8, "NORMAL", None, None] for i, piece in enumerate(pieces)]
+    return [*special, *single, *scored][:vocabulary]
+
+
 def save_tokenizer(style: str, folder: Path) -> None:
     """tokenizer.json and tokenizer_config.json; for "spm" tokenizer.model too, for "pieces" it alone; for "world"
-    RWKV's own file alone."""
+    RWKV's own file alone; for "plamo" PLaMo's instead of the first."""
     if style == "world":
         (folder / "rwkv_vocab_v20230424.txt").write_text(world_lines())
         return
@@ -272,10 +282,15 @@ def save_tokenizer(style: str, folder: Path) -> None:
         pieces = [piece for piece in spm_pieces(VOCABULARY + 100, [TEXT]) if piece[2] != 6]  # no bytes
         (folder / "tokenizer.model").write_bytes(spm_file(pieces, model=1, charsmap=SPACES))
         return
+    if style == "plamo":
+        settings = {f"{role}_token": f"<|plamo:{role}|>" for role in ("unk", "bos", "eos", "pad")}
+        (folder / "tokenizer.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in plamo_entries()))
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        return
     make = _MADE.get(style)
     tokenizer = make() if make is not None else bpe_tokenizer(style)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    settings: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
+    settings = {"bos_token": "<s>", "eos_token": "</s>"}
     if style == "spm":
         settings["unk_token"] = "<unk>"
         (folder / "tokenizer.model").write_bytes(spm_file(spm_pieces(VOCABULARY, [TEXT])))

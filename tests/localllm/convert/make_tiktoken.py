@@ -1,4 +1,5 @@
-"""A vocabulary in tiktoken's form, and the ids that the tiktoken package gives with Kimi's words: data/tiktoken.json.
+"""A vocabulary in tiktoken's form, and the ids that the tiktoken package gives with the words of Kimi, Qwen 1 and
+GLM 4: data/tiktoken.json.
 
 python -m tests.localllm.convert.make_tiktoken    # needs tiktoken
 """
@@ -21,7 +22,10 @@ KIMI = "|".join(
         r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
     ]
 )  # fmt: skip
-WORDS = TEXT.replace("HappensNext in camelCase", "happens next in Camel case")  # see `tiktoken_tokens.NOTE`
+SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+RULES = {"texts": KIMI, "qwen": rf"{SHORT}\p{{N}}{SIGNS}", "chatglm4": rf"{SHORT}\p{{N}}{{1,3}}{SIGNS}"}
+WORDS = TEXT.replace("HappensNext in camelCase", "happens next in Camel case")  # see Kimi's note in `tiktoken_tokens`
 TEXTS = [
     WORDS,
     WORDS.upper(),
@@ -41,11 +45,10 @@ def main() -> None:
     random.Random(5).shuffle(singles)
     made = [bytes(byte_of[letter] for letter in "".join(pair)) for pair in model["merges"]]
     ranks = {token: rank for rank, token in enumerate(dict.fromkeys([*singles, *made]))}
-    encoding = tiktoken.Encoding("kimi", pat_str=KIMI, mergeable_ranks=ranks, special_tokens={})
-    stored = {
-        "ranks": [base64.b64encode(token).decode() for token in ranks],
-        "texts": [[text, encoding.encode(text)] for text in TEXTS],
-    }
+    stored: dict[str, list[object]] = {"ranks": [base64.b64encode(token).decode() for token in ranks]}
+    for name, rule in RULES.items():
+        encoding = tiktoken.Encoding(name, pat_str=rule, mergeable_ranks=ranks, special_tokens={})
+        stored[name] = [[text, encoding.encode(text)] for text in TEXTS]
     (DATA / "tiktoken.json").write_text(json.dumps(stored, indent=None))
 
 

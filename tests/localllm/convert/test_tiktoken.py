@@ -1,4 +1,4 @@
-"""A folder whose vocabulary is tiktoken.model alone: the ids of the tiktoken package, and files that lie."""
+"""Folders whose vocabulary is a file of tiktoken alone: the ids of the tiktoken package, and files that lie."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from localllm.convert import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.tiktoken_tokens import NOTE
 from localllm.convert.tokenizer_keys import TokenizerKeys, tokenizer_keys
 from localllm.tokenizer import Tokenizer
+from localllm.tokenizer.vocab import read_vocab
 from tests.localllm.convert.hf_synthetic import DATA
 
 STORED = json.loads((DATA / "tiktoken.json").read_text())
@@ -28,15 +28,17 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def keys_of(folder: Path, lines: list[str], settings: dict[str, Any] = SETTINGS, rows: int = ROWS) -> TokenizerKeys:
-    (folder / "tiktoken.model").write_text("".join(f"{line}\n" for line in lines))
+def keys_of(
+    folder: Path, lines: list[str], settings: dict[str, Any] = SETTINGS, rows: int = ROWS, name: str = "tiktoken.model"
+) -> TokenizerKeys:
+    (folder / name).write_text("".join(f"{line}\n" for line in lines))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return tokenizer_keys(folder, HfConfig(folder / "config.json", {}, {}), rows)
 
 
 def test_ids_are_those_of_tiktoken(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, LINES)
-    assert keys.notes == (NOTE,)
+    assert keys.notes == ("capitals inside words do not begin a token, as in llama.cpp; Kimi's own code cuts there",)
     ours = Tokenizer.from_metadata(keys.keys)
     for text, ids in STORED["texts"]:
         assert ours.encode(text, add_special=False) == ids
@@ -48,9 +50,51 @@ def test_ids_are_those_of_tiktoken(tmp_path: Path) -> None:
     assert (keys.keys["tokenizer.ggml.bos_token_id"], keys.keys["tokenizer.ggml.eos_token_id"]) == (COUNT, COUNT + 1)
 
 
+def test_the_vocabulary_of_qwen_1(tmp_path: Path) -> None:
+    """Its special tokens are in its program alone, behind those of the file."""
+    settings = {"tokenizer_class": "QWenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer"]}}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": COUNT}))
+    found = keys_of(tmp_path, LINES, settings, name="qwen.tiktoken")
+    ours, keys = Tokenizer.from_metadata(found.keys), {x.rpartition(".")[2]: y for x, y in found.keys.items()}
+    assert found.notes == ()
+    for text, ids in STORED["qwen"]:
+        assert ours.encode(text) == ids
+    assert keys["pre"] == "qwen2"  # every digit is a word; this vocabulary has no longer numbers
+    assert keys["tokens"][COUNT : COUNT + 4] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|extra_0|>"]
+    assert keys["tokens"][COUNT + 207 : COUNT + 209] == ["<|extra_204|>", f"[PAD{COUNT + 208}]"]
+    assert (keys["bos_token_id"], keys["eos_token_id"], keys["add_bos_token"]) == (COUNT, COUNT, False)
+    assert {COUNT, COUNT + 2} <= read_vocab(found.keys).ends
+    assert ours.encode("<|im_end|>", parse_special=True) == [COUNT + 2]
+
+
+def test_the_vocabulary_of_glm_4(tmp_path: Path) -> None:
+    """Its file has the name of SentencePiece's."""
+    specials = ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|observation|>")
+    settings = {
+        "tokenizer_class": "ChatGLM4Tokenizer", "eos_token": "<|endoftext|>",
+        "added_tokens_decoder": {str(COUNT + i): {"content": x, "special": True} for i, x in enumerate(specials)},
+    }  # fmt: skip
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [COUNT, COUNT + 3, COUNT + 4]}))
+    found = keys_of(tmp_path, LINES, settings, name="tokenizer.model")
+    ours = Tokenizer.from_metadata(found.keys)
+    assert found.notes == ()
+    for text, ids in STORED["chatglm4"]:
+        assert ours.encode(text) == ids
+    assert found.keys["tokenizer.ggml.pre"] == "chatglm-bpe"  # three digits
+    assert found.keys["tokenizer.ggml.eos_token_id"] == COUNT
+    assert {COUNT, COUNT + 3, COUNT + 4} <= read_vocab(found.keys).ends
+
+
 def test_another_tokenizer_of_tiktoken_is_refused_with_the_next_step(tmp_path: Path) -> None:
-    with pytest.raises(ConvertError, match=r"names no tokenizer of Kimi.*save it as a fast one"):
-        keys_of(tmp_path, LINES, {"tokenizer_class": "QWenTokenizer"})
+    with pytest.raises(ConvertError, match=r"names no tokenizer of Kimi or Qwen.*save it as a fast one"):
+        keys_of(tmp_path, LINES, {"tokenizer_class": "GPT2Tokenizer"})
+
+
+def test_older_tokenizers_of_chatglm_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConvertError, match=r"the special tokens of ChatGLM 2 and 3 are in the tokenizer's program alone"
+    ):
+        keys_of(tmp_path, LINES, {"tokenizer_class": "ChatGLMTokenizer"}, name="tokenizer.model")
 
 
 @pytest.mark.parametrize(

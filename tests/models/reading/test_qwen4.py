@@ -68,3 +68,10 @@ def test_norms_of_streams_may_be_matrices_or_rows() -> None:
         if "hc_" in name and name.endswith("_norm.weight"):
             changed[name] = replace(tensor, shape=(4, 96), rows=tensor.rows.reshape(4, -1))
     assert plan_of(METADATA, changed).operations == plan_of(METADATA, TENSORS).operations
+
+
+@pytest.mark.parametrize(("pool", "every"), [(2, 2), (4, 4), (8, 1)])
+def test_index_keys_take_a_row_for_a_pool(pool: int, every: int) -> None:
+    """Of pools of 8, the keys in a block of the cache would not fill a vector."""
+    plan = plan_of(METADATA | {"qwen4exp.attention.compress_ratios": [0, 0, pool]}, TENSORS)
+    assert [layer.every for layer in plan.attention_layers if not layer.value_dim] == [every]

@@ -27,11 +27,11 @@ from localllm.plan import (
     Value,
     flattened,
 )  # fmt: skip
-from localllm.plan.rewrites.fusion import fuse, fuse_additions, fuse_heads, fuse_linears
+from localllm.plan.rewrites.fusion import fuse, fuse_additions, fuse_ends, fuse_heads, fuse_linears
 from tests.models.support import MemoryWeight
 from tests.plan.support import MODELS, tiny_plan
 
-PASSES = (fuse_additions, fuse_linears, fuse_heads)
+PASSES = (fuse_additions, fuse_linears, fuse_heads, fuse_ends)
 ROWS = 5
 
 
@@ -102,6 +102,44 @@ def kinds(build: Built, keep: Callable[[Plan], list[Value]] = lambda plan: []) -
 
 def outputs_of(kind: type) -> Callable[[Plan], list[Value]]:
     return lambda plan: [value for op in plan.operations if type(op) is kind for value in op.outputs]
+
+
+def test_ends_of_heads_are_rotated_in_one_go_unless_a_part_is_read_again() -> None:
+    rope = Rope("norm", 4, (1.0, 0.5))
+
+    def cut(r: Recorder, x: Value, groups: int = 4, start: int = 4, head: int = 4) -> tuple[Value, Value]:
+        ends = r.rotate(r.columns(x, start, 32 // groups, groups), head, rope)
+        return r.columns(x, 0, start, groups), ends
+
+    def once(r: Recorder, x: Value) -> Value:
+        return r.join(*cut(r, x), 4)
+
+    def again(r: Recorder, x: Value) -> Value:
+        others, ends = cut(r, x)
+        return r.join(r.join(others, ends, 4), ends)
+
+    def swapped(r: Recorder, x: Value) -> Value:
+        return r.join(*cut(r, x)[::-1], 4)
+
+    def of_others(r: Recorder, x: Value) -> Value:
+        return r.join(cut(r, r.scale(x, 2.0))[0], cut(r, x)[1], 4)
+
+    def some(r: Recorder, x: Value) -> Value:
+        ends = r.rotate(r.columns(x, 4, 8, 4), 4, rope)
+        return r.join(r.columns(x, 0, 3, 4), ends, 4)
+
+    def two_to_a_head(r: Recorder, x: Value) -> Value:
+        return r.join(*cut(r, x, 2, 8), 2)
+
+    def in_other_slices(r: Recorder, x: Value) -> Value:
+        return r.join(*cut(r, x), 2)
+
+    apart = ["Columns", "Rotate", "Columns", "Join"]
+    assert kinds(once) == ["RotateEnds"]
+    assert kinds(once, outputs_of(Rotate)) == apart
+    assert sorted(kinds(again)) == sorted([*apart, "Join"])
+    assert [sorted(kinds(build)) for build in (swapped, some, two_to_a_head, in_other_slices)] == [sorted(apart)] * 4
+    assert "RotateEnds" not in kinds(of_others)
 
 
 def test_an_addition_stays_where_the_product_is_read_again_or_kept() -> None:

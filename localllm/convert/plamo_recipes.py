@@ -1,0 +1,108 @@
+"""The recipes of PLaMo 2, whose layers are Mamba's and attention in turn, and of PLaMo 3. transformers has neither: the
+names are those of the models' own programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Change, Key, Layer, Recipe, decay, must_be, squeezed, taken
+
+_MAMBA = {"mamba_num_heads": 64, "hidden_size_per_head": 128}
+
+
+def _plus(number: float) -> Change:
+    """Add what the program adds to the weights of a norm."""
+    return lambda parts, sizes: t.as_float32(parts[0], number)
+
+
+def _layers(config: HfConfig) -> list[str]:
+    return [f"model.layers.layers.{n}." for n in range(config.needed("num_hidden_layers"))]
+
+
+def _attends(config: HfConfig) -> NDArray[np.bool_]:
+    """Return which layers have attention: one of every `mamba_step`, or the last of a few."""
+    layers, step = config.needed("num_hidden_layers"), config.needed("mamba_step")
+    numbers = np.arange(layers)
+    attends: NDArray[np.bool_] = numbers == layers - 1 if layers <= step // 2 else numbers % step == step // 2
+    return attends
+
+
+def _where_attending(name: str) -> Callable[[HfConfig], NDArray[np.int32]]:
+    return lambda config: np.where(_attends(config), config.needed(name), 0).astype(np.int32)
+
+
+def _context(config: HfConfig) -> int:
+    """Return the positions up to the window of attention: files hold no windows, so longer texts would differ."""
+    whole, window = config.needed("max_position_embeddings"), config.integer("attention_window_size")
+    full = config.get("full_attention_idx") or []
+    attending = {int(layer) for layer in np.flatnonzero(_attends(config))}
+    return min(whole, window) if window and not attending <= {*full} else whole
+
+
+_BOTH: Layer = {
+    "attn_norm": taken("pre_mixer_norm"),
+    "post_attention_norm.": taken("post_mixer_norm.weight", _plus(1.0 / 5)),
+    "ffn_norm": taken("pre_mlp_norm"),
+    "post_ffw_norm.": taken("post_mlp_norm.weight", _plus(1.0 / 5**1.5)),
+    "attn_qkv": taken("mixer.qkv_proj"),
+    "attn_output": taken("mixer.o_proj"),
+    "ffn_up": taken("mlp.gate_up_proj"),
+    "ffn_down": taken("mlp.down_proj"),
+}
+_PLAMO2: Layer = {
+    **_BOTH,
+    **{f"attn_{x}_norm.weight": taken(f"mixer.{x}_weight") for x in "qk"},  # (heads, width)
+    "ssm_in": taken("mixer.in_proj"),
+    "ssm_conv1d": taken("mixer.conv1d", squeezed),
+    "ssm_x": taken("mixer.bcdt_proj"),
+    "ssm_dt.weight": taken("mixer.dt_proj.weight"),
+    "ssm_dt.bias": taken("mixer.dt_bias"),
+    "ssm_a.": taken("mixer.A_log", decay),
+    "ssm_d.": taken("mixer.D"),
+    **{f"ssm_{x.lower()}_norm.": taken(f"mixer.{x}_norm_weight") for x in ("dt", "B", "C")},
+    "ssm_out": taken("mixer.out_proj"),
+}
+_PLAMO3: Layer = {**_BOTH, "attn_q_norm": taken("mixer.q_norm"), "attn_k_norm": taken("mixer.k_norm")}
+_PLAMO2_KEYS: dict[str, Key] = {
+    "context_length": _context,
+    "attention.head_count": _where_attending("num_attention_heads"),
+    "attention.head_count_kv": _where_attending("num_key_value_heads"),
+    "attention.key_length": "hidden_size_per_head",
+    "attention.value_length": "hidden_size_per_head",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.time_step_rank": "mamba_num_heads",
+    "ssm.inner_size": lambda config: config.needed("mamba_num_heads") * config.needed("hidden_size_per_head"),
+    "ssm.group_count": 0,
+}
+
+ROWS = (
+    Recipe(
+        "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, norm_offset=1.0, layers=_layers,
+        plain_norms=("attn_q_norm.weight", "attn_k_norm.weight"), keys=_PLAMO2_KEYS,
+        head_dim=lambda config: config.needed("hidden_size_per_head"),
+        checks=(must_be("mamba_enabled", True),),
+        defaults={
+            **_MAMBA, "mamba_step": 2, "mamba_d_state": 64, "mamba_d_conv": 4, "num_attention_heads": 32,
+            "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
+            "attention_window_size": 2048,
+        },
+    ),
+    Recipe(
+        "plamo3", ("Plamo3ForCausalLM", "PLaMo3ForCausalLM"), _PLAMO3, norm_offset=1.0, layers=_layers,
+        keys={
+            "attention.sliding_window": lambda config: config.integer("window_size", "sliding_window"),
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+        },
+        checks=(must_be("rope_scaling_factor", 1), must_be("rope_scaling", None)),
+        defaults={
+            "sliding_window_pattern": 8,
+            "rope_local_base_freq": lambda config: config.real("rope_local_theta"),
+        },
+    ),
+)  # fmt: skip

@@ -1,0 +1,63 @@
+"""PLaMo's vocabulary: tokenizer.jsonl, whose lines are [text, score, kind, ...]. Its program, which is not run, takes
+the tokens with the highest sum of scores, as the GGUF model "plamo2" does."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.errors import ConvertError
+from localllm.convert.tokens import BYTE, CONTROL, NORMAL, UNKNOWN, TokenizerFiles, Tokens
+
+FILE = "tokenizer.jsonl"
+_MAX_BYTES = 1 << 26  # PLaMo 2's has 6 MB
+_KINDS = {"NORMAL": NORMAL, "UNKNOWN": UNKNOWN, "CONTROL": CONTROL, "BYTE": BYTE}
+_TURN = 4  # <|plamo:op|>, which begins the next turn
+
+
+def from_plamo(files: TokenizerFiles) -> dict[str, Any]:
+    """Convert the file to GGUF keys; ConvertError in one line if it is damaged."""
+    path = files.folder / FILE
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a vocabulary")
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConvertError(f"{path}: cannot be read: {error}") from None
+    tokens = Tokens.padding(files.rows)
+    if not _TURN < len(lines) <= files.rows:
+        raise ConvertError(
+            f"{path}: holds {len(lines)} tokens, and the embedding has {files.rows} rows; they do not belong together"
+        )
+    for i, line in enumerate(lines):
+        text, score, kind = _entry(line) or ("", math.nan, NORMAL)
+        if not math.isfinite(score):
+            raise ConvertError(f"{path}: line {i + 1} is not a token with its score and kind; download it again")
+        looks_special = text.startswith("<|plamo:") and text.endswith("|>")
+        tokens.put(i, text, CONTROL if kind == NORMAL and looks_special else kind, score)
+    return {
+        "tokenizer.ggml.model": "plamo2",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens.texts,
+        "tokenizer.ggml.scores": np.array(tokens.scores, np.float32),
+        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.eot_token_id": _TURN,
+    }
+
+
+def _entry(line: str) -> tuple[str, float, int] | None:
+    """Return text, score and kind of a line; None if it is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, list) or len(found) < 2:
+        return None
+    text, score, kind = found[0], found[1], found[2] if len(found) > 2 else "NORMAL"
+    if not isinstance(text, str) or type(score) not in (int, float) or not isinstance(kind, str):
+        return None
+    return text, float(score), _KINDS.get(kind, NORMAL)

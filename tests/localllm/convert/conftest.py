@@ -1,0 +1,29 @@
+"""The folders of these tests share one child process: to start one takes longer than to convert most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from localllm.confined import Confined, ResourceLimits, folder_tokenizer
+from localllm.convert import tokenizer_keys
+from tests.fuzz.children import PerProcess
+
+SMALL = 1 << 16  # letters of a tokenizer.json; a larger one gets a child with limits of its own
+
+
+@pytest.fixture(scope="package", autouse=True)
+def shared_child() -> Iterator[None]:
+    """The program starts a child for each folder, because it converts one. The limits are the strictest it sets."""
+    child = PerProcess(folder_tokenizer.__name__, folder_tokenizer.limits(""))
+    most = folder_tokenizer.limits("x" * SMALL).memory
+
+    def confined(task: str, limits: ResourceLimits) -> PerProcess | Confined:
+        assert task == folder_tokenizer.__name__
+        return child if limits.memory <= most else Confined(task, limits)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_keys, "Confined", confined)
+        yield
+    child.get().close()

@@ -1,0 +1,32 @@
+"""Requests to /completion, and what comes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localllm.server.turn import Completion
+from tests.localllm.server.calls import call
+from tests.localllm.server.scripted import ScriptedService, script
+
+
+def complete(steps: Any = None, path: str = "/completion", **body: Any) -> Any:
+    service = ScriptedService(script("Hello", " world") if steps is None else steps)
+    response = call(service, path, {"prompt": "x"} | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def asked(**body: Any) -> Completion:
+    """What the service is asked for by a request."""
+    service = ScriptedService(script("a"))
+    response = call(service, "/completion", {"prompt": "x"} | body)
+    assert response.status_code == 200, response.text
+    found = service.asked[-1]
+    assert isinstance(found, Completion)
+    return found
+
+
+def refusal(**body: Any) -> Any:
+    response = call(ScriptedService(), "/completion", {"prompt": "x"} | body)
+    assert response.status_code in (400, 501), response.text
+    return response.status_code, response.json()["error"]

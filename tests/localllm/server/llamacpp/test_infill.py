@@ -1,0 +1,145 @@
+"""/infill and what editors ask of /completion, in llama.cpp's words; log-probabilities (its tools/server/README.md)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from localllm.scheduler.request import Logprob
+from localllm.server.llamacpp.answer import Cut
+from localllm.server.turn import Begun, Completion
+from tests.localllm.server.calls import call, events
+from tests.localllm.server.llamacpp.completing import asked, complete
+from tests.localllm.server.scripted import Model, ScriptedService, done, said, script
+
+# -- log-probabilities -----------------------------------------------------------------------------------------------
+
+PROBABILITY = Logprob(97, -0.25, ((97, -0.25), (200, -math.inf)))
+SHOWN = {
+    "id": 97, "token": "a", "bytes": [97], "logprob": -0.25, "top_logprobs": [
+        {"id": 97, "token": "a", "bytes": [97], "logprob": -0.25},
+        {"id": 200, "token": "\ufffd", "bytes": [200], "logprob": -3.4028234663852886e38},
+    ],
+}  # fmt: skip
+
+
+def test_probabilities() -> None:
+    steps = [Begun(5, 0), *said("a", "b", logprob=PROBABILITY), done(answer_tokens=2)]
+    assert asked(n_probs=2).generation.logprobs == 2
+    assert asked(logprobs=3).generation.logprobs == 3
+    assert asked().generation.logprobs is None
+    assert complete(steps, n_probs=2)["completion_probabilities"] == [SHOWN, SHOWN]
+    assert "completion_probabilities" not in complete(steps)
+    stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "n_probs": 2, "stream": True}))
+    assert [each.get("completion_probabilities") for each in stream] == [[SHOWN], [SHOWN], None]
+
+
+def test_probabilities_after_sampling() -> None:
+    after = {
+        "id": 97, "token": "a", "bytes": [97], "prob": 0.75,
+        "top_probs": [
+            {"id": 97, "token": "a", "bytes": [97], "prob": 0.75},
+            {"id": 98, "token": "b", "bytes": [98], "prob": 0.25},
+        ],
+    }  # fmt: skip
+    chances = Logprob(97, math.log(0.75), ((97, math.log(0.75)), (98, math.log(0.25))))
+    assert asked(n_probs=2, post_sampling_probs=True).generation.sampled
+    assert not asked(n_probs=2).generation.sampled
+    steps = [Begun(5, 0), *said("a", logprob=chances), done(answer_tokens=1)]
+    body = complete(steps, n_probs=2, post_sampling_probs=True)
+    assert body["completion_probabilities"] == [after | {"prob": pytest.approx(0.75), "top_probs": [
+        each | {"prob": pytest.approx(each["prob"])} for each in after["top_probs"]]}]  # fmt: skip
+    assert body["generation_settings"]["post_sampling_probs"] is True
+
+
+def test_the_tokens_of_a_stop_string_have_none() -> None:
+    steps = [Begun(5, 0), *said("a", "", "", logprob=PROBABILITY), done("stop", stop="xy")]
+    assert complete(steps, n_probs=2)["completion_probabilities"] == [SHOWN]
+
+
+# -- editors' fields -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("indent", "texts", "kept"),
+    [
+        (4, ["a\n", "    b\n", "c", "d"], "a\n    b\n"),
+        (4, ["a\n    b\n  c"], "a\n    b\n  "),
+        (4, ["a\n  ", "  b"], "a\n    b"),
+        (4, ["a\n\tb"], "a\n\t"),
+        (1, ["  a", "\n b\n\nc"], "  a\n b\n"),
+        (0, ["a\nb"], "a\nb"),
+    ],
+)
+def test_indentation(indent: int, texts: list[str], kept: str) -> None:
+    cut, found = Cut(indent, -1), ""
+    for text in texts:
+        new, ends = cut.take(text, 0)
+        found += new
+        if ends:
+            break
+    assert found == kept
+
+
+def test_an_answer_ends_at_its_indentation_and_the_service_is_told() -> None:
+    service = ScriptedService([Begun(5, 0), *said("a\n", "b", "c"), 3600.0])
+    body = call(service, "/completion", {"prompt": "x", "n_indent": 2}).json()
+    assert (body["content"], body["stop_type"], body["tokens_predicted"]) == ("a\n", "limit", 2)
+    assert service.closed == 1
+
+
+def test_an_answer_that_was_cut_off_stays_so_while_its_siblings_go_on() -> None:
+    steps = [Begun(5, 0, 0), Begun(5, 5, 1), *said("a\nb", "c", answer=0), *said("d", answer=1), done(answer=1), 3600.0]
+    service = ScriptedService(steps)
+    body = call(service, "/completion", {"prompt": "x", "n_indent": 2, "n": 2}).json()
+    assert [each["content"] for each in body] == ["a\n", "d"]
+    assert [each["stop_type"] for each in body] == ["limit", "eos"]
+    assert service.closed == 1
+
+
+def test_the_time_limit_waits_for_a_line_break() -> None:
+    assert Cut(0, 100).take("a", 1000) == ("a", False)
+    assert Cut(0, 100).take("a\n", 99) == ("a\n", False)
+    assert Cut(0, 100).take("a\n", 101) == ("a\n", True)
+    assert Cut(0, -1).take("a\n", 10**9) == ("a\n", False)
+
+
+# -- /infill ---------------------------------------------------------------------------------------------------------
+
+
+def test_infill() -> None:
+    service = ScriptedService(script("b"))
+    body = {"input_prefix": "a", "prompt": "p", "input_suffix": "c", "n_predict": 4,
+            "input_extra": [{"filename": "f", "text": "t"}, {"text": "u"}]}  # fmt: skip
+    response = call(service, "/infill", body)
+    assert response.json()["content"] == "b"
+    found = service.asked[-1]
+    assert isinstance(found, Completion)
+    assert (found.prompt, found.suffix, found.extra) == ("ap", "c", (("f", "t"), ("tmp", "u")))
+    assert found.generation.max_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input_prefix": "a"},
+        {"input_suffix": "a"},
+        {"input_prefix": "a", "input_suffix": "b", "prompt": 5},
+        {"input_prefix": 5, "input_suffix": "b"},
+        *({"input_prefix": "a", "input_suffix": "b", "input_extra": extra} for extra in (
+            5, {}, ["x"], [{}], [{"filename": "ok"}], [{"filename": 123}], [{"filename": 123, "text": "abc"}],
+            [{"filename": 123, "text": 456}])),
+    ],
+)  # fmt: skip
+def test_bad_infill_is_refused(body: Any) -> None:
+    response = call(ScriptedService(), "/infill", body)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, 400)
+
+
+def test_a_model_without_infill_tokens() -> None:
+    service = ScriptedService(all_models=[Model(capabilities=("completion",))])
+    response = call(service, "/infill", {"input_prefix": "a", "input_suffix": "b"})
+    assert response.status_code == 501
+    assert "not supported by this model" in response.json()["error"]["message"]

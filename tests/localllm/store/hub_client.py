@@ -1,0 +1,41 @@
+"""What a test hub holds, and a client that pulls from it into a cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from localllm.store import Found, Places, everything
+from localllm.store.fetch import Watch
+from localllm.store.hub import Hub
+from localllm.store.pull import Pulled, pull
+from localllm.store.reference import reference
+from tests.localllm.store.hub_server import HubServer
+
+GIB = 1 << 30
+DATA = {name: os.urandom(300_000 + 1000 * n) for n, name in enumerate(("Q2_K", "Q4_K_M", "Q8_0", "F16"))}
+FILES = {f"Toy-{name}.gguf": data for name, data in DATA.items()}
+PARTS = {f"Big-Q4_0/Big-Q4_0-{n:05d}-of-00003.gguf": os.urandom(70_000 + n) for n in (1, 2, 3)}
+
+
+class Client:
+    """A cache, and what was told while pulling into it."""
+
+    def __init__(self, server: HubServer, cache: Path) -> None:
+        self.server, self.cache = server, cache
+        self.told: list[str] = []
+        self.waited: list[float] = []
+        self.progress: list[tuple[str, int, int]] = []
+
+    def pull(self, name: str, free: int = 16 * GIB, hub: Hub | None = None) -> Pulled:
+        self.told, self.waited, self.progress = [], [], []
+        return pull(
+            hub or Hub(self.server.url), reference(name), self.cache, free,
+            Watch(lambda *step: self.progress.append(step), self.told.append, self.waited.append),
+        )  # fmt: skip
+
+    def models(self) -> list[Found]:
+        return everything(Places(self.cache))
+
+    def partials(self) -> list[Path]:
+        return list(self.cache.glob("*/blobs/*.incomplete"))
