@@ -20,6 +20,7 @@ from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.hyperparameters import shape_keys, shape_notes
 from localllm.convert.mapped import mapped_tensors
 from localllm.convert.modules import Module, dense_keys, dense_shards, dense_tensors, pooling_of, read_modules
+from localllm.convert.pocket_recipes import told_by_tensors
 from localllm.convert.quantized import read_packing
 from localllm.convert.recipe import From, Recipe, Sizes
 from localllm.convert.recipes import BY_CLASS
@@ -55,7 +56,7 @@ class Checkpoint(Closing):
         self.path = folder
         if not folder.is_dir():
             raise ConvertError(f"{folder}: not a folder; give a model folder as saved by transformers")
-        config = read_config(folder)
+        config = told_by_tensors(folder) or read_config(folder)
         recipe, packing = _recipe(config), read_packing(config)
         config = recipe.said(config)
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
