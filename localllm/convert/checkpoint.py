@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -46,6 +47,7 @@ _EXACT = (
     *("time_mix_w1", "time_mix_w2", "time_mix_decay_w"),
 )
 _TABLES = (".ffn_gate_tid2eid.weight",)  # of integers
+_PURPOSE = re.compile(r"(Model)?(For\w+|LM|LMHeadModel|Model)$")  # the ends of names of classes
 _WITH_DENSE = ("gemma-embedding",)  # architectures whose files hold dense layers behind the pooling
 
 
@@ -142,13 +144,21 @@ def _recipe(config: HfConfig) -> Recipe:
     name = class_of(config)
     rows = BY_CLASS.get(name)
     if rows is None:
-        near = get_close_matches(name[:80], BY_CLASS, 3)
+        near = _similar(name[:80])
         similar = f"similar classes that can be: {', '.join(near)}; " if near else ""
         raise ConvertError(
             f"{config.path}: class '{printable(name)}' cannot be converted; take a GGUF file of the model ({similar}"
             "docs/architectures.md lists all)"
         )
     return next(row for row in rows if row.when is None or row.when(config))
+
+
+def _similar(name: str) -> list[str]:
+    """Return up to three classes of models with a similar name, whatever they are for."""
+    by_model: dict[str, list[str]] = {}
+    for known in BY_CLASS:
+        by_model.setdefault(_PURPOSE.sub("", known), []).append(known)
+    return [known for near in get_close_matches(_PURPOSE.sub("", name), by_model, 3) for known in by_model[near]][:3]
 
 
 def _check_rest(rest: list[str], recipe: Recipe) -> None:
