@@ -135,6 +135,7 @@ class Architecture:
     keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
     checkpoints: bool = False  # the key `attn_res.block_size` says how often rows are kept for later layers to read
     stacks: bool = False  # two stacks of layers run in turn, each several times
+    loops: bool = False  # the key `num_loops` says how often all layers run
     # independent: hyper-connections of several residual streams; mixed: they also mix the streams; low_rank: streams
     # are gated number by number, and there are no norms but those of streams
     connections: Literal["", "independent", "mixed", "low_rank"] = ""

@@ -314,7 +314,7 @@ _ROWS = (
         post_norm_eps=1e-08, post_norms=True, gated="sigmoid", logit_softcap=0.0, multipliers=COHERE,
         sliding=Sliding(4, only_rope=True),
     ),
-    Architecture("nanbeige", "norm"),
+    Architecture("nanbeige", "norm", loops=True),
     Architecture("nemotron", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),  # Nemotron 4, Minitron
     Architecture(
         "nemotron_h", "neox", "relu2", ffn="plain", no_rope_every=1,

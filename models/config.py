@@ -150,6 +150,18 @@ class StackConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopConfig:
+    """All layers run several times, each time with keys and values of their own: layers are counted over all passes."""
+
+    layers: int  # of the file
+    normed: bool  # the output's norm stands between two passes, too
+
+    def block(self, layer: int) -> int:
+        """The number of the block that holds the layer's tensors."""
+        return layer % self.layers
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """The decoder of a model whose layers otherwise are an encoder's."""
 
@@ -206,7 +218,7 @@ class Config:
     sparsity: tuple[float | None, ...]  # deviations above the mean that gates must exceed; None: all count
     per_layer_width: int  # of the slice of per-layer embeddings; 0: there are none
     recurrent: RecurrentConfig | None
-    stacks: StackConfig | None  # that run in turn, each several times
+    stacks: StackConfig | LoopConfig | None  # layers that run several times
     decoder: DecoderConfig | None  # that follows the layers
     attends: tuple[bool, ...]  # whether the layer has attention
     recurs: tuple[bool, ...]  # whether it has a recurrent mixer

@@ -33,7 +33,7 @@ from localllm.models.recurrent import Recurrence
 from localllm.models.rope import inverse_frequencies, magnitude
 from localllm.models.rwkv import MIXERS as RWKV_MIXERS
 from localllm.models.rwkv import RwkvLayers, TimeMix
-from localllm.models.stacks import StackRecorder, stored_name
+from localllm.models.stacks import LoopRecorder, StackRecorder, stored_name
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor, Value
 
@@ -119,8 +119,8 @@ def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
         return LowRankRecorder if config.connections.rank else ConnectionRecorder
     if config.checkpoint_interval:
         return CheckpointRecorder
-    if architecture.stacks:
-        return StackRecorder
+    if config.stacks is not None:
+        return StackRecorder if architecture.stacks else LoopRecorder
     return AltUpRecorder if config.streams else LayerRecorder
 
 

@@ -1,14 +1,15 @@
-"""The layers of HRM-Text (arXiv:2506.21734): two stacks run in turn over all rows, and each pass refines what it gave.
+"""Layers that run several times.
 
+Those of HRM-Text (arXiv:2506.21734) are two stacks that run in turn over all rows, and each pass refines what it gave.
 A pass reads the sum of what the two gave last. The high stack begins with the embeddings, the low one with one learned
-row for all positions.
+row for all positions. Those of Nanbeige 4.2 run one after the other, and then all again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from localllm.models.config import StackConfig
+from localllm.models.config import LoopConfig, StackConfig
 from localllm.models.errors import ModelError
 from localllm.models.layers import LayerRecorder
 from localllm.plan import Value
@@ -30,7 +31,7 @@ class StackRecorder(LayerRecorder):
 
     def layer(self, x: Value, layer: int) -> Value:
         builder, stacks = self.builder, self.builder.config.stacks
-        assert stacks is not None
+        assert isinstance(stacks, StackConfig)
         self.check_scales(layer, stacks.block(layer))
         if layer % stacks.layers == 0:
             x = builder.recorder.add(self.given[True], self.given[False])
@@ -47,9 +48,21 @@ class StackRecorder(LayerRecorder):
                 raise ModelError(f"{own}: the file does not hold this scale; scales count all passes of a block")
 
 
-def stored_name(stacks: StackConfig, name: str) -> str:
-    """The file's name of a tensor of a layer: that of its block, but for scales, which are numbered by layer."""
-    if not name.startswith("blk.") or name.endswith(".scale"):
+class LoopRecorder(LayerRecorder):
+    """Records one layer: T rows to T rows; those of a pass may end with the output's norm."""
+
+    def layer(self, x: Value, layer: int) -> Value:
+        config = self.builder.config
+        x = super().layer(x, layer)
+        assert isinstance(config.stacks, LoopConfig)
+        if config.stacks.normed and (layer + 1) % config.stacks.layers == 0 and layer + 1 < config.layers:
+            x = self.builder.norm(self.builder.row.output_norm, x)
+        return x
+
+
+def stored_name(stacks: StackConfig | LoopConfig, name: str) -> str:
+    """The file's name of a tensor of a layer: that of its block. Scales of stacks are numbered by layer."""
+    if not name.startswith("blk.") or (name.endswith(".scale") and isinstance(stacks, StackConfig)):
         return name
     layer, of_layer = name.removeprefix("blk.").split(".", 1)
     return f"blk.{stacks.block(int(layer))}.{of_layer}"

@@ -160,6 +160,15 @@ ROWS = (
         keys=_ranker({**_MODERN_KEYS, "classifier_pooling_type": _classifier_pooling}),
         mapped=Mapped(("model.",), {"classifier": "cls.output"}), **_MODERN,
     ),
+    Recipe(  # transformers does not have it
+        "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN,
+        checks=(
+            must_be("position_embedding_type", "alibi"), must_be("is_decoder", False),
+            must_be("feed_forward_type", "geglu"),
+        ),
+        defaults={"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "feed_forward_type": "original"},
+        mapped=Mapped(("bert.",), skipped=_MASKED),
+    ),
     Recipe(
         "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), {}, keys=_CAUSAL,
         mapped=Mapped(("roberta.",), skipped=_MASKED), **_JINA,

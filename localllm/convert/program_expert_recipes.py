@@ -48,9 +48,9 @@ def _shared(config: HfConfig) -> int | None:
     return config.integer("num_shared_experts") or None
 
 
-def _shared_width(config: HfConfig) -> int | None:
-    width = config.integer("moe_shared_expert_intermediate_size")
-    return width or (config.integer("num_shared_experts") or 0) * config.needed("moe_intermediate_size") or None
+def _shared_width(config: HfConfig) -> int:
+    """Return the width of one shared expert: llama.cpp multiplies it by their number."""
+    return config.integer("moe_shared_expert_intermediate_size") or config.needed("moe_intermediate_size")
 
 
 def _gating(config: HfConfig) -> int:

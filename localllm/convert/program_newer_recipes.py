@@ -263,6 +263,13 @@ ROWS = (
         },
     ),
     Recipe(
+        "nanbeige", ("NanbeigeForCausalLM",), of.LLAMA, rope_tensors=True,
+        keys={
+            "num_loops": lambda config: config.integer("num_loops") or 1,
+            "skip_loop_final_norm": lambda config: config.flag("skip_loop_final_norm") is True,
+        },
+    ),
+    Recipe(
         "spark2_5", ("Spark2_5ForCausalLM",), _SPARK,
         keys={
             "rope.dimension_count": _share("full_attention"),

@@ -79,6 +79,14 @@ def as_many_keys(config: HfConfig) -> str | None:
     return None if heads == keys else f"num_key_value_heads is {keys} of {heads} heads; the model's program has all"
 
 
+def _as_wide(config: HfConfig) -> str | None:
+    """Require heads that are as wide as the model together: llama.cpp loads no others."""
+    width, heads, each = config.needed("hidden_size"), config.needed("num_attention_heads"), head_width(config)
+    if heads * each == width:
+        return None
+    return f"{heads} heads of {each} are not {width} together, which the GGUF architecture has fixed so"
+
+
 # -- Baichuan ----------------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +265,7 @@ ROWS = (
             "token_embd": From(("model.embedding.word_embeddings",)),
             "output_norm": From(("model.encoder.final_layernorm",)), "output": From(("model.output_layer",)),
         },
-        checks=_ALL_NORMED,
+        checks=(*_ALL_NORMED, _as_wide),
         defaults={
             "num_hidden_layers": named("num_layers"), "max_position_embeddings": named("seq_length"),
             "intermediate_size": named("ffn_hidden_size"), "head_dim": named("kv_channels"),
@@ -269,7 +277,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "chatglm", ("GlmForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.FUSED},
+        "chatglm", ("GlmForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.FUSED}, checks=(_as_wide,),
         defaults={"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-07},
     ),
     Recipe(

@@ -50,7 +50,7 @@ from localllm.models.reading.keys import Keys, found
 from localllm.models.reading.mixers import read_mixers, read_recurrent
 from localllm.models.reading.ngrams import read_ngrams
 from localllm.models.reading.rope import halved, read_rope, read_rotated, read_window_rope
-from localllm.models.reading.stacks import read_stacks
+from localllm.models.reading.stacks import read_loops, read_passes, read_stacks
 from localllm.plan import NormKind
 
 _MAX_VOCABULARY = 1 << 24
@@ -64,6 +64,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
     """
     row, keys = ARCHITECTURES[architecture], Keys(metadata, architecture + ".")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
+    blocks *= (passes := read_passes(keys, blocks) if row.loops else 1)
     heads_after = keys.integer("nextn_predict_layers", head, blocks - 1, default=0) - head
     layers = blocks - heads_after
     width = keys.integer("embedding_length", 1, MAX_WIDTH)
@@ -141,7 +142,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         sparsity=read_sparsity(keys, row, layers),
         per_layer_width=_per_layer_width(keys, row),
         recurrent=read_recurrent(keys, row, heads),
-        stacks=read_stacks(keys, layers) if row.stacks else None,
+        stacks=read_stacks(keys, layers) if row.stacks else read_loops(keys, layers, passes),
         decoder=_decoder(keys, layers) if row.decoder else None,
         attends=attends,
         recurs=recurs,

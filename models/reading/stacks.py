@@ -1,8 +1,8 @@
-"""Keys of two stacks of layers that run in turn."""
+"""Keys of layers that run several times: two stacks in turn, or all layers."""
 
 from __future__ import annotations
 
-from localllm.models.config import StackConfig
+from localllm.models.config import LoopConfig, StackConfig
 from localllm.models.errors import ModelError
 from localllm.models.reading.bounds import MAX_LAYERS
 from localllm.models.reading.keys import Keys
@@ -17,3 +17,15 @@ def read_stacks(keys: Keys, layers: int) -> StackConfig:
             f"{low} + 1) = {own * high * (low + 1)} layers of all passes, found {layers}"
         )
     return StackConfig(own, low)
+
+
+def read_passes(keys: Keys, blocks: int) -> int:
+    """How often all layers run."""
+    return keys.integer("num_loops", 1, MAX_LAYERS // blocks, default=1)
+
+
+def read_loops(keys: Keys, layers: int, passes: int) -> LoopConfig | None:
+    """`layers` are those of all passes; None if there is one."""
+    if passes == 1:
+        return None
+    return LoopConfig(layers // passes, not keys.flag("skip_loop_final_norm", False))

@@ -22,6 +22,15 @@ def test_passes_share_the_tensors_of_a_block() -> None:
     assert all("ffn_" in name or "attn_gate" in name for name in unused), unused  # scales that llama.cpp leaves out
 
 
+def test_all_passes_share_the_tensors_of_a_block() -> None:
+    """2 blocks run 3 times; the output's norm stands between passes too."""
+    plan = plan_of(*KIT["nanbeige-loops"].loaded())
+    times = [read.weight.name for read in plan.reads].count
+    assert len(plan.layers) == 6
+    assert times("blk.1.attn_q.weight") == 3
+    assert times("output.weight") == 1
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [

@@ -25,6 +25,7 @@ from tests.localllm.convert.hf_own_packed import OWN_PACKED, stored
 from tests.localllm.convert.hf_own_rwkv import RWKV
 from tests.localllm.convert.hf_own_speech import SPEECH
 from tests.localllm.convert.hf_programs import PROGRAMS
+from tests.localllm.convert.hf_programs_newer import NEWER
 from tests.localllm.convert.hf_synthetic import DATA, write_folder
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
 from tests.localllm.convert.support import save
@@ -120,6 +121,7 @@ OWN: dict[str, tuple[dict[str, Any], list[Any], str]] = {
     ),
     **RWKV,
     **PROGRAMS,
+    **NEWER,
     **OWN_PACKED,
     **SPEECH,
 }  # fmt: skip
@@ -195,6 +197,9 @@ def _expected(name: str, source: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder, path = Path(place) / name, Path(place) / "model.gguf"
         write_own(name, folder)
+        if OWN[name][2] == "wordpiece":  # which it reads for encoders
+            settings = json.loads((folder / "tokenizer_config.json").read_text())
+            (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "BertTokenizer"}))
         command = [sys.executable, "-c", _PROGRAM, source, str(folder), "--outtype", "f32", "--outfile", str(path)]
         subprocess.run(command, check=True)
         reader = gguf.GGUFReader(path)

@@ -179,7 +179,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "gemma4",
     ),
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT}, "gpt-2"),
-    "chatglm-glm": ("GlmConfig", {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True}, "llama3"),
+    "chatglm-glm": ("GlmConfig", {"head_dim": 8, "partial_rotary_factor": 0.5, "attention_bias": True}, "llama3"),
     "step35": ("Step3p7Config", STEP, "deepseek-v3"),
     "muse-glimmer": (
         "MuseGlimmerConfig",

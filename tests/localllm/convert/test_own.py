@@ -21,12 +21,19 @@ from tests.localllm.convert.support import logits_of, save, values
 
 EXPECTED = read_expected()
 # Names are made of the folder's; the others are said in another way, or by a file of llama.cpp alone.
-OTHERWISE = ("general.name", "general.size_label", "general.file_type", "general.quantization_version", "general.type")
+OTHERWISE = (
+    *("general.name", "general.basename", "general.version", "general.size_label", "general.file_type"),
+    *("general.quantization_version", "general.type"),
+)
 PICTURES = ".vis_"  # llama.cpp asks for these tensors, but its converter of 2026-10-01 leaves them out
 WORLD = "rwkv_vocab_v20230424.txt"
 SKIPPED = {"cogvlm": 1, "kimi-k3": 1, "deepseek4": 1, "qwen3tts": 1, "pockettts": 1}  # notes on what is left out
 OF_MODEL: dict[str, tuple[str, ...]] = {
     "llada-moe": ("tokenizer.ggml.mask_token_id",),  # beyond this vocabulary
+    # texts end with the separator, as for other encoders
+    **dict.fromkeys(
+        ("jina-bert-v2", "jina-bert-v2-code"), ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_eos_token")
+    ),
     # 1 stretches nothing
     "codeshell": ("codeshell.rope.scaling.type", "codeshell.rope.scaling.factor"),
     "deepseek": ("deepseek.rope.scaling.type",),  # none

@@ -26,6 +26,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "chatglm norms": ("chatglm", {"rmsnorm": False}, "rmsnorm is False; the GGUF architecture"),
     "chatglm biases": ("chatglm", {"add_bias_linear": True}, "add_bias_linear is True; the GGUF architecture"),
     "chatglm order": ("chatglm", {"apply_residual_connection_post_layernorm": True}, "post_layernorm is True; the "),
+    "chatglm heads": ("chatglm", {"kv_channels": 16}, "4 heads of 16 are not 32 together, which the GGUF architecture"),
     "chatglm no sizes": ("chatglm", {"seq_length": None}, "seq_length is missing; expected a whole number"),
     "codeshell positions": ("codeshell", {"position_embedding_type": "alibi"}, "position_embedding_type is alibi"),
     "exaone activation": ("exaone", {"activation_function": "gelu"}, "hidden_act is gelu; expected silu"),
@@ -48,6 +49,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "smallthinker windows": ("smallthinker", {"sliding_window_layout": [1] * 5}, "sliding_window_layout is not every"),
     "smallthinker rotation": ("smallthinker", {"rope_layout": [1] * 5}, "rope_layout is not sliding_window_layout"),
     "smallthinker layout": ("smallthinker", {"rope_layout": [2] * 5}, r"rope_layout is \[2, 2, .*expected 0 or 1, 5"),
+    "jina positions": ("jina-bert-v2", {"position_embedding_type": None}, "position_embedding_type is absolute; the"),
+    "jina units": ("jina-bert-v2", {"feed_forward_type": "reglu"}, "feed_forward_type is reglu; the GGUF architecture"),
     "deci no attention": (
         "deci-blocks",
         {"block_configs": [{"attention": {"n_heads_in_group": n}, "ffn": {"ffn_mult": 2.0}} for n in (2, None)]},

@@ -10,6 +10,7 @@ import pytest
 
 from localllm.models import ARCHITECTURES, ModelError, read_config
 from localllm.models.config import LatentConfig
+from localllm.models.reading.bounds import MAX_LAYERS
 from localllm.models.reading.feed_forward import TOP_TWENTIETH
 from localllm.models.rope import magnitude, score_factor
 from tests.models.kit import KIT
@@ -214,6 +215,17 @@ def test_diffusion_models_see_later_rows(name: str) -> None:
     for key in (True, False):
         metadata[f"{name}.attention.causal"] = key
         assert not read_config(metadata, name).causal
+
+
+def test_all_layers_run_again() -> None:
+    config = sliding("nanbeige", 4, num_loops=3)
+    assert (config.layers, config.heads, config.stacks.normed) == (12, config.heads[:1] * 12, True)
+    assert [config.stacks.block(layer) for layer in range(12)] == [0, 1, 2, 3] * 3
+    assert not sliding("nanbeige", 4, num_loops=3, skip_loop_final_norm=True).stacks.normed
+    assert sliding("nanbeige", 4, num_loops=1).stacks is None
+    for wrong in (0, MAX_LAYERS // 4 + 1):
+        with pytest.raises(ModelError, match=r"^nanbeige\.num_loops: expected an integer from 1 to "):
+            sliding("nanbeige", 4, num_loops=wrong)
 
 
 def test_two_stacks_run_in_turn() -> None:
