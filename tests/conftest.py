@@ -23,6 +23,10 @@ os.environ["LOCALLLM_CONFIG"] = os.devnull  # not the configuration of whoever r
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="localllm-state-")  # nor what they said in chats
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
+# NumPy multiplies small matrices here. Two threads for each, which wait for each other in a loop, take four times the
+# processor time where every core is busy, as with two workers of pytest-xdist on two cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is loaded, which is later
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background like this
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -19,7 +19,7 @@ from localllm.backends.cpu.kernels.matrix import RepackArguments
 from localllm.backends.cpu.memory import Arena, address, aligned
 from localllm.backends.cpu.panels import FloatPanel, IntegerPanel, panel_count
 from localllm.backends.cpu.simd import LANES
-from localllm.backends.cpu.unpack import FORMATS, panel_of
+from localllm.backends.cpu.unpack import FORMATS, INTEGER_PANELS, panel_of
 from localllm.notice import Notice, Setting
 from localllm.plan import Tensor, Weight
 from localllm.quant import dequantize, row_bytes
@@ -57,7 +57,11 @@ class Panels:
         return self.experts * self.expert_bytes
 
     def chunk(self, threads: int) -> int:
-        """Number of panels per task, even: few enough that each thread has several tasks and a task fits L2."""
+        """Number of panels per task: few enough that each thread has several tasks and a task fits L2.
+
+        It is even, or 1 of a float format that would be too few tasks for the threads."""
+        if self.format not in INTEGER_PANELS and self.panels // 2 < threads:
+            return 1
         return _even(min(PACKED_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
 
     def tile_chunk(self, threads: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,6 +21,7 @@ from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.hyperparameters import shape_keys, shape_notes
 from localllm.convert.mapped import mapped_tensors
 from localllm.convert.modules import Module, dense_keys, dense_shards, dense_tensors, pooling_of, read_modules
+from localllm.convert.pocket_recipes import told_by_tensors
 from localllm.convert.quantized import read_packing
 from localllm.convert.recipe import From, Recipe, Sizes
 from localllm.convert.recipes import BY_CLASS
@@ -45,6 +47,7 @@ _EXACT = (
     *("time_mix_w1", "time_mix_w2", "time_mix_decay_w"),
 )
 _TABLES = (".ffn_gate_tid2eid.weight",)  # of integers
+_PURPOSE = re.compile(r"(Model)?(For\w+|LM|LMHeadModel|Model)$")  # the ends of names of classes
 _WITH_DENSE = ("gemma-embedding",)  # architectures whose files hold dense layers behind the pooling
 
 
@@ -55,7 +58,7 @@ class Checkpoint(Closing):
         self.path = folder
         if not folder.is_dir():
             raise ConvertError(f"{folder}: not a folder; give a model folder as saved by transformers")
-        config = read_config(folder)
+        config = told_by_tensors(folder) or read_config(folder)
         recipe, packing = _recipe(config), read_packing(config)
         config = recipe.said(config)
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
@@ -141,13 +144,21 @@ def _recipe(config: HfConfig) -> Recipe:
     name = class_of(config)
     rows = BY_CLASS.get(name)
     if rows is None:
-        near = get_close_matches(name[:80], BY_CLASS, 3)
+        near = _similar(name[:80])
         similar = f"similar classes that can be: {', '.join(near)}; " if near else ""
         raise ConvertError(
             f"{config.path}: class '{printable(name)}' cannot be converted; take a GGUF file of the model ({similar}"
             "docs/architectures.md lists all)"
         )
     return next(row for row in rows if row.when is None or row.when(config))
+
+
+def _similar(name: str) -> list[str]:
+    """Return up to three classes of models with a similar name, whatever they are for."""
+    by_model: dict[str, list[str]] = {}
+    for known in BY_CLASS:
+        by_model.setdefault(_PURPOSE.sub("", known), []).append(known)
+    return [known for near in get_close_matches(_PURPOSE.sub("", name), by_model, 3) for known in by_model[near]][:3]
 
 
 def _check_rest(rest: list[str], recipe: Recipe) -> None:

@@ -15,6 +15,7 @@ from localllm.convert import (
     newer_recipes,
     older_recipes,
     plamo_recipes,
+    pocket_recipes,
     program_expert_recipes,
     program_newer_recipes,
     program_recipes,
@@ -260,7 +261,7 @@ _ALL = (
     *hybrid_recipes.ROWS, *t5_recipes.ROWS, *sparse_recipes.ROWS, *stream_recipes.ROWS,
     *diffusion_recipes.ROWS, *rwkv_recipes.ROWS, *qwen4_recipes.ROWS, *deepseek_recipes.ROWS, *kimi_recipes.ROWS,
     *grove_recipes.ROWS, *speech_recipes.ROWS, *program_recipes.ROWS, *program_expert_recipes.ROWS,
-    *program_newer_recipes.ROWS, *plamo_recipes.ROWS,
+    *program_newer_recipes.ROWS, *plamo_recipes.ROWS, *pocket_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

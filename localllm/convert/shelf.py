@@ -21,7 +21,7 @@ _PREFIXES = (
 _OTHER_SENSES = re.compile(
     r"(model\.)?(vit|vision(_(tower|model|encoder|adapter|projection))?|visual|vit_large_projector|multi_modal_projector|"
     r"mm_projector|patch_merge_mlp|audio_(tower|encoder)|embed_vision|embed_audio|mlp_AR|aligner|image_\w+|"
-    r"speaker_encoder|code_predictor)(\.|$)"
+    r"speaker_encoder|code_predictor|mimi|flow_lm\.(flow_net|out_eos|speaker_proj_weight|emb_mean|emb_std))(\.|$)"
 )
 _DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")
 _HYPER = ".hc_pre."  # a part of the names of Hunyuan 4's hyper-connections; transformers saves it in another place

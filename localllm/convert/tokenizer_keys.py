@@ -22,7 +22,7 @@ from localllm.convert.sentencepiece import UNIGRAM, read_pieces
 from localllm.convert.special import special_keys
 from localllm.convert.templates import template_keys
 from localllm.convert.tiktoken_tokens import from_tiktoken, tiktoken_kind
-from localllm.convert.tokens import CONTROL, TokenizerFiles, optional
+from localllm.convert.tokens import ADDED_SCORE, CONTROL, TokenizerFiles, optional
 from localllm.convert.world_tokens import FILE as WORLD
 from localllm.convert.world_tokens import from_world
 from localllm.printable import printable
@@ -78,9 +78,12 @@ def tokenizer_keys(
 
 def _with_further(keys: dict[str, Any], further: Mapping[int, str]) -> dict[str, Any]:
     texts, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    scores = keys.get("tokenizer.ggml.scores")
     for i, text in further.items():
         if i < len(texts):
             texts[i], types[i] = text, CONTROL
+            if scores is not None:
+                scores[i] = ADDED_SCORE
     return keys
 
 

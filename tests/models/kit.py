@@ -179,6 +179,12 @@ class KitModel:
             out.truncate(len(self.stored["header"]) + SPACE)
         return path
 
+    @property
+    def architecture(self) -> str:
+        """Its name in the header."""
+        with TemporaryDirectory() as folder, open_gguf(self._header(Path(folder) / "model.gguf")) as file:
+            return str(file.metadata["general.architecture"])
+
     def loaded(self, seed: int = 1) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
         """Metadata, and all tensors in memory."""
         with TemporaryDirectory() as folder:

@@ -38,7 +38,7 @@ class Product(Struct):
     blocks: Int64  # along K: blocks of a quantized format, values of a float format
     panels: Int64  # even
     panel_bytes: Int64
-    chunk: Int64  # panels per task, even
+    chunk: Int64  # panels per task: even, or 1 of a float format
     x: Rows
     y: Output  # of 16 * panels floats
     bias: AddressOrZero  # float32
@@ -154,19 +154,26 @@ def _float_rows(
 
     def tile(row: Value, size: int) -> None:
         panels = tile_panels if size > 1 else 2
-        with f.loop(first, last, panels) as p:
-            w = [place.weights + (p + i) * a.panel_bytes for i in range(panels)]
-            x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, panels)
-            with f.loop(0, (a.blocks + (panel.together - 1)) // panel.together) as step:
-                at = [v + step * panel.step_bytes for v in w]
-                read_ahead(f, at)
-                operands = list(zip(*[panel.operands(f, v) for v in at], strict=True))
-                for t in range(size):
-                    for n, here in enumerate(operands):
-                        value = f.broadcast(x[t] + (step * len(operands) + n) * 4, here[0].type.element)
-                        for i in range(panels):
-                            sums[t][i].set(multiply(here[i], value, sums[t][i].get()))
-            _finish(f, place, p, row, sums)
+        rest = (last - first) % panels
+        with f.loop(first, last - rest, panels) as p:
+            side_by_side(row, size, p, panels)
+        if panels > 1:
+            with f.loop(last - rest, last) as p:
+                side_by_side(row, size, p, 1)
+
+    def side_by_side(row: Value, size: int, p: Value, panels: int) -> None:
+        w = [place.weights + (p + i) * a.panel_bytes for i in range(panels)]
+        x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, panels)
+        with f.loop(0, (a.blocks + (panel.together - 1)) // panel.together) as step:
+            at = [v + step * panel.step_bytes for v in w]
+            read_ahead(f, at)
+            operands = list(zip(*[panel.operands(f, v) for v in at], strict=True))
+            for t in range(size):
+                for n, here in enumerate(operands):
+                    value = f.broadcast(x[t] + (step * len(operands) + n) * 4, here[0].type.element)
+                    for i in range(panels):
+                        sums[t][i].set(multiply(here[i], value, sums[t][i].get()))
+        _finish(f, place, p, row, sums)
 
     _for_rows(f, rows, [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows], tile)
 

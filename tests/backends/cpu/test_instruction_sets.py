@@ -23,11 +23,12 @@ from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.kernels import linear, wide
 from localllm.backends.cpu.kernels.common import kernel
 from localllm.backends.cpu.unpack import INTEGER_PANELS
-from localllm.plan import Plan, Recorder, Value
-from tests.backends.cases import linear_attention, ngrams
+from localllm.plan import Plan, Recorder, RopeStyle, Value
+from tests.backends.cases import linear_attention, ngrams, turned_ends
 from tests.backends.selecting import (
     POOLING,
     SELECTING,
+    Pooling,
     Selecting,
     attend_pools,
     attend_selected,
@@ -78,6 +79,15 @@ def test_decays_by_channel_have_the_same_bits(cpu: CpuBackend, name: str) -> Non
     backend.close()
 
 
+@pytest.mark.parametrize("style", ["norm", "neox"])
+@pytest.mark.parametrize("name", ["avx2", "generic"])
+def test_ends_of_heads_that_are_rotated_have_the_same_bits(cpu: CpuBackend, name: str, style: RopeStyle) -> None:
+    plan = record(stored("t", "F32", (97, 126)), lambda r, x: turned_ends(r, x, style, 42, 8, again=True))
+    backend = CpuBackend(2, needs(name))
+    assert digest(backend, plan) == digest(cpu, plan)
+    backend.close()
+
+
 @pytest.mark.parametrize("name", ["avx2", "generic"])
 def test_hashes_of_tokens_have_the_same_bits(cpu: CpuBackend, name: str) -> None:
     plan, backend = record(stored("t", "F32", (97, 48)), ngrams("Q4_0", 32, 4, 2)), CpuBackend(2, needs(name))
@@ -85,11 +95,12 @@ def test_hashes_of_tokens_have_the_same_bits(cpu: CpuBackend, name: str) -> None
     backend.close()
 
 
-SELECTED = (  # gathered; blocks of the cache as they are; values that begin the keys
+SELECTED = (  # gathered; blocks of the cache as they are; values that begin the keys; heads in pieces
     (SELECTING[0], "own", CacheTypes("f16", "bf16")),
     (SELECTING[0], "own", CacheTypes("q8_0", "q5_1")),
     (SELECTING[6], "own", CacheTypes("f16", "f16")),
     (SELECTING[1], "prefix", CacheTypes("q8_0", "q8_0")),
+    (SELECTING[9], "own", CacheTypes("f16", "q8_0")),
 )
 
 
@@ -107,9 +118,10 @@ def test_what_an_indexer_selects_has_the_same_bits(
 
 
 @pytest.mark.parametrize("cache", [CacheTypes("f16", "bf16"), CacheTypes("q8_0", "q5_1")], ids=str)
+@pytest.mark.parametrize("p", [POOLING[0], POOLING[7]], ids=str)
 @pytest.mark.parametrize("name", ["avx2", "generic"])
-def test_pools_have_the_same_bits(cpu: CpuBackend, name: str, cache: CacheTypes) -> None:
-    plan = record(MemoryWeight.of("t", rows_of(POOLING[0], 97)), attend_pools(POOLING[0]))
+def test_pools_have_the_same_bits(cpu: CpuBackend, name: str, p: Pooling, cache: CacheTypes) -> None:
+    plan = record(MemoryWeight.of("t", rows_of(p, 97)), attend_pools(p))
     backend = CpuBackend(2, needs(name))
     ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
     np.testing.assert_array_equal(ours, theirs)

@@ -10,12 +10,15 @@ and one chain of float32 fused multiply-adds goes in order of k.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from localllm import quant
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.cpu.unpack import INTEGER_PANELS
+from localllm.backends.cpu.weights import Panels
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import Recorder, Value
 from tests.backends.support import UNIT, bind, feed, record, stored
@@ -240,3 +243,19 @@ def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
     slack = 1.1 * (gate * of_up + up * of_gate + of_gate * of_up)
     slack = 0.001 * (slack @ np.abs(back.values()).T) + 1e-5 * (x + np.abs(exact)) + 1e-5
     assert (np.abs(ours - exact) <= slack).all()
+
+
+@pytest.mark.parametrize("format", ["F32", "F16", "BF16"])
+def test_a_matrix_of_few_rows_is_work_for_all_threads(cpu: CpuBackend, format: str) -> None:
+    """Of 24 rows each of two panels is a task, whose numbers are those of both panels in one."""
+    shape = Panels(0, format, 2, 64, 1, 0, 0)
+    assert [shape.chunk(threads) for threads in (1, 2, 8)] == [2, 1, 1]
+    assert replace(shape, panels=16).chunk(8) == 2
+    assert replace(shape, format="Q8_0").chunk(8) == 2
+    weight, one = stored("w", format, (24, 70)), CpuBackend(1)
+    rows = np.random.RandomState(1).standard_normal((13, 70)).astype(np.float32)
+    plan = record(MemoryWeight.of("x", rows), lambda r, x: r.linear(x, weight))
+    for sizes in ([1, 2], [9]):
+        numbers = [feed(bind(backend, plan), np.arange(sum(sizes)) % 13, sizes) for backend in (cpu, one)]
+        np.testing.assert_array_equal(*numbers)
+    one.close()

@@ -133,6 +133,8 @@ def write_own(name: str, folder: Path, **config: Any) -> None:
     given, tensors, tokenizer = OWN[name]
     left = {key: value for key, value in {**given, **config}.items() if value is not None}
     write_folder({"config": left, "tensors": tensors, "tokenizer": tokenizer}, folder)
+    if not left:  # a model without it
+        (folder / "config.json").unlink()
     if name in OWN_PACKED:
         save(folder / "model.safetensors", *stored(name, tensors))
 
@@ -142,12 +144,14 @@ def kind(tensor: Any) -> list[str]:
     return [] if tensor.tensor_type.name == "F32" else [tensor.tensor_type.name]
 
 
-COMPUTED = {"kimi-k3": ".ssm_a", "qwen3tts": "token_embd.weight"}  # results of exp differ in their last bits
+COMPUTED = {  # tensors whose last bits are not the same everywhere
+    "kimi-k3": ".ssm_a", "plamo2": ".ssm_a", "qwen3tts": "token_embd.weight", "pockettts": "token_embd.weight",
+}  # fmt: skip
 
 
 def sample(values: np.ndarray) -> list[Any]:
-    """Some rows, which are stored as numbers."""
-    found: list[Any] = values[:: 1 + len(values) // 64].tolist()
+    """Some rows, which are stored as numbers, from the last one on."""
+    found: list[Any] = values[:: -1 - len(values) // 32].tolist()
     return found
 
 

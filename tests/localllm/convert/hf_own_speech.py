@@ -42,4 +42,31 @@ def _qwen() -> list[list[Any]]:
     return [*tensors, ["speaker_encoder.fc.weight", [8, 8], 0.0]]
 
 
-SPEECH: dict[str, tuple[dict[str, Any], list[Any], str]] = {"qwen3tts": (_QWEN, _qwen(), "qwen2")}
+# -- Pocket TTS: no config.json, and heads of 64 ----------------------------------------------------------------------
+
+
+def _pocket() -> list[list[Any]]:
+    width, latent = 128, 8
+    found: dict[str, list[int]] = {
+        "conditioner.embed.weight": [VOCABULARY, width], "bos_emb": [latent], "bos_before_voice": [1, 1, width],
+        "input_linear.weight": [width, latent], "out_norm.weight": [width], "out_norm.bias": [width],
+        "out_eos.weight": [1, width], "out_eos.bias": [1], "emb_mean": [latent], "emb_std": [latent],
+        "speaker_proj_weight": [width, 16], "flow_net.cond_embed.weight": [16, width],
+    }  # fmt: skip
+    for layer in range(2):
+        own: dict[str, list[int]] = {
+            "norm1.weight": [width], "norm1.bias": [width], "norm2.weight": [width], "norm2.bias": [width],
+            "self_attn.in_proj.weight": [3 * width, width], "self_attn.out_proj.weight": [width, width],
+            "linear1.weight": [192, width], "linear2.weight": [width, 192],
+        }  # fmt: skip
+        found |= {f"transformer.layers.{layer}.{name}": shape for name, shape in own.items()}
+    tensors = [[f"flow_lm.{name}", shape, 1.0 if "norm" in name else 0.0] for name, shape in found.items()]
+    codec: dict[str, list[int]] = {"norm1.weight": [64], "linear1.weight": [96, 64]}  # what llama.cpp reads sizes of
+    return tensors + [
+        [f"mimi.encoder_transformer.transformer.layers.0.{name}", shape, 0.0] for name, shape in codec.items()
+    ]
+
+
+SPEECH: dict[str, tuple[dict[str, Any], list[Any], str]] = {
+    "qwen3tts": (_QWEN, _qwen(), "qwen2"), "pockettts": ({}, _pocket(), "pieces"),
+}  # fmt: skip

@@ -273,10 +273,14 @@ def plamo_entries(vocabulary: int = VOCABULARY) -> list[list[Any]]:
 
 
 def save_tokenizer(style: str, folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json; for "spm" tokenizer.model too; for "world" RWKV's own file alone; for
-    "plamo" PLaMo's instead of the first."""
+    """tokenizer.json and tokenizer_config.json; for "spm" tokenizer.model too, for "pieces" it alone; for "world"
+    RWKV's own file alone; for "plamo" PLaMo's instead of the first."""
     if style == "world":
         (folder / "rwkv_vocab_v20230424.txt").write_text(world_lines())
+        return
+    if style == "pieces":  # SentencePiece's file alone, of fewer pieces than the table has rows
+        pieces = [piece for piece in spm_pieces(VOCABULARY + 100, [TEXT]) if piece[2] != 6]  # no bytes
+        (folder / "tokenizer.model").write_bytes(spm_file(pieces, model=1, charsmap=SPACES))
         return
     if style == "plamo":
         settings = {f"{role}_token": f"<|plamo:{role}|>" for role in ("unk", "bos", "eos", "pad")}

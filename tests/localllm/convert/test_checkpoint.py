@@ -228,8 +228,13 @@ def shape(name: str, shape: list[int]) -> Callable[[dict[str, Any]], None]:
 NORM = "model.layers.1.input_layernorm.weight"
 BAD_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "many layers": ({"num_hidden_layers": 1 << 20}, "num_hidden_layers is 1048576; supported: at most 1024"),
-    "class": ({"architectures": ["T5Model"]}, r"class 'T5Model' cannot be converted; take .*T5EncoderModel.*; docs"),
-    "class unlike any": ({"architectures": ["X"]}, r"class 'X' cannot be converted; take a GGUF file .*l \(docs"),
+    "class": ({"architectures": ["T5Model"]}, r"class 'T5Model' cannot be converted; .*T5ForConditionalGen.*; docs"),
+    "next class": (
+        {"architectures": ["DeepseekV5ForCausalLM"]}, r"\(similar classes that can be: DeepseekV4ForCausalLM, .*; docs",
+    ),
+    "class unlike any": (
+        {"architectures": ["XForCausalLM"]}, r"class 'XForCausalLM' cannot be converted; take a GGUF file .*l \(docs",
+    ),
     "no class": ({"architectures": None}, "architectures is missing; expected the name of one model class"),
     "layers": ({"num_hidden_layers": None}, "num_hidden_layers is missing; expected a whole number from 1 up"),
     "text": ({"hidden_size": "32"}, "hidden_size is 32; expected a whole number"),

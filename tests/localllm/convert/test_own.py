@@ -27,7 +27,7 @@ OTHERWISE = (
 )
 PICTURES = ".vis_"  # llama.cpp asks for these tensors, but its converter of 2026-10-01 leaves them out
 WORLD = "rwkv_vocab_v20230424.txt"
-SKIPPED = {"cogvlm": 1, "kimi-k3": 1, "deepseek4": 1, "qwen3tts": 1}  # notes on what is left out
+SKIPPED = {"cogvlm": 1, "kimi-k3": 1, "deepseek4": 1, "qwen3tts": 1, "pockettts": 1}  # notes on what is left out
 OF_MODEL: dict[str, tuple[str, ...]] = {
     "llada-moe": ("tokenizer.ggml.mask_token_id",),  # beyond this vocabulary
     # texts end with the separator, as for other encoders

@@ -1,0 +1,119 @@
+"""The recipe of the part of Pocket TTS that reads text and latents of sound, as llama.cpp's converter takes it.
+
+Its folders have no config.json: the tensors tell the sizes, and all published models have heads of 64. The rows that
+begin a voice and a sound are in the table of embeddings, behind those of text.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm import quant
+from localllm.convert import tensor as t
+from localllm.convert.errors import ConvertError
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Change, From, Layer, Recipe, Sizes, height, taken
+from localllm.convert.safetensors import Shard
+from localllm.convert.tensor import LazyTensor
+
+_FILE, _START, _VOICE = "model.safetensors", "flow_lm.bos_emb", "flow_lm.bos_before_voice"
+_TABLE, _LATENT = "flow_lm.conditioner.embed.weight", "flow_lm.input_linear.weight"
+_LAYERS = re.compile(r"flow_lm\.transformer\.layers\.(\d+)\.norm1\.weight")
+_HEAD, _CONTEXT = 64, 4096  # nothing bounds the context; this is llama.cpp's number
+_TOKENS = ("<|pad|>", "<|bos_before_voice|>", "<|audio_bos|>")  # padding is the last row of the folder's table
+
+
+def told_by_tensors(folder: Path) -> HfConfig | None:
+    """Return what config.json would tell of a folder of Pocket TTS; None for any other folder."""
+    if (folder / "config.json").is_file() or not (folder / _FILE).is_file():
+        return None
+    shard = Shard(folder / _FILE)
+    try:
+        shapes = {name: tensor.shape for name, tensor in shard.tensors.items()}
+    finally:
+        shard.close()
+    if _START not in shapes:
+        return None
+    inner = "flow_lm.transformer.layers.0.linear1.weight"
+    for name in (_TABLE, inner):
+        if len(shapes.get(name, ())) != 2:
+            raise ConvertError(f"{folder / _FILE}: tensor '{name}' is no matrix or missing; download the model again")
+    (rows, width), voice = shapes[_TABLE], _VOICE in shapes
+    if width % _HEAD:
+        raise ConvertError(f"{folder / _FILE}: {_TABLE} is {width} wide; expected heads of {_HEAD}")
+    values = {
+        "architectures": ["PocketTTSModel"], "hidden_size": width, "num_attention_heads": width // _HEAD,
+        "num_hidden_layers": len([name for name in shapes if _LAYERS.fullmatch(name)]), "vocab_size": rows + 1 + voice,
+        "intermediate_size": shapes[inner][0], "max_position_embeddings": _CONTEXT, "layer_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "voice": voice,
+    }  # fmt: skip
+    return HfConfig(folder / _FILE, values, {})
+
+
+def _third(which: int) -> Change:
+    """Return the queries', the keys' or the values' rows."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        rows = height(parts[0]) // 3
+        return t.strided(parts[0], which * rows, (which + 1) * rows)
+
+    return change
+
+
+def _table(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Return the rows of text and padding, that of a voice where there is one, and that of a sound, which is a latent
+    that a matrix makes a row of."""
+    *rows, start, matrix = parts
+    if matrix.shape != (rows[0].shape[-1], *start.shape):
+        raise ConvertError(f"{matrix.name}: is {matrix.shape}; expected {(rows[0].shape[-1], *start.shape)}")
+
+    def read(first: int, stop: int) -> NDArray[np.uint8]:
+        latent, made = (quant.dequantize(part.read(0, part.rows), part.format) for part in (start, matrix))
+        row: NDArray[np.float32] = (made.astype(np.float64) @ latent.astype(np.float64).reshape(-1)).astype(np.float32)
+        return row.view(np.uint8)[None][first:stop]
+
+    sound = LazyTensor(start.name, "F32", (1, matrix.shape[0]), 4 * matrix.shape[0], read)
+    told = [t.shaped(t.flattened(part), matrix.shape[0]) if i else part for i, part in enumerate(rows)]
+    return t.joined([*(t.as_float32(part) for part in told), sound])
+
+
+def _table_of_voices(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    voice, text, *rest = parts  # in an order in which the first one tells whether it is such a folder
+    return _table([text, voice, *rest], sizes)
+
+
+def _tokens(config: HfConfig) -> dict[int, str]:
+    names = [name for name in _TOKENS if name != _TOKENS[1] or config.flag("voice")]
+    first = config.needed("vocab_size") - len(names)
+    return {first + i: name for i, name in enumerate(names)}
+
+
+_LAYER: Layer = {
+    "attn_norm": taken("norm1"),
+    "ffn_norm": taken("norm2"),
+    **{f"attn_{x}": taken("self_attn.in_proj", _third(i)) for i, x in enumerate("qkv")},
+    "attn_output": taken("self_attn.out_proj"),
+    "ffn_up": taken("linear1"),
+    "ffn_down": taken("linear2"),
+}
+
+ROWS = (
+    Recipe(
+        "pockettts", ("PocketTTSModel",), _LAYER, eps="layer_norm_eps", tokens=_tokens,
+        layers=lambda config: [
+            f"flow_lm.transformer.layers.{layer}." for layer in range(config.needed("num_hidden_layers"))
+        ],
+        top={
+            "token_embd.weight": (
+                From((_VOICE, _TABLE, _START, _LATENT), _table_of_voices),
+                From((_TABLE, _START, _LATENT), _table),
+            ),
+            "output_norm": From(("flow_lm.out_norm",)),
+        },
+        whole_keys={"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": False},
+    ),
+)  # fmt: skip
