@@ -1,17 +1,19 @@
 """Times sparse attention deep in a context, decoding and in prompts, beside llama.cpp on the same file.
 
-    python benchmarks/deep.py [--models deepseek32,glm-dsa,minimax-m3] [--rounds 2] [-t 2]
+    python benchmarks/deep.py [--models deepseek32,glm-dsa,minimax-m3,deepseek4] [--rounds 2] [-t 2]
         [--tests tg32@16384,pp512@16384,tg32@65536,pp128@65536]
     python benchmarks/deep.py --table
 
 The models are those of `sparse_shapes.py`, written to --folder if they are not there. The peer is llama-cpp-python
 (`llama_cpp_bench.py`); LLAMA_CPP_LIB_PATH chooses its library. Both fill the cache with copies of the rows of 512
-tokens, because a whole prompt would take the peer hours. --whole evaluates the whole prompt instead.
+tokens, because a whole prompt would take the peer hours. --whole evaluates the whole prompt instead. Pools in its state
+of DeepSeek 4 cannot be copied: this model is measured behind whole prompts, and after more than 16384 tokens, which
+take the peer a quarter of an hour and longer, ours alone behind copies. The table says what filled the cache.
 
 A round is ours, the peer with flash attention, and the peer without it, each in a process of its own, for every test
 in turn. A ratio is the median over rounds of ours / the peer's best. A way of the peer that took over twice as long as
-the other in the first round is left out of the others. One JSON line per model and test goes to
-benchmarks/results/deep.jsonl.
+the other in the first round is left out of the others, and of the same test behind longer whole prompts. One JSON line
+per model and test goes to benchmarks/results/deep.jsonl.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ from benchmarks.sparse_shapes import SPARSE
 from localllm.plan import BLOCK, Batch
 
 TESTS = "tg32@16384,pp512@16384,tg32@65536,pp128@65536"
+WHOLE = ("deepseek4",)  # models whose rows the peer cannot copy
+WHOLE_TESTS, WHOLE_DEPTH = f"tg32@4096,pp512@4096,{TESTS}", 16384  # of these; the deepest that the peer is measured at
 COPIED = 512  # tokens whose rows fill the cache
 FLASH = {"flash": "1", "plain": "0"}
 HOPELESS = 2.0
@@ -58,6 +62,7 @@ class Row:
     device: str = ""
     peer: str = ""
     whole: bool = False  # whether the cache was filled by a whole prompt
+    alone: bool = False  # without the peer
     ours: list[float] = field(default_factory=list)
     flash: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
@@ -69,10 +74,14 @@ class Row:
     def best(self) -> list[float]:
         """The faster way of the peer in every round."""
         ways = (self.flash, self.plain)
+        if self.alone:
+            return []
         return [max(rates[number] for rates in ways if len(rates) > number) for number in range(len(self.ours))]
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> float | None:
+        if self.alone:
+            return None
         return median(ours / peer for ours, peer in zip(self.ours, self.best, strict=True))
 
 
@@ -82,18 +91,23 @@ def ours(path: Path, test: Test, threads: int, whole: bool) -> dict[str, Any]:
     room = depth + prompt + answer + BLOCK
     with localllm.load(path, threads=threads, ctx_size=room) as model:
         executable, memory = model.executable, model.executable.memory
-        table = np.arange(-(-room // BLOCK), dtype=np.int32)[None]
+        table, ring = np.arange(-(-room // BLOCK), dtype=np.int32)[None], executable.limits.window_blocks
+        windows = table % np.int32(ring) if ring else None  # the blocks of layers with a window, in turn
         random = np.random.default_rng(0)
 
         def step(first: int, count: int) -> None:
             at, tokens = np.arange(first, first + count, dtype=np.int32), random.integers(0, 256, count, np.int32)
-            executable.step(Batch(tokens, at, at.copy(), np.zeros_like(at), table, np.array([count - 1], np.int32)))
+            slots = None if windows is None else windows[0][at // BLOCK] * BLOCK + at % BLOCK
+            rows = (tokens, at, at.copy(), np.zeros_like(at), table, np.array([count - 1], np.int32))
+            executable.step(Batch(*rows, slots, windows))
 
         for first in range(0, depth if whole else COPIED, COPIED):
             step(first, COPIED)
         source = np.arange(COPIED // BLOCK, dtype=np.int32)
         for block in range(len(source), depth // BLOCK if not whole else 0, len(source)):
             executable.copy_blocks(source, source + block)
+        for block in range(len(source), ring if not whole else 0):
+            executable.copy_blocks(source[:1], np.array([block], np.int32), True)
         step(depth, 1)  # to warm up
         began = perf_counter()
         if prompt:
@@ -109,8 +123,22 @@ def ours(path: Path, test: Test, threads: int, whole: bool) -> dict[str, Any]:
         }
 
 
-def measure(row: Row, path: Path, number: int) -> None:
-    """Add one round."""
+def row_of(model: str, test: str, threads: int, whole: bool) -> Row:
+    """An empty row, and what its samples will be; `whole` if whole prompts are asked for."""
+    near = Test.parse(test).depth <= WHOLE_DEPTH
+    return Row(
+        model, test, threads, whole=whole or (model in WHOLE and near), alone=model in WHOLE and not near and not whole
+    )
+
+
+def hopeless(row: Row, name: str) -> bool:
+    """Whether a way of the peer was far behind the other in the first round."""
+    first = {way: getattr(row, way)[:1] for way in FLASH}
+    return all(first.values()) and HOPELESS * first[name][0] < max(rates[0] for rates in first.values())
+
+
+def measure(row: Row, path: Path, number: int, before: Sequence[Row] = ()) -> None:
+    """Add one round; `before` are the rows of this model that were measured before."""
     own = [sys.executable, __file__, "--ours", str(path), "--tests", row.test, "-t", str(row.threads)]
     [result], _ = run([*own, *["--whole"] * row.whole])
     row.ours.append(result["avg_ts"])
@@ -120,9 +148,12 @@ def measure(row: Row, path: Path, number: int) -> None:
     peer = [sys.executable, str(LLAMA_CPP_BENCH), "-m", str(path), "-t", str(row.threads), *test.options()]
     peer += ["-ub", str(test.prompt or PHYSICAL_BATCH), *["--copies"] * (not row.whole)]
     shown = [f"ours {row.ours[-1]:.2f}"]
-    for name, flag in FLASH.items():
+    for name, flag in FLASH.items() if not row.alone else ():
         rates: list[float] = getattr(row, name)
-        if number and HOPELESS * rates[0] < max(row.flash[0], row.plain[0]):
+        shorter = [
+            other for other in before if row.whole and other.test.partition("@")[0] == row.test.partition("@")[0]
+        ]
+        if (number and not rates) or any(hopeless(other, name) for other in [row, *shorter]):
             continue
         [result], _ = run([*peer, "-fa", flag])
         rates.append(result["avg_ts"])
@@ -133,14 +164,17 @@ def measure(row: Row, path: Path, number: int) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """The Markdown of docs/architectures.md."""
-    lines = ["| model | test | localllm, t/s | llama.cpp, t/s | ratio | cache read, MB | every key, MB |"]
-    lines.append("|---|---|---:|---:|---:|---:|---:|")
+    lines = ["| model | test | filled by | localllm, t/s | llama.cpp, t/s | ratio | cache read, MB | every key, MB |"]
+    lines.append("|---|---|---|---:|---:|---:|---:|---:|")
     for row in rows:
         read = [
-            f"{size / 1e6:.1f}" if row.test.startswith("tg") else "" for size in (row.cache_per_token, row.every_key)
+            f"{size / 1e6:.1f}" if row.test.startswith("tg") and size else ""
+            for size in (row.cache_per_token, 0 if row.model in WHOLE else row.every_key)  # far rows are in pools alone
         ]
-        rates = [f"{median(rates):.1f}" for rates in (row.ours, row.best)]
-        lines.append(f"| {row.model} | {row.test} | {' | '.join([*rates, f'{row.ratio:.1f}', *read])} |")
+        rates = [f"{median(rates):.1f}" if rates else "" for rates in (row.ours, row.best)]
+        rates.append("" if row.ratio is None else f"{row.ratio:.1f}")
+        filled = "prompt" if row.whole else "copies"
+        lines.append(f"| {row.model} | {row.test} | {filled} | {' | '.join([*rates, *read])} |")
     return "\n".join(lines)
 
 
@@ -157,7 +191,7 @@ def stored(path: Path = RESULTS / "deep.jsonl") -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(SPARSE))
-    parser.add_argument("--tests", default=TESTS, help="as in compare.py; depths are multiples of 512")
+    parser.add_argument("--tests", default="", help=f"as in compare.py, at depths that 512 divides; default: {TESTS}")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="where the models are written")
@@ -167,12 +201,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "deep.jsonl", help="JSON lines are appended here")
     parser.add_argument("--ours", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    tests = arguments.tests.split(",")
     if arguments.table:
         print(table(stored(arguments.out)))
         return
     if arguments.ours:
-        print(json.dumps([ours(arguments.ours, Test.parse(tests[0]), arguments.threads, arguments.whole)]))
+        print(json.dumps([ours(arguments.ours, Test.parse(arguments.tests), arguments.threads, arguments.whole)]))
         return
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
@@ -182,10 +215,11 @@ def main() -> None:
         path = arguments.folder / f"{name}-attention.gguf"
         if not path.exists():
             write(name, SPARSE[name], path)
-        rows = [Row(name, test, arguments.threads, whole=arguments.whole) for test in tests]
+        tests = (arguments.tests or (WHOLE_TESTS if name in WHOLE else TESTS)).split(",")
+        rows = [row_of(name, test, arguments.threads, arguments.whole) for test in tests]
         for number in range(arguments.rounds):
-            for row in rows:
-                measure(row, path, number)
+            for at, row in enumerate(rows):
+                measure(row, path, number, rows[:at])
         everything += rows
         with arguments.out.open("a") as file:
             for row in rows:

@@ -115,7 +115,8 @@ SPARSE = {
     "deepseek4": Model(
         "deepseek4", 2, WIDTH, VOCABULARY,
         {
-            **_MIXTURE, "leading_dense_block_count": 0, "expert_gating_func": 4, "attention.head_count": 64,
+            **_MIXTURE, "leading_dense_block_count": 0, "hash_layer_count": 0, "expert_gating_func": 4,
+            "attention.head_count": 64,
             "attention.head_count_kv": 1, "attention.key_length": 512, "attention.value_length": 512,
             "attention.q_lora_rank": 1024, "attention.output_group_count": 8, "attention.output_lora_rank": 1024,
             "attention.sliding_window": 128, "attention.compress_ratios": np.array(POOLS, np.int32),

@@ -190,6 +190,18 @@ def test_the_page_on_architectures_shows_the_stored_depths(monkeypatch) -> None:
     row = deep.Row("m", "tg32@64", 2, ours=[30.0, 90.0, 40.0], flash=[10.0, 20.0, 20.0], plain=[15.0])
     assert row.best == [15.0, 20.0, 20.0]  # of the ways that ran in a round
     assert row.ratio == 2.0
+    cases = [
+        (model, depth, whole) for model in ("deepseek32", "deepseek4") for depth in (16384, 65536) for whole in (0, 1)
+    ]
+    rows = [deep.row_of(model, f"tg32@{depth}", 2, bool(whole)) for model, depth, whole in cases]
+    assert [row.whole for row in rows] == [False, True, False, True, True, True, False, True]
+    assert [row.test for row in rows if row.alone] == ["tg32@65536"]  # of the model whose rows are not copied
+    alone = next(row for row in rows if row.alone)
+    alone.ours, alone.cache_per_token = [40.0, 60.0], 1_500_000
+    assert deep.table([alone]).splitlines()[-1] == "| deepseek4 | tg32@65536 | copies | 50.0 |  |  | 1.5 |  |"
+    assert not deep.hopeless(row, "plain")
+    assert deep.hopeless(deep.Row("m", "t", 2, flash=[21.0], plain=[10.0]), "plain")
+    assert not deep.hopeless(deep.Row("m", "t", 2, flash=[21.0]), "flash")  # the other was left out
     for name in ("deep", "compare"):
         sys.modules.pop(name, None)
 
