@@ -15,3 +15,12 @@ def cpu() -> Iterator[CpuBackend]:
     backend = CpuBackend(threads=2)
     yield backend
     backend.close()
+
+
+@pytest.fixture(scope="module")
+def backends() -> Iterator[list[CpuBackend]]:
+    """One, two and three threads: more than a small machine has."""
+    made = [CpuBackend(threads) for threads in (1, 2, 3)]
+    yield made
+    for backend in made:
+        backend.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -142,3 +142,22 @@ def plan(format: Formats, shape: Shape = LLAMA, seed: int = 1) -> Plan:
 
 def tokens(count: int, vocabulary: int = 97, seed: int = 5) -> np.ndarray:
     return np.random.RandomState(seed).randint(0, vocabulary, count)
+
+
+def check_company(backends: Sequence[Backend], plan: Plan, cache: CacheTypes, tokens: np.ndarray) -> np.ndarray:
+    """Evaluate a long prompt at once, then its last rows in other chunks beside another sequence, on three backends.
+
+    All bits are the same. Returns the logits (T, vocabulary).
+    """
+    blocks, long = 2 * (len(tokens) // BLOCK + 1), len(tokens)
+    bound = [bind(backend, plan, rows=long + 50, blocks=blocks, cache=cache) for backend in backends]
+    truth = Driver(bound[0]).step([(0, tokens)])
+    for executable, cuts in zip(bound, ([1] * 6, [1, 7, 2, 20], [3, 1, 1, 30, 4]), strict=True):
+        driver, at = Driver(executable, sequences=2), long - sum(cuts)
+        driver.step([(1, tokens[:50]), (0, tokens[:at])])
+        for count in cuts:
+            rows = driver.step([(1, tokens[:2]), (0, tokens[at : at + count])])[2:]
+            np.testing.assert_array_equal(rows, truth[at : at + count])
+            at += count
+        executable.close()
+    return truth

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from localllm.plan import BLOCK, CacheLayer, Plan
 from tests.backends.attending import attend, attention_slack
 from tests.backends.cases import VOCABULARY
 from tests.backends.selecting import POOLING, Pooling, attend_pools, rows_of
-from tests.backends.support import bind, record
+from tests.backends.support import bind, check_company, record
 from tests.backends.test_selection import STEPS, batches
 from tests.models.support import Driver, MemoryWeight
 
@@ -53,32 +52,14 @@ def test_a_row_that_sees_no_pool_has_the_bits_of_a_window(cpu: CpuBackend, p: Po
     np.testing.assert_array_equal(*found)
 
 
-@pytest.fixture(scope="module")
-def backends() -> Iterator[list[CpuBackend]]:
-    made = [CpuBackend(1), CpuBackend(2), CpuBackend(3)]  # more than a small machine has
-    yield made
-    for backend in made:
-        backend.close()
-
-
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
 @pytest.mark.parametrize("p", [MANY, *POOLING[2:5], *POOLING[6:]], ids=str)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: Pooling, name: str) -> None:
     """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
-    plan, cache, tokens = plan_of(p), CacheTypes(name, name), np.random.RandomState(1).randint(0, VOCABULARY, LONG)
-    bound = [bind(backend, plan, rows=LONG + 50, blocks=2 * (LONG // BLOCK + 1), cache=cache) for backend in backends]
-    truth = Driver(bound[0]).step([(0, tokens)])
+    plan, cache = plan_of(p), CacheTypes(name, name)
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
+    truth = check_company(backends, plan, cache, tokens)
     assert len(np.unique(truth[:, 0])) > LONG // 2
-    for executable, cuts in zip(bound, ([1] * 6, [1, 7, 2, 20], [3, 1, 1, 30, 4]), strict=True):
-        driver = Driver(executable, sequences=2)
-        driver.step([(1, tokens[:50]), (0, tokens[: LONG - sum(cuts)])])
-        at = LONG - sum(cuts)
-        for count in cuts:
-            rows = driver.step([(1, tokens[:2]), (0, tokens[at : at + count])])[2:]
-            np.testing.assert_array_equal(rows, truth[at : at + count])
-            at += count
-    for executable in bound:
-        executable.close()
 
 
 @pytest.mark.parametrize("p", [POOLING[0], POOLING[4], POOLING[6]], ids=str)

@@ -16,7 +16,7 @@ from localllm.plan import BLOCK
 from tests.backends.attending import Heads, attend, attention_slack
 from tests.backends.cases import VOCABULARY
 from tests.backends.selecting import SELECTING, Selecting, attend_selected, rows_of, select
-from tests.backends.support import Build, bind, record
+from tests.backends.support import Build, bind, check_company, record
 from tests.models.support import Driver, MemoryWeight
 
 STEPS = [[(0, 1)], [(0, 5), (1, 3)], [(1, 1), (0, 1)], [(0, 70), (1, 40)], [(0, 1), (1, 1)], [(1, 17), (0, 50)]]
@@ -136,14 +136,6 @@ def test_who_selects_everything_has_the_bits_of_who_selects_nothing(cpu: CpuBack
 LONG = 1400  # positions: two shares of an indexer's work
 
 
-@pytest.fixture(scope="module")
-def backends() -> Iterator[list[CpuBackend]]:
-    made = [CpuBackend(1), CpuBackend(2), CpuBackend(3)]  # more than a small machine has
-    yield made
-    for backend in made:
-        backend.close()
-
-
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
 @pytest.mark.parametrize(
     "s",
@@ -161,19 +153,8 @@ def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: 
     """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
     plan, cache = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s)), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
-    bound = [bind(backend, plan, rows=LONG + 50, blocks=2 * (LONG // BLOCK + 1), cache=cache) for backend in backends]
-    truth = Driver(bound[0]).step([(0, tokens)])
+    truth = check_company(backends, plan, cache, tokens)
     assert len(np.unique(truth[:, 0])) > LONG // 2
-    for executable, cuts in zip(bound, ([1] * 6, [1, 7, 2, 20], [3, 1, 1, 30, 4]), strict=True):
-        driver = Driver(executable, sequences=2)
-        driver.step([(1, tokens[:50]), (0, tokens[: LONG - sum(cuts)])])
-        at = LONG - sum(cuts)
-        for count in cuts:
-            rows = driver.step([(1, tokens[:2]), (0, tokens[at : at + count])])[2:]
-            np.testing.assert_array_equal(rows, truth[at : at + count])
-            at += count
-    for executable in bound:
-        executable.close()
 
 
 def test_blocks_are_read_and_written(cpu: CpuBackend) -> None:

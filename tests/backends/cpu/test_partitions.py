@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 
@@ -19,7 +18,7 @@ from localllm.plan import BLOCK, Batch, Plan, Recorder, Value
 from tests.backends.attending import Heads, attend
 from tests.backends.cases import VOCABULARY
 from tests.backends.cpu.test_instruction_sets import needs
-from tests.backends.support import Build, bind, record
+from tests.backends.support import Build, bind, check_company, record
 from tests.models.support import Driver, MemoryWeight
 
 LONG = 2 * PARTITION * BLOCK + 100  # positions: two partitions, and a part of one
@@ -37,14 +36,6 @@ def plan_of(h: Heads) -> Plan:
     return record(MemoryWeight.of("table", values), attend(h))
 
 
-@pytest.fixture(scope="module")
-def backends() -> Iterator[list[CpuBackend]]:
-    made = [CpuBackend(1), CpuBackend(2), CpuBackend(3)]  # more than a small machine has
-    yield made
-    for backend in made:
-        backend.close()
-
-
 # Every type once; windows and sinks with numbers and with blocks.
 SPLIT = [
     *(("one kv head", name) for name in CACHE_TYPES),
@@ -57,18 +48,7 @@ def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], sha
     """A long prompt at once; then its last rows in batches that are split over partitions, with others beside them."""
     plan, cache = plan_of(SHAPES[shape]), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
-    bound = [bind(backend, plan, rows=LONG + 50, blocks=2 * (LONG // BLOCK + 1), cache=cache) for backend in backends]
-    truth = Driver(bound[0]).step([(0, tokens)])
-    for executable, cuts in zip(bound, ([1] * 6, [1, 7, 2, 20], [3, 1, 1, 30, 4]), strict=True):
-        driver = Driver(executable, sequences=2)
-        driver.step([(1, tokens[:50]), (0, tokens[: LONG - sum(cuts)])])
-        at = LONG - sum(cuts)
-        for count in cuts:
-            rows = driver.step([(1, tokens[:2]), (0, tokens[at : at + count])])[2:]
-            np.testing.assert_array_equal(rows, truth[at : at + count])
-            at += count
-    for executable in bound:
-        executable.close()
+    check_company(backends, plan, cache, tokens)
 
 
 def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import pytest
 
 from localllm import quant
-from localllm.convert import Checkpoint, LazyTensor
+from localllm.convert import Checkpoint, ConvertError, LazyTensor, open_checkpoint
 from localllm.gguf.writer import NewTensor, write_gguf
 from localllm.models import architecture_of, read_config, record
 from tests.models.support import Driver, bind_reference
@@ -25,6 +26,14 @@ def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
     config = read_config(model.metadata, architecture.name)
     plan = record(config, architecture, model.tensors, len(ids))
     return Driver(bind_reference(plan)).step([(0, ids)])
+
+
+def check_refused(folder: Path, message: str) -> None:
+    """The folder is refused in one line that begins with where it is."""
+    with pytest.raises(ConvertError, match=message) as error:
+        open_checkpoint(folder)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(str(folder))
 
 
 def write_f32(model: Checkpoint, path: Path) -> None:
