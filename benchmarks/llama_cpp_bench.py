@@ -65,7 +65,7 @@ class Peer:
         self._api.llama_synchronize(self._context)
 
     def lengthen(self, cells: int) -> None:
-        """Repeat the rows of the cache until there are so many."""
+        """Repeat the rows of the cache until it has `cells`."""
         data = llama_cpp_state.repeated(self._state(), cells)
         self.clear()
         array = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)

@@ -26,7 +26,7 @@ from localllm.gguf import NewTensor, write_gguf
 
 Shapes = dict[str, tuple[int, ...]]
 MATRICES = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight", "attn_qkv.weight")
-EXACT = (".bias", "ffn_gate_inp.weight", "ssm_norm.weight", "_ape.weight", "_fn.weight")  # F32 in all files
+EXACT = (".bias", "ffn_gate_inp.weight", "ssm_norm.weight", "_ape.weight", "_fn.weight")  # stay F32 in every file
 
 
 @dataclass(frozen=True, slots=True)

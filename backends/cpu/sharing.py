@@ -46,7 +46,7 @@ class Sharing:
         self.work[_SLOTS] = tiles, self._at, split, heads, partitions
 
     def _heads(self, rows: int, parts: int, split: bool) -> int:
-        """Return the number of pieces per task, for so many tiles or partitions of tiles."""
+        """Return how many pieces a task has. `parts` counts tiles, or their partitions if tasks are split."""
         shape, threads = self._shape, self._threads
         if split:
             most = shape.kv_heads if shape.slices == 1 else 1  # heads with selections of their own: one to a task

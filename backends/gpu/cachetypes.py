@@ -55,14 +55,14 @@ class CacheRow:
         return (self.type.head_bytes(size) - 2 * self.scaled * (size // GROUP)) // 4
 
     def bytes(self, head_dim: int, count: int = BLOCK) -> int:
-        """Return the bytes of one head in a cache block with so many rows, in whole words."""
+        """Return the bytes of one head in a cache block of `count` rows, rounded up to whole words."""
         return -(-count * self.type.head_bytes(self.size(head_dim)) // 4) * 4
 
     def finite(self, content: np.ndarray, head_dim: int, keys: bool, count: int = BLOCK) -> bool:
         """Return whether the content uint8 (n, bytes) of blocks is finite. FP8 always is: a NaN reads as 480."""
         rows = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim, count))
         halves: NDArray[np.unsignedinteger] = rows.view(np.uint32 if self.values == 1 else np.uint16)
-        words = 2 * count * self.words(head_dim)  # halves of them
+        words = 2 * count * self.words(head_dim)  # 16-bit halves of the words
         if self.scaled:
             halves = halves[:, words : words + count * self.size(head_dim) // GROUP]  # without what fills up a word
         elif self.minimum:

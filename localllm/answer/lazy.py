@@ -81,7 +81,7 @@ class OfferedCalls:
         if not begun:
             return
         calls = self._begin()
-        if calls.validate(begun) == len(begun):  # else it is no call that the reader would take for one
+        if calls.validate(begun) == len(begun):  # otherwise the reader would not recognize the call
             for each in begun:
                 calls.accept(each)
             self._calls = calls

@@ -94,7 +94,7 @@ class Watched:
 
 
 class Watch:
-    """Follows the text of an answer into its thoughts and out of them."""
+    """Tracks whether the text of an answer is inside its thoughts."""
 
     def __init__(self, format_: Format) -> None:
         thinking = format_.thinking

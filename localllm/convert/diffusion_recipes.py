@@ -1,5 +1,7 @@
-"""The recipes of models that fill in a text: Dream, LLaDA, LLaDA-MoE, RND1. transformers has none of them, so the names
-are those of the models' own programs."""
+"""The recipes of Dream, LLaDA, LLaDA-MoE and RND1, which fill in a text.
+
+transformers has none of them. The names are those of the models' own programs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe of GroveMoE (arXiv:2508.07785): Qwen 3's experts, and smaller ones that groups of them share.
+"""The recipe of GroveMoE (arXiv:2508.07785): Qwen 3's experts, and small experts that a group shares.
 
 transformers does not have it. Its own program fixes what config.json does not tell.
 """

@@ -65,8 +65,10 @@ def _third(which: int) -> Change:
 
 
 def _table(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the rows of text and padding, that of a voice where there is one, and that of a sound, which is a latent
-    that a matrix makes a row of."""
+    """Return one table: the rows of text and padding, the row of a voice if there is one, and the row of a sound.
+
+    The last is a matrix times the latent that starts a sound.
+    """
     *rows, start, matrix = parts
     if matrix.shape != (rows[0].shape[-1], *start.shape):
         raise ConvertError(f"{matrix.name}: is {matrix.shape}; expected {(rows[0].shape[-1], *start.shape)}")

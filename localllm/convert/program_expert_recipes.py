@@ -102,7 +102,10 @@ def _small_kinds(config: HfConfig) -> list[str]:
 
 
 def _rotated_in_windows(config: HfConfig) -> str | None:
-    """Require windows in all layers but 0, 4, 8, ..., which are the ones not rotated; or none, and all rotated."""
+    """Require one of two patterns: layers 0, 4, 8, ... have neither window nor rotation; or no layer has a window.
+
+    Without windows all layers are rotated.
+    """
     slides, rotated = _layout(config, "sliding_window_layout"), _layout(config, "rope_layout")
     if any(slides) and slides != [layer % 4 != 0 for layer in range(len(slides))]:
         return "sliding_window_layout is not every layer but each fourth; the GGUF architecture has it fixed so"

@@ -159,7 +159,7 @@ def _key_and_value(which: int) -> Change:
 
 
 def _times(*names: str) -> Change:
-    """Multiply by the first of the factors of config.json that it tells, or by products of them: "a*b"."""
+    """Multiply by the first of these factors that config.json has. "a*b" names a product of two."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         config = sizes.config

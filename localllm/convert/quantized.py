@@ -1,4 +1,4 @@
-"""Quantized weights of folders: what config.json says of them, and packed numbers as matrices.
+"""Read quantized weights of folders: what config.json says about them, and packed numbers as matrices.
 
 compressed-tensors (pack-quantized) stores a matrix (rows, columns) as unsigned integers in 32-bit words, the first in
 the lowest bits. A number is (integer - middle - zero point) * scale of its group of columns; the middle is 2^(bits-1).

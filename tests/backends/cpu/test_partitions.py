@@ -89,9 +89,9 @@ def test_query_heads_of_one_head_are_shared_out() -> None:
         row = Batch(one, one, one, np.zeros(1, np.int32), np.zeros((1, 512), np.int32), one)
         sharing.fill(row, position)
         assert (sharing.work[Work.split], sharing.work[Work.heads]) == (split, heads)
-        many = np.arange(512, dtype=np.int32)
-        sharing.fill(replace(row, tokens=many, positions=many, slots=many, sequence=0 * many), 511)
-        assert (sharing.work[Work.split], sharing.work[Work.heads]) == (0, 4)
+        for many in (np.arange(count, dtype=np.int32) for count in (40, 512)):
+            sharing.fill(replace(row, tokens=many, positions=many, slots=many, sequence=0 * many), len(many) - 1)
+            assert (sharing.work[Work.split], sharing.work[Work.heads]) == (0, 4)
 
 
 def test_a_piece_has_the_bits_of_its_heads_alone(backends: list[CpuBackend]) -> None:
