@@ -1,7 +1,8 @@
 """Files that appear complete or not at all: they are written under a hidden name in the same folder, then renamed.
 
 Used for caches of compiled code (`quant.codecache`) and outputs of commands (`localllm.outputs`). A killed process
-leaves its hidden file; a day later, the next process that writes to the folder removes it.
+leaves its hidden file; a day later, the next process that writes to the folder removes it. An exception leaves none,
+even one that a signal raises between two instructions.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import re
 import stat
 import sys
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from time import time
@@ -33,7 +35,9 @@ class NewFile:
         """`mode` is subject to the umask. OSError if no file can be created there."""
         sweep(path.parent)
         self.path = path
-        self._hidden: Path | None = hidden_path(path.parent)
+        self._hidden = hidden_path(path.parent)
+        # A signal may raise before the `with` block begins: the file then goes with this object, or with the process.
+        self._remove = weakref.finalize(self, _remove, self._hidden, os.getpid())
         self.file = open(self._hidden, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
 
     def commit(self, durable: bool = True, replace: bool = True) -> None:
@@ -41,14 +45,14 @@ class NewFile:
 
         Without `replace`, FileExistsError if a file of that name exists, even if another process has just made it.
         """
-        assert self._hidden is not None, "a file is committed once"
+        assert self._remove.alive, "a file is committed once"
         self.file.flush()
         if durable:
             os.fsync(self.file.fileno())
         self.file.close()
         if replace or not _link(self._hidden, self.path):
             os.replace(self._hidden, self.path)
-            self._hidden = None
+            self._remove.detach()
         if durable and sys.platform != "win32":  # Windows cannot open a folder; NTFS journals names
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:
@@ -66,8 +70,13 @@ class NewFile:
             with suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
                 self.file.close()
         finally:
-            if self._hidden is not None:
-                self._hidden.unlink(missing_ok=True)
+            self._remove()
+
+
+def _remove(hidden: Path, process: int) -> None:
+    if os.getpid() == process:  # a forked copy of the object does not own the file
+        with suppress(OSError):  # Windows does not remove an open file; a later process will
+            hidden.unlink()
 
 
 def _link(hidden: Path, path: Path) -> bool:

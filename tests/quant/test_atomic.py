@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 from time import time
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from localllm.quant import atomic
 from localllm.quant.atomic import ABANDONED, NewFile, hidden_path
 from tests.conftest import full_disk
 
@@ -57,8 +60,61 @@ def test_a_file_without_commit_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def interrupted(path: Path, moment: int) -> bool:
+    """Write a file; raise KeyboardInterrupt, as a signal does, before the bytecode number `moment` of the module."""
+    left = moment
+
+    def trace(frame: FrameType, event: str, value: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != atomic.__file__ or frame.f_code.co_name == "_remove":
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        write(path)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files that were opened and not yet kept
+def test_an_interrupt_at_any_moment_leaves_no_hidden_file(tmp_path: Path) -> None:
+    moment = 1
+    while interrupted(tmp_path / "a", moment):
+        for path in tmp_path.iterdir():
+            assert (path.name, path.read_bytes()) == ("a", b"whole"), f"at bytecode {moment}"
+            path.unlink()
+        moment += 1
+    assert moment > 100
+
+
+def test_a_file_that_was_never_entered_is_removed(tmp_path: Path) -> None:
+    """When its object goes, and when the process ends; not by a forked copy of the process."""
+    new = NewFile(tmp_path / "a")
+    if os.name == "posix":
+        if (child := os.fork()) == 0:
+            del new
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert len(list(tmp_path.iterdir())) == 1
+    del new
+    assert list(tmp_path.iterdir()) == []
+    code = "import pathlib, sys, quant.atomic as a; a.kept = a.NewFile(pathlib.Path(sys.argv[1])); sys.exit(9)"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], timeout=60).returncode == 9
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_kill_left_is_removed_a_day_later(tmp_path: Path) -> None:
-    code = "import os, pathlib, sys, quant.atomic as a; a.NewFile(pathlib.Path(sys.argv[1])); os._exit(9)"
+    code = "import os, pathlib, sys, quant.atomic as a; new = a.NewFile(pathlib.Path(sys.argv[1])); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], timeout=60).returncode == 9
     (left,) = tmp_path.iterdir()
     write(tmp_path / "b")
