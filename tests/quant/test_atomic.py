@@ -76,6 +76,7 @@ def interrupted(path: Path, moment: int) -> bool:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks at this when a trace is set
     sys.settrace(trace)
     try:
         write(path)
