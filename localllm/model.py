@@ -160,7 +160,7 @@ class Model(LoadedModel):
             breakers = find_breakers(
                 tuple(options.dry_sequence_breaker), pieces, lambda text: words.encode(text, add_special=False)
             )
-        return Sampler(options, breakers)
+        return Sampler(options, breakers, self.tokenizer.suppressed if self.tokenizer is not None else ())
 
     @takes(AnswerOptions, SamplingOptions, without=CHAT_ONLY)
     def generate(

@@ -28,6 +28,7 @@ from localllm.convert.recipes import BY_CLASS
 from localllm.convert.rope_scaling import rope_of
 from localllm.convert.safetensors import open_shards
 from localllm.convert.shelf import Shelf
+from localllm.convert.special import untrained_keys
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tokenizer_keys import tokenizer_keys
 from localllm.errors import LocalLLMError
@@ -106,6 +107,8 @@ class Checkpoint(Closing):
                 **vocabulary.keys,
                 **recipe.whole(config),
             }
+            if recipe.zeros_unused:
+                stored |= untrained_keys(self.tensors["token_embd.weight"], vocabulary.keys)
             stored = {key: value for key, value in stored.items() if value is not None}
             if "token_types.weight" in self.tensors:
                 stored["tokenizer.ggml.token_type_count"] = self.tensors["token_types.weight"].shape[0]

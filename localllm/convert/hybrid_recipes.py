@@ -264,5 +264,6 @@ ROWS = (
     Recipe(
         "minimax-01", ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _MINIMAX,
         keys=_MINIMAX_KEYS, checks=(_of_residual("alpha"), _of_residual("beta"), must_be("postnorm", True)),
+        zeros_unused=True,
     ),
 )  # fmt: skip

@@ -308,6 +308,7 @@ class Recipe:
         default_factory=dict
     )  # without the architecture's prefix; None takes one away
     tokens: Callable[[HfConfig], Mapping[int, str]] | None = None  # that config.json has, and no file of the tokenizer
+    zeros_unused: bool = False  # special tokens whose embedding is zero were never trained: no answer contains them
     numbers: Mapping[str, str] = field(default_factory=dict)  # whole keys: the tensors of layers with a number for each
     integers: Mapping[str, str] = field(default_factory=dict)  # whole keys: tensors of integers that one layer has
     lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # tensors of the file that one layer has

@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json, steps
+from localllm.convert.tokens import BYTE, NORMAL
+from localllm.plan import Tensor
+from localllm.quant import dequantize
 from localllm.tokenizer.vocab import read_vocab
 
 _KEY = "tokenizer.ggml."
@@ -19,7 +24,7 @@ _ROLES = {  # name in the folder: name in GGUF
 def special_keys(
     folder: Path, fast: Mapping[str, Any], settings: Mapping[str, Any], config: HfConfig, keys: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return ids, add_bos_token and add_eos_token; `keys` already holds the tokens."""
+    """Return ids, add_bos_token, add_eos_token and suppress_tokens; `keys` already holds the tokens."""
     tokens: list[str] = keys[_KEY + "tokens"]
     ids = {text: i for i, text in reversed(list(enumerate(tokens)))}
     # as transformers takes it from config.json where there is no file of its own
@@ -42,7 +47,17 @@ def special_keys(
         flag = _flag(role, text, texts[role], fast, settings)
         if flag is not None:
             found[f"{_KEY}add_{role}_token"] = flag
+    if suppressed := list(_numbers(generation.get("suppress_tokens"), len(tokens))):
+        found[_KEY + "suppress_tokens"] = np.array(suppressed, np.int32)
     return found | _further_ends(generation, {**keys, **found})
+
+
+def untrained_keys(embedding: Tensor, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return suppress_tokens: those of generation_config.json, and special tokens whose embedding is zero."""
+    special = np.flatnonzero(~np.isin(keys[_KEY + "token_type"], (NORMAL, BYTE))).tolist()
+    rows = [i for i in special if not dequantize(embedding.read(i, i + 1), embedding.format).any()]
+    listed = np.union1d(keys.get(_KEY + "suppress_tokens", ()), rows).astype(np.int32)
+    return {_KEY + "suppress_tokens": listed} if len(listed) else {}
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Plain and speculative decoding share `distribution`, which changes no state and 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -40,19 +40,23 @@ _MANY = 4096  # candidates; of fewer, float64 probabilities are as quick
 class Sampler:
     """Chooses tokens according to `options`. `seed` is the seed in use, even if the options left it open."""
 
-    def __init__(self, options: SamplingOptions, breakers: Breakers | None = None) -> None:
-        """`breakers` comes from find_breakers() for the vocabulary; only DRY needs it."""
+    def __init__(
+        self, options: SamplingOptions, breakers: Breakers | None = None, suppressed: Iterable[int] = ()
+    ) -> None:
+        """`breakers` comes from find_breakers() for the vocabulary; only DRY needs it. Tokens that are `suppressed` are
+        never chosen, whatever the options say."""
         self.options = options
         self.seed = options.seed if options.seed >= 0 else secrets.randbits(32)
         self._stages = enabled(options)
         self._history: list[int] = []
         self._context = Context(self._history, breakers or {}, self.seed)
-        self._bias_ids = np.array(sorted(options.logit_bias), np.int32)
-        self._bias = np.array([options.logit_bias[token] for token in sorted(options.logit_bias)], np.float64)
+        biases = {**options.logit_bias, **dict.fromkeys(suppressed, -np.inf)}
+        self._bias_ids = np.array(sorted(biases), np.int32)
+        self._bias = np.array([biases[token] for token in sorted(biases)], np.float64)
         self._ids = np.arange(0, dtype=np.int32)  # (V,), as soon as V is known
         self._bits = np.random.PCG64(self.seed)
         # Only the largest logit counts, independent of history: one pass over the logits is enough.
-        self._argmax = options.greedy and len(self._stages) == 1 and not options.logit_bias
+        self._argmax = options.greedy and len(self._stages) == 1 and not biases
         self._constraint: Constraint | None = None
         self._ends: Collection[int] = ()
         self._onward = False  # whether tokens that end an answer do not
@@ -123,7 +127,7 @@ class Sampler:
             return 0
         if self._argmax:
             return 1
-        cut_first = self._stages[:1] == (SAMPLERS["top_k"],) and not self.options.logit_bias
+        cut_first = self._stages[:1] == (SAMPLERS["top_k"],) and not len(self._bias_ids)
         return self.options.top_k if cut_first else 0
 
     def distribution(self, logits: NDArray[np.float32]) -> tuple[Ids, Doubles]:
@@ -156,7 +160,7 @@ class Sampler:
         yield "logits", candidates
         if len(self._bias_ids):
             candidates = self._biased(candidates)
-            yield "logit_bias", candidates
+            yield "logit_bias" if self.options.logit_bias else "suppressed", candidates
         if self._constraint is not None:
             candidates = self._constrained(candidates)
             yield "grammar", candidates

@@ -42,7 +42,8 @@ class Tokenizer:
     """The tokenizer of a vocabulary. Threads may share it.
 
     `bos`, `eos`: ids or None. `eog`: ids that end a generation. `adds`: names of what `add_special` adds, "bos" before
-    a text, "eos" or "seperator" after it. `note`: a line for the user if the rule is guessed, else "".
+    a text, "eos" or "seperator" after it. `suppressed`: ids that an answer never contains. `note`: a line for the user
+    if the rule is guessed, else "".
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -52,6 +53,7 @@ class Tokenizer:
         self.adds = tuple(vocab.adds)
         self.add_bos = "bos" in vocab.adds
         self.eog = vocab.ends
+        self.suppressed = vocab.suppressed
         self.note = vocab.note
 
     @classmethod

@@ -89,6 +89,7 @@ class Vocab:
     strip_accents: bool  # "bert"
     charsmap: bytes  # "t5": the table of replaced characters; empty without
     ends: frozenset[int]  # tokens that end a generation
+    suppressed: tuple[int, ...]  # tokens that an answer never contains
     strip_before: frozenset[int]  # special tokens that absorb the white space before them
     strip_after: frozenset[int]  # special tokens that absorb the white space after them
     note: str  # a line for the user if the rule is guessed, else ""
@@ -138,6 +139,7 @@ def read_vocab(metadata: Mapping[str, Any], force: bool = False) -> Vocab:
         strip_accents=_flag(metadata, "normalizer.strip_accents", lowercase),
         charsmap=_charsmap(metadata),
         ends=ends,
+        suppressed=_suppressed(metadata, len(tokens)),
         strip_before=_strip_before(metadata, ids),
         strip_after=_strip_after(metadata, ids, kinds),
         note="" if taken == named else f"{unknown_rule(named)}; {taken} is used instead, so some ids may be wrong",
@@ -199,6 +201,14 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, kinds: str) -> 
     if len(array) < count:
         raise TokenizerError(f"{key} has {len(array)} entries, but {_KEY}tokens has {count}; they must be equal")
     return array[:count] if count else array
+
+
+def _suppressed(metadata: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    """Return the tokens that must not be chosen. Ids beyond the vocabulary do not count."""
+    if _KEY + "suppress_tokens" not in metadata:
+        return ()
+    listed = _numbers(metadata, "suppress_tokens", 0, "iu")
+    return tuple(np.unique(listed[(listed >= 0) & (listed < count)]).tolist())
 
 
 def _charsmap(metadata: Mapping[str, Any]) -> bytes:

@@ -91,6 +91,22 @@ def test_decays_that_are_saved_are_not_read(tmp_path: Path) -> None:
         assert nmse(logits_of(model, ids())[POSITIONS], STORED["minimax-01"]).max() < 1e-10
 
 
+def test_special_tokens_without_an_embedding_are_never_chosen(tmp_path: Path) -> None:
+    """MiniMax M1 has some: rows of zeros in the place of tokens that nothing trained."""
+    spec, key = SPECS["minimax-01"], "tokenizer.ggml.suppress_tokens"
+    tensors = {name: numbers(name, *rest) for name, *rest in spec["tensors"]}
+    write_folder(spec, tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"suppress_tokens": [5]}')
+    with open_checkpoint(tmp_path) as model:
+        assert model.metadata[key].tolist() == [5]
+        types = np.array(model.metadata["tokenizer.ggml.token_type"])
+    special, word = np.flatnonzero(types == 3)[-1], np.flatnonzero(types == 1)[-1]
+    tensors["model.embed_tokens.weight"][[special, word]] = 0
+    save(tmp_path / "model.safetensors", tensors)
+    with open_checkpoint(tmp_path) as model:
+        assert model.metadata[key].tolist() == sorted([5, special])
+
+
 def test_sections_of_hunyuan_vl_in_folders_of_2025(tmp_path: Path) -> None:
     rope = {"type": "xdrope", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0, "xdrope_section": [2, 2, 2, 2]}
     theirs, text = metadata_of("hunyuan_vl", tmp_path), SPECS["hunyuan_vl"]["config"]["text_config"]

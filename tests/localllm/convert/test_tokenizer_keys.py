@@ -151,6 +151,14 @@ def test_special_ids_by_number(tmp_path: Path) -> None:
                    {"bos": 1, "eos": 2, "eot": 7, "eom": 9}.items()}  # fmt: skip
 
 
+def test_suppressed_tokens_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"suppress_tokens": [7, 2, 5000, "a"]}))
+    found = keys_of(tmp_path, bpe_tokenizer("qwen2")).keys["tokenizer.ggml.suppress_tokens"]
+    assert (found.tolist(), found.dtype) == ([7, 2], np.int32)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"suppress_tokens": None}))
+    assert "tokenizer.ggml.suppress_tokens" not in keys_of(tmp_path, bpe_tokenizer("qwen2")).keys
+
+
 def test_ends_by_config_json_alone(tmp_path: Path) -> None:
     """transformers takes them from there where there is no generation_config.json: those of Kimi K3's turns."""
     keys = keys_of(tmp_path, bpe_tokenizer("qwen2"), config={"eos_token_id": [2, 7]}).keys

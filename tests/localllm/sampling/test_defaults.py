@@ -92,6 +92,18 @@ def test_the_program_goes_by_them(tmp_path: Path) -> None:
     assert "note: the file's general.sampling.top_p is 7.0 and does not count" in warned.stderr
 
 
+@pytest.mark.parametrize("spec", ["off", "ngram"])
+def test_suppressed_tokens_of_the_file(spec: str, tmp_path: Path) -> None:
+    """The greedy answers of llama-server from the same two files; the second suppresses "$", "n" and "x"."""
+    plain = write_model(tmp_path / "plain.gguf")
+    suppressed = {"tokenizer.ggml.suppress_tokens": np.array([265, 339, 349], np.int32)}
+    without = write_model(tmp_path / "without.gguf", extra=suppressed)
+    for path, answer in ((plain, "r?\\nzgx?\\nzgx5:Yv31$1$4n"), (without, "r?\\5:::Yv+RvI[I[I[I[I[I[")):
+        with api.load(path, ctx_size=64, spec=spec) as model:
+            pieces = model.generate("Hello you", temperature=0, max_tokens=24, ignore_eos=True)
+            assert "".join(piece.text for piece in pieces) == answer
+
+
 def test_every_name_of_a_sampler_is_known() -> None:
     for name in ORDER:
         for spelling in (name, name.replace("_", "-"), name.replace("_", "")):

@@ -207,6 +207,25 @@ def test_bias_is_added_before_everything_else() -> None:
     assert p == pytest.approx([0.25, 0.5, 0.25])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        SamplingOptions(temperature=0),
+        SamplingOptions(seed=1),
+        SamplingOptions(top_k=2, seed=1),
+        SamplingOptions(logit_bias={0: 100.0, 2: 100.0}, seed=1),  # a user's wish does not bring it back
+    ],
+)
+def test_suppressed_tokens_are_never_chosen(options: SamplingOptions) -> None:
+    sampler = Sampler(options, suppressed=(2, 0))
+    assert sampler.looks_at == 0
+    logits = np.array([9, 3, 9, 2.5], np.float32)
+    drawn = {sampler.sample(logits) for _ in range(200)}
+    assert drawn == ({1} if options.greedy else {1, 3})
+    assert set(sampler.distribution(logits)[0].tolist()) <= {1, 3}
+    assert [name for name, _ in sampler.stages(logits)][1] == ("logit_bias" if options.logit_bias else "suppressed")
+
+
 @pytest.mark.parametrize("options", [SamplingOptions(), SamplingOptions(temperature=0), SamplingOptions(top_k=0)])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 @pytest.mark.parametrize("where", [0, 500, V - 1])

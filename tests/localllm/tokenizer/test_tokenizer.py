@@ -242,6 +242,8 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     (bpe_metadata(tokens=np.zeros(3)), "tokens is of type ndarray"),
     (bpe_metadata(tokens=[1, 2]), "tokens holds something that is not a string"),
     (bpe_metadata(token_type=[1]), "token_type has 1 entries, but tokenizer.ggml.tokens has 271"),
+    (bpe_metadata(suppress_tokens=[0.5]), "suppress_tokens must be an array of whole numbers"),
+    (bpe_metadata(suppress_tokens=7), "suppress_tokens"),
     (bpe_metadata(token_type=["a"] * 271), "token_type must be an array of whole numbers"),
     (bpe_metadata(token_type=[[1, 2]]), "token_type must be"),
     (bpe_metadata(token_type=[[1], [1, 2]]), "token_type must be"),
@@ -254,6 +256,13 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     (spm_metadata(scores=[0.0] * 10), "scores has 10 entries"),
     (spm_metadata(scores=[float("nan")] * 270), "scores holds a NaN at entry 0"),
 ]
+
+
+def test_suppressed_tokens_are_those_of_the_vocabulary() -> None:
+    """llama.cpp leaves out ids beyond it too."""
+    listed = np.array([270, 271, -1, 3, 3], np.int32)
+    assert Tokenizer.from_metadata(bpe_metadata(suppress_tokens=listed)).suppressed == (3, 270)
+    assert Tokenizer.from_metadata(bpe_metadata()).suppressed == ()
 
 
 @pytest.mark.parametrize(("metadata", "message"), BROKEN)
