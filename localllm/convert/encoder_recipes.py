@@ -157,7 +157,7 @@ ROWS = (
     ),
     Recipe(
         "modern-bert", ("ModernBertForSequenceClassification",), {},
-        keys=_ranker({**_MODERN_KEYS, "classifier_pooling_type": _classifier_pooling}),
+        keys=_ranker({**_MODERN_KEYS, "classifier.pooling_type": _classifier_pooling}),
         mapped=Mapped(("model.",), {"classifier": "cls.output"}), **_MODERN,
     ),
     Recipe(  # transformers does not have it

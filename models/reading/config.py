@@ -150,7 +150,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         causal=(causal := _causal(keys, row)),
         activation=read_activation(keys, row),
         pooling=_pooling(keys, "pooling_type", "last" if causal else "mean"),
-        classifier_pooling=_pooling(keys, "classifier_pooling_type", "last" if causal else row.classifier_pooling),
+        classifier_pooling=_pooling(keys, "classifier.pooling_type", "last" if causal else row.classifier_pooling),
     )
 
 

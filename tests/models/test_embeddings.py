@@ -107,6 +107,17 @@ def test_rankers_of_several_labels_give_probabilities() -> None:
     assert pooler(rows, "rank") == pytest.approx([1 / (1 + np.exp(2)), 1 / (1 + np.exp(-2))])
 
 
+def test_what_a_classifier_reads() -> None:
+    """The key has the name that llama.cpp reads, with a point."""
+    metadata, tensors = EMBEDDERS["bert-rank"].loaded()
+    rows = np.random.RandomState(1).standard_normal((5, 128)).astype(np.float32)
+    first = pooler_of(metadata, tensors)(rows, "rank")
+    assert first == pytest.approx(pooler_of(metadata, tensors)(rows[:1], "rank"))
+    mean = pooler_of(metadata | {"bert.classifier.pooling_type": 1}, tensors)(rows, "rank")
+    assert mean == pytest.approx(pooler_of(metadata, tensors)(rows.mean(0, keepdims=True), "rank"))
+    assert mean != pytest.approx(first)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("buckets", [8, 32])
 def test_buckets_of_distances(buckets: int, causal: bool) -> None:

@@ -66,6 +66,9 @@ def test_keys_of_a_reranker(tmp_path: Path) -> None:
     assert keys["classifier.output_labels"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
     assert keys["tokenizer.ggml.token_type_count"] == 2
     assert shapes == {"cls.weight": (32, 32), "cls.bias": (32,), "cls.output.weight": (3, 32), "cls.output.bias": (3,)}
+    write_encoder("modern-bert-rank", SPECS["modern-bert-rank"], tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        assert model.stored["modern-bert.classifier.pooling_type"] == 1
 
 
 def test_positions_of_roberta_begin_behind_those_of_the_padding(tmp_path: Path) -> None:
