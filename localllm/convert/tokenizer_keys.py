@@ -38,6 +38,7 @@ _INCOMPLETE = {  # classes of programs, which are not run
     "ChatGLMTokenizer": "the special tokens of ChatGLM 2 and 3 are in the tokenizer's program alone, which is not run; "
     "save a fast tokenizer (tokenizer.json) into the folder, or take a GGUF file",
 }
+_SGLANG = "tokenizer.tok.json"  # Grok 2's
 _OWN_FILES = {WORLD: from_world, PLAMO: from_plamo}
 _ENCODERS = {"WordPiece": from_wordpiece, "Unigram": from_unigram}
 
@@ -103,6 +104,11 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
     for name_of_file, convert in _OWN_FILES.items():
         if not files.fast and (files.folder / name_of_file).is_file():
             return convert(files)
+    if not files.fast and (files.folder / _SGLANG).is_file():
+        raise ConvertError(
+            f"{files.folder}: holds {_SGLANG}, SGLang's own form of a tokenizer; put tokenizer.json, "
+            "tokenizer_config.json and chat_template.jinja of the same tokenizer into the folder"
+        )
     if not files.fast:
         raise ConvertError(
             f"{files.folder}: holds no tokenizer.json and no tokenizer.model; load its tokenizer with transformers "
