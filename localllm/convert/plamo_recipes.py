@@ -134,7 +134,7 @@ ROWS = (
     Recipe(
         "plamo", ("PlamoForCausalLM",), _PLAMO1, layers=_layers, keys={"attention.head_count_kv": _keys_of_plamo},
         checks=(must_be("rope_scaling", None), must_be("rope_theta", 10000.0)),
-        defaults={"n_shared_head": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096},
+        tokenizer="llama", defaults={"n_shared_head": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096},
     ),
     Recipe(
         "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, norm_offset=1.0, layers=_layers,

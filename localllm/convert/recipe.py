@@ -28,7 +28,7 @@ class Sizes:
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
 Key = int | float | str | Callable[[HfConfig], Any] | None  # None: the file gets no such key
-TokenizerModel = Literal["", "gemma4"]
+TokenizerModel = Literal["", "gemma4", "llama"]
 Pieces = Literal["rows", "columns"]
 RopeTensors = bool | Literal["whole"]
 Check = Callable[[HfConfig], str | None]  # returns why results would differ from transformers, or None

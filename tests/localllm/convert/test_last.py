@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 from localllm.convert import open_checkpoint
+from localllm.convert.sentencepiece import UNIGRAM
 from localllm.models import ARCHITECTURES, Head, Pooler, read_config, record
+from localllm.tokenizer import Tokenizer
 from tests.localllm.convert import float64
 from tests.localllm.convert.hf_models import ids
 from tests.localllm.convert.hf_own import OWN, digest, read_expected, write_own
 from tests.localllm.convert.hf_synthetic import numbers
+from tests.localllm.convert.hf_tokenizers import TEXT, VOCABULARY, spm_file, spm_pieces
 from tests.localllm.convert.support import check_refused, logits_of, save, values
 from tests.models.support import Driver, bind_reference, nmse
 
@@ -81,6 +84,25 @@ def test_logits_of_plamo_are_those_of_its_program(shared: int, tmp_path: Path) -
     with open_checkpoint(tmp_path) as model:
         assert model.metadata["plamo.attention.head_count_kv"] == 40 // shared
         assert nmse(logits_of(model, ids()), expected).max() < 1e-10
+
+
+def test_a_unigram_vocabulary_of_plamo_falls_back_to_bytes(tmp_path: Path) -> None:
+    """As in llama.cpp's files, whatever SentencePiece's file is; T5's kind of vocabulary would end every prompt."""
+    write_own("plamo", tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        theirs = model.metadata
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(spm_file(spm_pieces(VOCABULARY, [TEXT]), model=UNIGRAM))
+    with open_checkpoint(tmp_path) as model:
+        assert len(model.notes) == 1
+        assert model.notes[0].startswith("tokenizer.model is a unigram model; the file merges its pieces by score")
+        tokenizer = Tokenizer.from_metadata(model.metadata)
+        for key in ("model", "tokens", "token_type"):
+            np.testing.assert_array_equal(model.metadata[f"tokenizer.ggml.{key}"], theirs[f"tokenizer.ggml.{key}"])
+        ours = model.metadata["tokenizer.ggml.scores"]  # those of <unk>, <s> and </s> do not count
+        np.testing.assert_array_equal(ours[3:], theirs["tokenizer.ggml.scores"][3:])
+    found = tokenizer.encode("犬")
+    assert found == [1, VOCABULARY - 1, *(3 + byte for byte in "犬".encode())]
 
 
 def test_logits_of_talkie_are_those_of_its_program(tmp_path: Path) -> None:
