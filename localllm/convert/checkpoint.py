@@ -83,10 +83,11 @@ class Checkpoint(Closing):
                 whole = [_stored(tensor, recipe.norm_offset) for tensor in named]
                 made = [*recipe.mapped.output(whole, config), *rope.tensors]
             else:
-                shelf = Shelf(shards, layers, packing)
+                shelf = Shelf(shards, layers, packing, recipe.pieces)
                 if (unread := recipe.unread) is not None:
                     shelf.drop(lambda name: unread(name, config))
                 numbers = {key: _numbers(shelf, name, layers) for key, name in recipe.numbers.items()}
+                numbers |= {key: _number(shelf, "", name) for key, name in recipe.number.items()}
                 numbers |= _integers(shelf, recipe, layers)
                 made, notes = list(_tensors(shelf, recipe, sizes, rope.tensors)), [*shelf.notes, *notes]
                 _check_rest(shelf.rest(), recipe)
@@ -95,7 +96,9 @@ class Checkpoint(Closing):
             if "token_embd.weight" not in self.tensors:
                 raise ConvertError("the tensor of token embeddings is missing; download the model again")
             rows = self.tensors["token_embd.weight"].shape[0]
-            keys = shape_keys(config, recipe, rope, rows, pooling_of(modules), dense_keys(behind)) | numbers
+            pooling = pooling_of(modules)
+            pooling = recipe.pooling if pooling is None else pooling
+            keys = shape_keys(config, recipe, rope, rows, pooling, dense_keys(behind)) | numbers
             parameters = _verify(folder, keys, recipe, self.tensors, recipe.prefixes(sizes))
             further = {} if recipe.tokens is None else recipe.tokens(config)
             vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer, recipe.templates, further)
@@ -190,8 +193,8 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
         key: list(_made(shelf, recipe, sizes, "", key, (origin,) if isinstance(origin, From) else origin))
         for key, origin in origins.items()
     }
-    if "token_embd.weight" in top:
-        top["token_embd"] = top.pop("token_embd.weight")
+    for key in ("token_embd", "output"):
+        top[key] = top.pop(f"{key}.weight", []) or top[key]
     if not top["token_embd"]:
         raise ConvertError("tensor 'model.embed_tokens.weight' is missing; download the model again")
     if top["output"] and t.alike(top["output"][0], top["token_embd"][0]):
@@ -211,15 +214,17 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
 
 def _numbers(shelf: Shelf, name: str, layers: int) -> np.ndarray:
     """Return the numbers float32 (layers,) that a tensor of one value holds in each layer."""
-    found = []
-    for layer in range(layers):
-        parts = shelf.take(prefix := f"model.layers.{layer}.", (name,))
-        if parts is None:
-            raise ConvertError(f"tensor '{prefix}{name}' is missing; download the model again")
-        if parts[0].format not in t.FLOATS or parts[0].nbytes != t.ITEM_BYTES[parts[0].format]:
-            raise ConvertError(f"{prefix}{name}: is {parts[0].format} {parts[0].shape}; expected one number")
-        found.append(quant.dequantize(parts[0].read(0, 1), parts[0].format).item())
-    return np.array(found, np.float32)
+    return np.array([_number(shelf, f"model.layers.{layer}.", name) for layer in range(layers)], np.float32)
+
+
+def _number(shelf: Shelf, prefix: str, name: str) -> float:
+    """Return the number that a tensor of one value holds."""
+    parts = shelf.take(prefix, (name,))
+    if parts is None:
+        raise ConvertError(f"tensor '{prefix}{name}' is missing; download the model again")
+    if parts[0].format not in t.FLOATS or parts[0].nbytes != t.ITEM_BYTES[parts[0].format]:
+        raise ConvertError(f"{prefix}{name}: is {parts[0].format} {parts[0].shape}; expected one number")
+    return float(quant.dequantize(parts[0].read(0, 1), parts[0].format).item())
 
 
 def _integers(shelf: Shelf, recipe: Recipe, layers: int) -> dict[str, np.ndarray]:

@@ -8,10 +8,10 @@ from typing import Any
 from localllm.convert import tensor as t
 from localllm.convert.gemma_recipes import GEMMA3_DEFAULTS
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Key, Mapped, Recipe, Sizes, must_be, score_scale
+from localllm.convert.recipe import Key, Mapped, Recipe, Sizes, must_be, of_groups, score_scale
 from localllm.convert.tensor import LazyTensor
 
-_RANK = 4  # GGUF's number of the pooling that a classifier follows
+_CLS, _RANK = 2, 4  # GGUF's numbers of poolings: the first row; what a classifier reads
 _CAUSAL: dict[str, Key] = {"attention.causal": False}
 _PLAIN: dict[str, Key] = {**_CAUSAL, "rope.dimension_count": None, "rope.freq_base": None}  # nothing is rotated
 _BERT_CHECKS = (must_be("position_embedding_type", "absolute"), must_be("is_decoder", False))
@@ -49,6 +49,14 @@ def _trained(config: HfConfig) -> int:
     return min(config.needed("max_position_embeddings"), config.integer("max_trained_positions") or 1 << 30)
 
 
+def _no_experts(config: HfConfig) -> str | None:
+    """Refuse Nomic's experts: their program adds one bias to the sum of those that a token chose."""
+    every = config.integer("moe_every_n_layers")
+    if not every:
+        return None
+    return f"moe_every_n_layers is {every}; the GGUF architecture has no place for the bias of experts' sums"
+
+
 def _no_adapters(config: HfConfig) -> str | None:
     """Jina's embeddings 3 in the form of its own code."""
     if not config.get("lora_adaptations"):
@@ -83,6 +91,30 @@ def _ranker(keys: dict[str, Key]) -> dict[str, Key]:
     return {**keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
 
 
+def _by_head(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+    """Return NeoBERT's heads, and the rows that its program has of each: queries, keys and values."""
+    heads = config.needed("num_attention_heads")
+    return heads, (config.needed("hidden_size") // heads,) * 3
+
+
+def _neo_width(config: HfConfig) -> int:
+    """Return two thirds of the width that config.json tells, rounded up to 8, as the program does."""
+    return -(-(2 * config.needed("intermediate_size") // 3) // 8) * 8
+
+
+def _neo_words(config: HfConfig) -> dict[str, Any]:
+    unit = config.get("hidden_act")
+    return {"hidden_act": "silu" if str(unit).lower() == "swiglu" else unit}
+
+
+_NEO: dict[str, Any] = {
+    "eps": "norm_eps", "words": _neo_words, "pooling": _CLS,
+    "checks": (must_be("rope", True), must_be("rms_norm", True), must_be("ngpt", False)),
+    "defaults": {"norm_eps": 1e-6, "max_position_embeddings": _older("max_length")},
+}  # fmt: skip
+_NEO_KEYS: dict[str, Key] = {**_CAUSAL, "feed_forward_length": _neo_width}
+# Files have all queries, then all keys, then all values.
+_NEO_CHANGES = {"attn_qkv.weight": of_groups(_by_head, 0, 1, 2)}
 _ROBERTA_KEYS: dict[str, Key] = {**_PLAIN, "context_length": _positions}
 _ROBERTA: dict[str, Any] = {
     "eps": "layer_norm_eps", "checks": (*_BERT_CHECKS, _no_adapters),
@@ -140,7 +172,7 @@ ROWS = (
         "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), {}, eps="layer_norm_eps",
         keys={**_CAUSAL, "context_length": _trained},
         checks=(
-            must_be("moe_every_n_layers", 0), must_be("prenorm", False), must_be("rotary_emb_interleaved", False),
+            _no_experts, must_be("prenorm", False), must_be("rotary_emb_interleaved", False),
             must_be("rotary_emb_fraction", 1.0), must_be("activation_function", "swiglu"), must_be("causal", False),
         ),
         defaults={
@@ -159,6 +191,17 @@ ROWS = (
         "modern-bert", ("ModernBertForSequenceClassification",), {},
         keys=_ranker({**_MODERN_KEYS, "classifier.pooling_type": _classifier_pooling}),
         mapped=Mapped(("model.",), {"classifier": "cls.output"}), **_MODERN,
+    ),
+    Recipe(  # transformers does not have it
+        "neo-bert", ("NeoBERT", "NeoBERTLMHead"), {}, keys=_NEO_KEYS,
+        mapped=Mapped(("model.",), skipped=("decoder.", "freqs_cis"), changes=_NEO_CHANGES), **_NEO,
+    ),
+    Recipe(
+        "neo-bert", ("NeoBERTForSequenceClassification",), {}, keys=_ranker(_NEO_KEYS),
+        mapped=Mapped(
+            ("model.",), {"dense": "cls", "classifier": "cls.output"}, skipped=("freqs_cis",), changes=_NEO_CHANGES
+        ),
+        **_NEO,
     ),
     Recipe(  # transformers does not have it
         "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN,

@@ -1,5 +1,7 @@
-"""The recipes of PLaMo 2, whose layers are Mamba's and attention in turn, and of PLaMo 3. transformers has neither: the
-names are those of the models' own programs."""
+"""The recipes of PLaMo 1, of PLaMo 2, whose layers are Mamba's and attention in turn, and of PLaMo 3.
+
+transformers has none of them: the names are those of the models' own programs.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,23 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Key, Layer, Recipe, decay, must_be, squeezed, taken
+from localllm.convert.recipe import (
+    Change,
+    Key,
+    Layer,
+    Recipe,
+    Sizes,
+    decay,
+    height,
+    must_be,
+    numbered,
+    squeezed,
+    taken,
+)
+from localllm.convert.tensor import LazyTensor
 
 _MAMBA = {"mamba_num_heads": 64, "hidden_size_per_head": 128}
 
@@ -44,6 +60,39 @@ def _context(config: HfConfig) -> int:
     return min(whole, window) if window and not attending <= {*full} else whole
 
 
+def _keys_of_plamo(config: HfConfig) -> int:
+    """Return PLaMo 1's heads of keys: `n_shared_head` queries read each; `num_key_value_heads` does not count."""
+    heads, shared = config.needed("num_attention_heads"), config.needed("n_shared_head")
+    if heads % shared:
+        raise config.error("n_shared_head", shared, f"a number that divides the {heads} heads")
+    return heads // shared
+
+
+def _neighbours(config: HfConfig, tensor: LazyTensor, count: int) -> NDArray[np.int64]:
+    """Return the order of rows or columns in which queries that read the same key follow each other.
+
+    In PLaMo 1's program query i reads key i % keys, in files key i // (queries per key).
+    """
+    heads, keys = config.needed("num_attention_heads"), _keys_of_plamo(config)
+    order = numbered(tensor, count, heads, config.needed("hidden_size") // heads)
+    return order.reshape(heads // keys, keys, -1).swapaxes(0, 1).reshape(-1)
+
+
+def _queries(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    rows = height(parts[0])
+    return t.picked(parts[0], _neighbours(sizes.config, parts[0], rows), rows)
+
+
+def _output(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    return t.columns(parts[0], _neighbours(sizes.config, parts[0], parts[0].shape[-1]))
+
+
+_PLAMO1: Layer = {
+    "attn_norm": taken("norm"),  # of attention and feed-forward, which stand beside each other
+    **of.QKV, **of.OUT, **of.GATED,
+    "attn_q": taken("self_attn.q_proj", _queries),
+    "attn_output": taken("self_attn.o_proj", _output),
+}  # fmt: skip
 _BOTH: Layer = {
     "attn_norm": taken("pre_mixer_norm"),
     "post_attention_norm.": taken("post_mixer_norm.weight", _plus(1.0 / 5)),
@@ -82,6 +131,11 @@ _PLAMO2_KEYS: dict[str, Key] = {
 }
 
 ROWS = (
+    Recipe(
+        "plamo", ("PlamoForCausalLM",), _PLAMO1, layers=_layers, keys={"attention.head_count_kv": _keys_of_plamo},
+        checks=(must_be("rope_scaling", None), must_be("rope_theta", 10000.0)),
+        tokenizer="llama", defaults={"n_shared_head": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096},
+    ),
     Recipe(
         "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, norm_offset=1.0, layers=_layers,
         plain_norms=("attn_q_norm.weight", "attn_k_norm.weight"), keys=_PLAMO2_KEYS,

@@ -1,5 +1,6 @@
-"""The recipes of models of 2024 to 2026 whose layers differ: DeciLM and pruned Llamas, Muse Glimmer, Spark X2.5 and
-Step 3.5. The names are those of the models' own programs; transformers has only Muse Glimmer and Step 3.5."""
+"""The recipes of models of 2024 to 2026 whose layers differ: DeciLM and pruned Llamas, Muse Glimmer, Spark X2.5,
+Step 3.5 and Talkie. The names are those of the models' own programs; transformers has only Muse Glimmer and Step 3.5.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,22 @@ from numpy.typing import NDArray
 from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.program_recipes import head_width
-from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, must_be, named, permuted, taken
+from localllm.convert.program_recipes import as_many_keys, head_width
+from localllm.convert.recipe import (
+    Change,
+    From,
+    Key,
+    Layer,
+    Recipe,
+    Sizes,
+    column,
+    height,
+    must_be,
+    named,
+    numbered,
+    permuted,
+    taken,
+)
 from localllm.convert.tensor import LazyTensor
 
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -243,6 +258,33 @@ _STEP_KEYS: dict[str, Key] = {
     "swiglu_clamp_shexp": _limits("swiglu_limits_shared"),
 }
 
+# -- Talkie ------------------------------------------------------------------------------------------------------------
+
+_FLOAT32_EPS = 2.0**-23  # of norms: the program gives none, and this is what PyTorch takes
+
+
+def _turned_back(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Negate the second half of each head's rows: the program rotates the other way round, and files do not."""
+    rows, width = height(parts[0]), head_width(sizes.config)
+    numbered(parts[0], rows, sizes.heads, width)
+    return t.scaled(parts[0], np.where(np.arange(rows) % width < width // 2, 1.0, -1.0).astype(np.float32))
+
+
+_TALKIE: Layer = {
+    **{
+        f"attn_{x}.weight": taken(f"attn.attn_{name}.weight", _turned_back)
+        for x, name in (("q", "query"), ("k", "key"))
+    },
+    "attn_v": taken("attn.attn_value"),
+    "attn_q_norm.weight": taken("attn.head_gain.head_g", column),  # a factor for each head
+    "attn_output": taken("attn.attn_resid"),
+    "attn_output.scale": taken("attn_gain.a_g"),
+    **{f"ffn_{x}": taken(f"mlp.mlp_{name}") for x, name in (("gate", "gate"), ("up", "linear"), ("down", "resid"))},
+    "ffn_down.scale": taken("mlp_gain.a_g"),
+    "layer_output_scale.weight": taken("embed_skip.a_g"),
+}
+
+
 ROWS = (
     Recipe(
         "deci", ("DeciLMForCausalLM",), {**of.LLAMA, "attn_k": taken("self_attn.k_proj", _by_own_heads)},
@@ -288,5 +330,15 @@ ROWS = (
             must_be("use_head_wise_attn_gate", True), must_be("zero_centered", True), must_be("attention_bias", False),
             must_be("mlp_bias", False), must_be("use_bidirectional_attention", False), must_be("gating", True),
         ),
+    ),
+    Recipe(
+        "talkie", ("TalkieForCausalLM",), _TALKIE,
+        top={
+            "token_embd": From(("model.embed",)), "output.weight": (From(("lm_head.weight",)), From(("lm_head",))),
+        },
+        layers=lambda config: [f"model.blocks.{n}." for n in range(config.needed("num_hidden_layers"))],
+        keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS}, number={"talkie.logit_scale": "lm_head_gain.w_g"},
+        checks=(as_many_keys, must_be("rope_scaling", None)),
+        defaults={"rms_norm_eps": _FLOAT32_EPS, "rope_theta": 1e6},
     ),
 )  # fmt: skip

@@ -28,7 +28,8 @@ class Sizes:
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
 Key = int | float | str | Callable[[HfConfig], Any] | None  # None: the file gets no such key
-TokenizerModel = Literal["", "gemma4"]
+TokenizerModel = Literal["", "gemma4", "llama"]
+Pieces = Literal["rows", "columns"]
 RopeTensors = bool | Literal["whole"]
 Check = Callable[[HfConfig], str | None]  # returns why results would differ from transformers, or None
 
@@ -310,7 +311,11 @@ class Recipe:
     tokens: Callable[[HfConfig], Mapping[int, str]] | None = None  # that config.json has, and no file of the tokenizer
     zeros_unused: bool = False  # special tokens whose embedding is zero were never trained: no answer contains them
     numbers: Mapping[str, str] = field(default_factory=dict)  # whole keys: the tensors of layers with a number for each
+    number: Mapping[str, str] = field(default_factory=dict)  # whole keys: tensors outside of layers with one number
     integers: Mapping[str, str] = field(default_factory=dict)  # whole keys: tensors of integers that one layer has
+    # ends of names: how the pieces fit that a checkpoint has, one for each of several cards
+    pieces: Mapping[str, Pieces] = field(default_factory=dict)
+    pooling: int | None = None  # GGUF's number of the pooling, for a folder that tells none
     lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # tensors of the file that one layer has
     layers: Callable[[HfConfig], list[str]] | None = None  # what their tensors' names begin with; None: model.layers.N.
     mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`

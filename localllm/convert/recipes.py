@@ -8,6 +8,7 @@ from localllm.convert import (
     diffusion_recipes,
     encoder_recipes,
     gemma_recipes,
+    grok_recipes,
     grove_recipes,
     hybrid_recipes,
     kimi_recipes,
@@ -262,6 +263,7 @@ _ALL = (
     *diffusion_recipes.ROWS, *rwkv_recipes.ROWS, *qwen4_recipes.ROWS, *deepseek_recipes.ROWS, *kimi_recipes.ROWS,
     *grove_recipes.ROWS, *speech_recipes.ROWS, *program_recipes.ROWS, *program_expert_recipes.ROWS,
     *program_newer_recipes.ROWS, *plamo_recipes.ROWS, *pocket_recipes.ROWS,
+    *grok_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 from math import prod
 from pathlib import Path
@@ -31,6 +32,9 @@ _BYTES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
 }
 _INDEX = "model.safetensors.index.json"
+_CARD = re.compile(
+    r"-TP-(?:(\d{3})|common)\.safetensors$"
+)  # a piece of tensors for one of several cards, as Grok 2 has
 
 
 class Shard:
@@ -128,12 +132,23 @@ def _check(folder: Path, shards: list[Shard], places: dict[str, str] | None) -> 
     seen: dict[str, str] = {}
     for shard in shards:
         for name in shard.tensors:
-            if name in seen:
+            if name in seen and not _pieces(seen[name], shard.path.name):
                 raise ConvertError(f"{shard.path}: tensor '{printable(name)}' is in {seen[name]} too")
             seen[name] = shard.path.name
     for name, file in (places or {}).items():
         if seen.get(name) != file:
             raise ConvertError(f"{folder / file}: tensor '{printable(name)}' is missing, which {_INDEX} names")
+
+
+def _card(file: str) -> int:
+    """Return the number of the card that a file is for, -1 for all."""
+    found = _CARD.search(file)
+    return int(found[1]) if found and found[1] else -1
+
+
+def _pieces(one: str, other: str) -> bool:
+    """Return whether two files are for different cards."""
+    return -1 < _card(one) < _card(other)
 
 
 def _index(folder: Path) -> dict[str, str]:
@@ -152,6 +167,8 @@ def _without_index(folder: Path) -> list[str]:
     if found := sorted(path.name for path in folder.glob("model-*-of-*.safetensors")):
         return found
     others = sorted(path.name for path in folder.glob("*.safetensors"))
+    if others and all(map(_CARD.search, others)):
+        return sorted(others, key=lambda file: (_card(file), file))
     if others:
         raise ConvertError(
             f"{folder}: holds {others[0]} but no model.safetensors; give a model folder as saved by transformers"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.quantized import Packing, fp4, unpack
+from localllm.convert.recipe import Pieces
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
@@ -16,6 +18,7 @@ from localllm.printable import printable
 _PREFIXES = (
     ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""),
     ("talker.", ""), ("model.backbone.", "model."), ("backbone.", "model."), ("transformer.h.", "model.layers."),
+    ("transformer.decoder_layer.", "model.layers."),
     ("transformer.", "model."), ("h.", "model.layers."),
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
@@ -43,9 +46,18 @@ _NUMBER = re.compile(r"\.(?:shard_)?(\d+)(?=\.)")
 class Shelf:
     """`take` returns tensors by name; `rest` lists the tensors that were not taken."""
 
-    def __init__(self, shards: Iterable[Shard], layers: int, packing: Packing = _NOT_PACKED) -> None:
+    def __init__(
+        self,
+        shards: Iterable[Shard],
+        layers: int,
+        packing: Packing = _NOT_PACKED,
+        pieces: Mapping[str, Pieces] = MappingProxyType({}),
+    ) -> None:
         self.notes: list[str] = []
-        self._tensors = dict(self._named(shards, layers))
+        found: dict[str, list[LazyTensor]] = {}
+        for name, tensor in self._named(shards, layers):
+            found.setdefault(name, []).append(tensor)
+        self._tensors = {name: _whole(name, parts, pieces) for name, parts in found.items()}
         self._apply_fp8_scales(packing.fp8_blocks)
         self._apply_fp4_scales()
         self._unpack(packing)
@@ -136,6 +148,16 @@ class Shelf:
 
     def rest(self) -> list[str]:
         return [name for name in self._tensors if name not in self._taken]
+
+
+def _whole(name: str, parts: list[LazyTensor], pieces: Mapping[str, Pieces]) -> LazyTensor:
+    """Return a tensor, put together if the folder has it in pieces."""
+    if len(parts) == 1:
+        return parts[0]
+    sides = next((sides for end, sides in pieces.items() if name.endswith(end)), None)
+    if sides is None:
+        raise ConvertError(f"tensor '{printable(name)}' is there in {len(parts)} pieces; only Grok's experts may be")
+    return (t.joined if sides == "rows" else t.side_by_side)(parts)
 
 
 def _tensors(count: int) -> str:

@@ -195,6 +195,24 @@ def joined(tensors: Sequence[LazyTensor]) -> LazyTensor:
     return replace(first, shape=(int(starts[-1]), first.shape[1]), _read=read)
 
 
+def side_by_side(tensors: Sequence[LazyTensor]) -> LazyTensor:
+    """Append the columns of matrices with as many rows."""
+    first = tensors[0]
+    for other in tensors:
+        _check_matrix(other)
+        if (other.shape[0], other.format) != (first.shape[0], first.format):
+            raise ConvertError(
+                f"{other.name}: {other.format} {other.shape}, but {first.name} is {first.format} {first.shape}; "
+                "they must be equally high to be one matrix"
+            )
+    columns, width = sum(each.shape[1] for each in tensors), sum(each.row_bytes for each in tensors)
+
+    def read(start: int, stop: int) -> U8:
+        return np.concatenate([each.read(start, stop) for each in tensors], axis=1)
+
+    return replace(first, shape=(first.shape[0], columns), row_bytes=width, _read=read)
+
+
 def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTensor:
     """Pick the rows `index` of all matrices, flattened, as matrices of `rows`; of a vector, its values."""
     if len(tensor.shape) == 1:

@@ -38,6 +38,11 @@ _INCOMPLETE = {  # classes of programs, which are not run
     "ChatGLMTokenizer": "the special tokens of ChatGLM 2 and 3 are in the tokenizer's program alone, which is not run; "
     "save a fast tokenizer (tokenizer.json) into the folder, or take a GGUF file",
 }
+_SGLANG = "tokenizer.tok.json"  # Grok 2's
+_BY_SCORE = (  # files have no unigram model that falls back to bytes
+    "tokenizer.model is a unigram model; the file merges its pieces by score, as llama.cpp's does, and may cut a text "
+    "elsewhere"
+)
 _OWN_FILES = {WORLD: from_world, PLAMO: from_plamo}
 _ENCODERS = {"WordPiece": from_wordpiece, "Unigram": from_unigram}
 
@@ -58,8 +63,8 @@ def tokenizer_keys(
 ) -> TokenizerKeys:
     """Return `tokenizer.*` for an embedding with this many rows; ConvertError for an unsupported tokenizer.
 
-    `kind` is the architecture's `tokenizer.ggml.model` where the folder does not tell it; `templates` are those that it
-    lacks, by name, and `further` tokens are control tokens of rows that its vocabulary does not have.
+    `kind` is the architecture's `tokenizer.ggml.model` where the folder does not tell it, or tells another; `templates`
+    are those that it lacks, by name, and `further` tokens are control tokens of rows that its vocabulary does not have.
     """
     settings, fast = optional(folder / "tokenizer_config.json"), optional(folder / "tokenizer.json")
     files = TokenizerFiles(folder, fast or as_fast(folder, settings), settings, rows)
@@ -70,6 +75,8 @@ def tokenizer_keys(
     if kind == "gemma4":  # a text without it is continued badly; the folder leaves it to the chat template
         keys["tokenizer.ggml.add_bos_token"] = True
     tokenizer = Tokenizer.from_metadata(keys)
+    if not fast and kind == "llama" and (pieces := _pieces_file(folder)) and read_pieces(pieces).kind == UNIGRAM:
+        return TokenizerKeys(keys, (_BY_SCORE,))
     if not fast:
         of_tiktoken = None if files.fast else tiktoken_kind(files)
         return TokenizerKeys(keys, (of_tiktoken.note,) if of_tiktoken is not None and of_tiktoken.note else ())
@@ -97,12 +104,17 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
     if (lacking := _INCOMPLETE.get(str(files.settings.get("tokenizer_class")))) and not files.fast:
         raise ConvertError(f"{files.folder}: {lacking}")
     by_bytes = bool(files.fast) and not model.get("byte_fallback")
-    if pieces is not None and not by_bytes and not (files.fast and kind):
+    if pieces is not None and not by_bytes and not (files.fast and kind == "gemma4"):
         found = read_pieces(pieces)
-        return (from_unigram_pieces if found.kind == UNIGRAM else from_pieces)(found, files)
+        return (from_unigram_pieces if found.kind == UNIGRAM and kind != "llama" else from_pieces)(found, files)
     for name_of_file, convert in _OWN_FILES.items():
         if not files.fast and (files.folder / name_of_file).is_file():
             return convert(files)
+    if not files.fast and (files.folder / _SGLANG).is_file():
+        raise ConvertError(
+            f"{files.folder}: holds {_SGLANG}, SGLang's own form of a tokenizer; put tokenizer.json, "
+            "tokenizer_config.json and chat_template.jinja of the same tokenizer into the folder"
+        )
     if not files.fast:
         raise ConvertError(
             f"{files.folder}: holds no tokenizer.json and no tokenizer.model; load its tokenizer with transformers "
@@ -111,7 +123,7 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
     if name != "BPE":
         known = ", ".join(("BPE", *_ENCODERS))
         raise ConvertError(f"{files.path}: is a {printable(name)} model; supported: {known}")
-    return from_bytes(files) if by_bytes else from_utf8(files) if kind else from_merges(files)
+    return from_bytes(files) if by_bytes else from_utf8(files) if kind == "gemma4" else from_merges(files)
 
 
 def _pieces_file(folder: Path) -> Path | None:

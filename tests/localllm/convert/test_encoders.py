@@ -112,7 +112,10 @@ BAD: dict[str, tuple[str, Callable[[Path], None], str]] = {
         "position_embedding_type is relative_key",
     ),
     "adapters": ("xlm-roberta", _edit("config.json", lambda c: {**c, "lora_adaptations": ["x"]}), "adapters of tasks"),
-    "experts": ("nomic-bert", _edit("config.json", lambda c: {**c, "moe_every_n_layers": 2}), "_layers is 2; the GGUF"),
+    "experts": (
+        "nomic-bert", _edit("config.json", lambda c: {**c, "moe_every_n_layers": 2}),
+        "moe_every_n_layers is 2; the GGUF architecture has no place for the bias of experts' sums",
+    ),
     "causal gemma": (
         "gemma-embedding", _edit("config.json", lambda c: {**c, "use_bidirectional_attention": False}),
         "use_bidirectional_attention is False",

@@ -42,8 +42,20 @@ OF_MODEL: dict[str, tuple[str, ...]] = {
     "exaone": ("exaone.attention.layer_norm_epsilon",),
     "qwen": ("qwen.attention.layer_norm_epsilon", "qwen.context_length"),  # see docs/architectures.md
     "deepseek4": ("deepseek4.attention.compress_ratios",),  # theirs tells that of the next-token layer, too
+    # SGLang does not scale angles' sines and cosines: `attn_factor` undoes what a reader of files does by itself
+    "grok-2": ("grok.rope.scaling.yarn_attn_factor",),
+    **dict.fromkeys(  # texts end with the separator, as for other encoders; no types of tokens, nothing is scaled
+        ("neo-bert", "neo-bert-rank"),
+        (
+            *("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.token_type_count"),
+            "neo-bert.rope.scaling.type",
+        ),
+    ),
     "qwen3tts": ("tokenizer.ggml.eos_token_id",),  # theirs is that of text: the vocabulary overwrites what was meant
 }
+OF_MODEL["neo-bert-rank"] += ("neo-bert.pooling_type",)  # theirs is of embeddings, though it has a classifier
+# Theirs have the folder's order, which no program of files reads; what ours mean is tested in `test_last`.
+REORDERED = {"neo-bert": "attn_qkv.weight", "neo-bert-rank": "attn_qkv.weight"}
 OF_SPM = ("tokenizer.ggml.scores",)  # those of control tokens, which nobody reads
 LAYOUT = ".tensor_data_layout"  # which nobody reads either
 
@@ -80,6 +92,9 @@ def test_files_are_those_of_llama_cpp_s_converter(name: str, tmp_path: Path) -> 
         keys = {key: np.asarray(value).tolist() for key, value in model.metadata.items()}
         logits = logits_of(model, ids())
         assert np.isfinite(logits[:, 320 if name == "qwen3tts" else 0 :]).all()  # text never follows
+    for key in [key for key in found if key.endswith(REORDERED.get(name, "?"))]:
+        assert found[key] != expected[key]
+        found[key][1] = expected[key][1]
     assert found == expected
     for key, value in EXPECTED[name]["keys"].items():
         skipped = (*OTHERWISE, *OF_MODEL.get(name, ()), *(OF_SPM if OWN[name][2] == "spm" else ()))

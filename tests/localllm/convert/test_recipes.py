@@ -22,9 +22,10 @@ from tests.models.support import nmse
 
 
 def test_every_recipe_is_of_an_architecture_that_runs() -> None:
-    """The other way round holds for 138 of them; the rest run from GGUF files alone."""
+    """The other way round holds for all but nomic-bert-moe."""
     assert set(RECIPES) <= set(ARCHITECTURES)
-    assert len(RECIPES) == 138
+    assert set(ARCHITECTURES) - set(RECIPES) == {"nomic-bert-moe"}
+    assert len(RECIPES) == 142
 
 
 def test_every_recipe_has_a_model_here() -> None:
