@@ -88,6 +88,7 @@ _ROWS = (
         "deepseek2", "norm", ffn_scales=False, latent=True,
         routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may not tell it
     ),
+    Architecture("deepseek2-ocr", "neox", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True)),
     Architecture(  # DeepSeek 3.2
         "deepseek32", "norm", latent=True, indexer=Indexer("neox", "all"),
         routing=ExpertGating("softmax", False, from_file=True, scales=True),
@@ -256,6 +257,9 @@ _ROWS = (
     Architecture(
         "llada-moe", "neox", ffn_scales=False, diffusion=True, qk_norm=True, ignored=("attn_output.bias",),
         routing=ExpertGating("softmax", False),
+    ),
+    Architecture(  # Llama Embed Nemotron
+        "llama-embed", "norm", encoder=True, routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture(  # its text
         "llama4", "norm", ffn_scales=False, attention_scale=True, norms_rotated=True, unit_qk_norm=True,
