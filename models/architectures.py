@@ -61,6 +61,10 @@ _ROWS = (
     _bert("bert", None, "gelu", ffn="plain"),  # BGE, E5, MiniLM, XLM-RoBERTa, BGE rerankers, ...
     Architecture("bitnet", "neox"),
     Architecture("bloom", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", alibi=8.0),
+    Architecture(  # its text
+        "chameleon", "norm", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True, head_norm_eps=1e-5,
+        swin=True, attention_post_norm="attn_norm", ffn_post_norm="ffn_norm", silent=(4, 8196),
+    ),
     Architecture("chatglm", "norm", ffn_scales=False, ffn="fused"),  # ChatGLM 2 and 3, GLM 4 9B of 2024
     Architecture("codeshell", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture("cogvlm", "neox", ffn_scales=False, ignored=("rope_freqs.weight", "attn_qkv.scale")),  # its text
