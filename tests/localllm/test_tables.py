@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,10 @@ import localllm.opening
 from localllm.cli.main import main
 from localllm.errors import LocalLLMError
 from localllm.gguf import NewTensor, write_gguf
+from localllm.options import SamplingOptions
+from localllm.scheduler.request import Request
+from localllm.scheduler.scheduler import Scheduler
+from tests.localllm.scheduler.support import ask
 from tests.models.kit import KIT
 from tests.models.support import Driver, MemoryWeight, bind_reference, nmse, plan_of
 
@@ -82,3 +87,23 @@ def test_a_table_in_a_later_part_is_read_there(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*found)
     truth = Driver(bind_reference(plan_of(METADATA, TENSORS), "f16")).step([(0, IDS)])
     assert nmse(found[0], truth).max() < 1e-9
+
+
+def test_a_file_that_is_cut_fails_answers_and_no_server(tmp_path: Path) -> None:
+    """Answers to come are right again once the file is whole."""
+    path = write(tmp_path / "model.gguf")
+    whole, request = path.read_bytes(), Request([*IDS], SamplingOptions(temperature=0.0), 20)
+    with (
+        localllm.load(path, backend="cpu", threads=1, ctx_size=128, sequences=2) as model,
+        Scheduler(model.engine, None, model.sampler) as scheduler,
+    ):
+        first = ask(scheduler, request)
+        first.result()
+        os.truncate(path, 1000)
+        said = str(ask(scheduler, request).error().error)
+        assert f"tensor '{NAME}': cannot be read: the file was cut at" in said
+        path.write_bytes(whole)
+        again = ask(scheduler, request)
+        again.result()
+    assert again.tokens == first.tokens
+    assert len(first.tokens) == 20
