@@ -24,7 +24,6 @@ from tests.backends.cases import (
     lightning,
     linear_attention,
     matrix_scan,
-    ngrams,
     pool,
     selective_scan,
 )
@@ -214,8 +213,6 @@ PLANS: dict[str, tuple[Small, ...]] = {
         Small(linear_attention(1, 1, 5, 7, delta=True, tiled=False, channels=True), table(23), steps=(3,), before=62),
         Small(lightning(1, 5, 7), table(17), steps=(2,)),
         Small(pool(9, 2, 2), table(36), steps=(3, 2)),
-        Small(ngrams("F32", 5, 3, 2), table(48), off=0.0),
-        Small(ngrams("Q5_0", 32, 4, 1), table(48), off=0.0, steps=(2, 1)),
         Small(selective_scan(20, 3), table(46), steps=(3,), before=62),
         Small(matrix_scan(2, 5, 7, erases=False, before=True), table(64), steps=(2, 1)),
         Small(matrix_scan(2, 5, 7, erases=True, before=False), table(64), steps=(3,), before=62),
