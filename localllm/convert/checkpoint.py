@@ -20,7 +20,15 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.hyperparameters import shape_keys, shape_notes
 from localllm.convert.mapped import mapped_tensors
-from localllm.convert.modules import Module, dense_keys, dense_shards, dense_tensors, pooling_of, read_modules
+from localllm.convert.modules import (
+    Module,
+    dense_keys,
+    dense_shards,
+    dense_tensors,
+    pooling_of,
+    read_modules,
+    width_keys,
+)
 from localllm.convert.pocket_recipes import told_by_tensors
 from localllm.convert.quantized import read_packing
 from localllm.convert.recipe import From, Recipe, Sizes
@@ -49,7 +57,8 @@ _EXACT = (
 )
 _TABLES = (".ffn_gate_tid2eid.weight",)  # of integers
 _PURPOSE = re.compile(r"(Model)?(For\w+|LM|LMHeadModel|Model)$")  # the ends of names of classes
-_WITH_DENSE = ("gemma-embedding",)  # architectures whose files hold dense layers behind the pooling
+# Architectures whose files hold dense layers behind the pooling, and their keys for these.
+_WITH_DENSE = {"gemma-embedding": dense_keys, "lfm2": width_keys}
 
 
 class Checkpoint(Closing):
@@ -83,7 +92,7 @@ class Checkpoint(Closing):
                 whole = [_stored(tensor, recipe.norm_offset) for tensor in named]
                 made = [*recipe.mapped.output(whole, config), *rope.tensors]
             else:
-                shelf = Shelf(shards, layers, packing, recipe.pieces)
+                shelf = Shelf(shards, layers, packing, recipe.pieces, recipe.parts)
                 if (unread := recipe.unread) is not None:
                     shelf.drop(lambda name: unread(name, config))
                 numbers = {key: _numbers(shelf, name, layers) for key, name in recipe.numbers.items()}
@@ -98,7 +107,8 @@ class Checkpoint(Closing):
             rows = self.tensors["token_embd.weight"].shape[0]
             pooling = pooling_of(modules)
             pooling = recipe.pooling if pooling is None else pooling
-            keys = shape_keys(config, recipe, rope, rows, pooling, dense_keys(behind)) | numbers
+            behind_keys = _WITH_DENSE[recipe.name](behind) if behind else {}
+            keys = shape_keys(config, recipe, rope, rows, pooling, behind_keys) | numbers
             parameters = _verify(folder, keys, recipe, self.tensors, recipe.prefixes(sizes))
             further = {} if recipe.tokens is None else recipe.tokens(config)
             vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer, recipe.templates, further)

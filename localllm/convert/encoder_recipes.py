@@ -221,7 +221,7 @@ ROWS = (
         mapped=Mapped(("roberta.",), {"classifier.dense": "cls", "classifier.out_proj": "cls.output"}), **_JINA,
     ),
     Recipe(
-        "eurobert", ("EuroBertModel", "EuroBertForMaskedLM"), {}, keys=_CAUSAL,
+        "eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), {}, keys=_CAUSAL,
         mapped=Mapped(("model.",), skipped=("lm_head.",)),
     ),
     Recipe(

@@ -136,8 +136,10 @@ ROWS = (
         },
     ),
     Recipe(
-        "gemma4", ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), _GEMMA4, top=_TOP, rope_tensors=True,
-        head_dim=_full_width, checks=(must_be("use_bidirectional_attention", False, "vision"),), tokenizer="gemma4",
+        "gemma4",
+        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"), _GEMMA4,
+        top=_TOP, rope_tensors=True, head_dim=_full_width, tokenizer="gemma4",
+        checks=(must_be("use_bidirectional_attention", False, "vision"),),
         keys={
             **_PER_LAYER_KEYS, "feed_forward_length": _widths, "attention.head_count_kv": _kv_heads,
             "attention.key_length": _full_width, "attention.value_length": _full_width,

@@ -12,6 +12,8 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import read_json
 from localllm.printable import printable
 
+# Names of the table for text, from the outside in; Qwen Omni's is within that of the part that answers.
+_FOR_TEXT = (("thinker_config",), ("text_config", "talker_config"))
 _MAX = 1 << 31  # maximum of any whole number; GGUF stores most of them in 32 bits
 
 
@@ -73,16 +75,17 @@ class HfConfig:
 
 
 def read_config(folder: Path) -> HfConfig:
-    """Read the text model's configuration; keys inside text_config (of Qwen3-TTS, talker_config) override others."""
+    """Read the text model's configuration; keys of the table for text (text_config, ...) override others."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConvertError(f"{folder}: no config.json; give a model folder as saved by transformers")
-    values = read_json(path)
-    name = next((name for name in ("text_config", "talker_config") if values.get(name)), "text_config")
-    inner = values.get(name) or {}
-    if not isinstance(inner, dict):
-        raise ConvertError(f"{path}: {name} is not an object; download it again")
-    merged = {**values, **{key: value for key, value in inner.items() if key != "architectures"}}
+    values = merged = read_json(path)
+    for names in _FOR_TEXT:
+        if name := next((name for name in names if values.get(name)), None):
+            values = values[name]
+            if not isinstance(values, dict):
+                raise ConvertError(f"{path}: {name} is not an object; download it again")
+            merged = {**merged, **{key: value for key, value in values.items() if key != "architectures"}}
     return HfConfig(path, merged, {})
 
 

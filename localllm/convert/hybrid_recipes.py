@@ -5,6 +5,8 @@ Their folders are those of the models' own programs, which transformers reads an
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from localllm.convert import sources as of
@@ -15,6 +17,7 @@ from localllm.convert.recipe import (
     From,
     Key,
     Layer,
+    Parts,
     Recipe,
     Sizes,
     column,
@@ -190,6 +193,28 @@ _LING: Layer = {
 }
 
 
+_LING_TOP = {"token_embd": From(("model.word_embeddings",))}
+_LING_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": named("model_max_length", "max_position_embeddings"), "kda_lower_bound": -5.0,
+    "norm_topk_prob": True, "short_conv_kernel_size": 4,
+}  # fmt: skip
+_LING_CHECKS = (
+    must_be("kda_safe_gate", True),
+    must_be("no_kda_lora", True),
+    must_be("gated_attention_proj_granularity_type", "head_wise"),
+)
+
+
+def _ling_sections(config: HfConfig) -> np.ndarray:
+    """Return the pairs that are rotated by time, height and width, and none by a fourth."""
+    found, pairs = config.get("mrope_section"), config.needed("qk_rope_head_dim") // 2
+    if not isinstance(found, list) or len(found) < 3 or not all(type(n) is int and 0 <= n <= pairs for n in found):
+        raise config.error("mrope_section", found, "three numbers of pairs")
+    if sum(found[:3]) != pairs:
+        raise config.error("mrope_section", found, f"three numbers whose sum is {pairs}")
+    return np.array([*found[:3], 0], np.int32)
+
+
 # -- MiniMax 01 --------------------------------------------------------------------------------------------------------
 
 
@@ -245,21 +270,18 @@ _MINIMAX_KEYS: dict[str, Key] = {
 
 ROWS = (
     Recipe(
-        "kimi-linear", ("KimiLinearForCausalLM",), KIMI, keys=_KIMI_KEYS,
+        "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, keys=_KIMI_KEYS,
         defaults={"max_position_embeddings": named("model_max_length", "max_position_embeddings")},
         checks=(must_be("moe_renormalize", True), must_be("moe_router_activation_func", "sigmoid"), one_count),
     ),
     Recipe(
-        "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING, keys=_LING_KEYS,
-        top={"token_embd": From(("model.word_embeddings",))},
-        defaults={
-            "max_position_embeddings": named("model_max_length", "max_position_embeddings"),
-            "kda_lower_bound": -5.0, "norm_topk_prob": True, "short_conv_kernel_size": 4,
-        },
-        checks=(
-            must_be("kda_safe_gate", True), must_be("no_kda_lora", True),
-            must_be("gated_attention_proj_granularity_type", "head_wise"),
-        ),
+        "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING, keys=_LING_KEYS, top=_LING_TOP,
+        defaults=_LING_DEFAULTS, checks=_LING_CHECKS,
+    ),
+    Recipe(
+        "bailingmoe3", ("BailingMoeV3VLForConditionalGeneration",), _LING, top=_LING_TOP, defaults=_LING_DEFAULTS,
+        keys={**_LING_KEYS, "rope.dimension_sections": _ling_sections}, checks=_LING_CHECKS,
+        parts=Parts(others=("linear_proj.",)),
     ),
     Recipe(
         "minimax-01", ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _MINIMAX,

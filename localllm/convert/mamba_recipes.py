@@ -22,6 +22,7 @@ from localllm.convert.recipe import (
     height,
     in_turn,
     must_be,
+    named,
     numbered,
     shaped,
     squeezed,
@@ -47,7 +48,7 @@ def _mamba(prefix: str) -> Layer:
     }
 
 
-def _mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
+def mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
     """Return the sources of Mamba-2. Its norm works on groups of equal width."""
     column = shaped(lambda sizes: 1)
     return {
@@ -60,6 +61,16 @@ def _mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
         "ssm_norm": taken(f"{prefix}.norm", shaped(lambda sizes: group(sizes.config))),
         "ssm_out": taken(f"{prefix}.out_proj"),
     }
+
+
+def _own_number(name: str, default: int) -> Callable[[HfConfig], int]:
+    """Return a size from `ssm_cfg`, in the words of Mamba's own program."""
+
+    def number(config: HfConfig) -> int:
+        table = config.below("ssm_cfg", config.table("ssm_cfg"))
+        return default if table.get(name) in (None, "auto") else table.needed(name)
+
+    return number
 
 
 def product(one: str, other: str, share: str = "") -> Callable[[HfConfig], int]:
@@ -100,7 +111,7 @@ _GRANITE_FFN: Layer = {
     "ffn_up": taken("shared_mlp.input_linear", half(1)),
     "ffn_down": taken("shared_mlp.output_linear"),
 }
-_GRANITE_MAMBA: Layer = _mamba2("mamba", product("mamba_expand", "hidden_size", "mamba_n_groups"))
+_GRANITE_MAMBA: Layer = mamba2("mamba", product("mamba_expand", "hidden_size", "mamba_n_groups"))
 _GRANITE_ROPE: dict[str, Key] = {
     "rope.scaling.finetuned": lambda config: config.get("position_embedding_type") == "rope",
 }
@@ -179,7 +190,7 @@ _NEMOTRON_H: Layer = {
     "attn_norm": taken("norm"),
     **{f"attn_{x}": taken(f"mixer.{x}_proj") for x in "qkv"},
     "attn_output": taken("mixer.o_proj"),
-    **_mamba2("mixer", product("mamba_num_heads", "mamba_head_dim", "n_groups")),
+    **mamba2("mixer", product("mamba_num_heads", "mamba_head_dim", "n_groups")),
     "ffn_up": taken("mixer.up_proj"),
     "ffn_down": taken("mixer.down_proj"),
 }
@@ -259,7 +270,7 @@ _FALCON_H1: Layer = {
     "attn_k.weight": taken("self_attn.k_proj.weight", scaled("attention_in_multiplier", "key_multiplier")),
     "attn_v.weight": taken("self_attn.v_proj.weight", scaled("attention_in_multiplier")),
     "attn_output.weight": taken("self_attn.o_proj.weight", scaled("attention_out_multiplier")),
-    **_mamba2("mamba", product("mamba_n_heads", "mamba_d_head", "mamba_n_groups")),
+    **mamba2("mamba", product("mamba_n_heads", "mamba_d_head", "mamba_n_groups")),
     "ssm_in": taken("mamba.in_proj", _sections_scaled),
     "ssm_out": taken("mamba.out_proj", scaled("ssm_out_multiplier")),
     "ffn_gate.weight": taken("feed_forward.gate_proj.weight", scaled("mlp_multipliers.0")),
@@ -293,8 +304,23 @@ ROWS = (
         keys=_MAMBA_KEYS, top=_MAMBA_TOP,
     ),
     Recipe(
+        "mamba", ("MambaLMHeadModel",), {"attn_norm": taken("norm"), **_mamba("mixer")}, eps="layer_norm_epsilon",
+        keys={
+            **_NO_ATTENTION, "ssm.conv_kernel": _own_number("d_conv", 4), "ssm.state_size": _own_number("d_state", 16),
+            "ssm.inner_size": lambda config: _own_number("expand", 2)(config) * config.needed("d_model"),
+            "ssm.time_step_rank": lambda config: _own_number("dt_rank", -(-config.needed("d_model") // 16))(config),
+            "ssm.dt_b_c_rms": False,
+        },
+        defaults={
+            **_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "hidden_size": named("d_model"),
+            "num_hidden_layers": named("n_layer"), "rms_norm": False,
+        },
+        top={**_MAMBA_TOP, "token_embd": From(("model.embedding",))},
+        checks=(must_be("rms_norm", True), must_be("ssm_cfg.layer", "Mamba1")),
+    ),
+    Recipe(
         "mamba2", ("Mamba2ForCausalLM",),
-        {"attn_norm": taken("norm"), **_mamba2("mixer", product("expand", "hidden_size", "n_groups"))},
+        {"attn_norm": taken("norm"), **mamba2("mixer", product("expand", "hidden_size", "n_groups"))},
         eps="layer_norm_epsilon", top=_MAMBA_TOP, checks=(steps_unbounded,),
         defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2, "n_groups": 1},
         keys={

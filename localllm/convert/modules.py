@@ -83,6 +83,13 @@ def dense_tensors(shards: list[Shard]) -> Iterator[LazyTensor]:
         yield t.renamed(shard.tensors["linear.weight"], f"dense_{number}.weight")
 
 
+def width_keys(tensors: list[LazyTensor]) -> dict[str, Any]:
+    """Return the width of what the one dense layer gives, below the architecture's prefix."""
+    if len(tensors) > 1:
+        raise ConvertError(f"holds {len(tensors)} dense layers behind the model; files of this architecture hold one")
+    return {"embedding_length_out": tensors[0].shape[0]}
+
+
 def dense_keys(tensors: list[LazyTensor]) -> dict[str, Any]:
     """Return the widths of dense layers, below the architecture's prefix."""
     widths = {x.name.removesuffix(".weight"): x.shape for x in tensors if len(x.shape) == 2}

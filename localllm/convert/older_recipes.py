@@ -135,10 +135,16 @@ ROWS = (
         }),
     ),
     Recipe(
-        "falcon", ("FalconForCausalLM",), {}, eps="layer_norm_epsilon", mapped=_apart(_falcon),
+        "falcon", ("FalconForCausalLM", "RWForCausalLM"), {}, eps="layer_norm_epsilon", mapped=_apart(_falcon),
         keys={"feed_forward_length": _inner, "attention.head_count_kv": _kv_heads},
         checks=(must_be("alibi", False), must_be("parallel_attn", True), must_be("activation", *_GELUS)),
-        defaults={"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5},
+        defaults={
+            "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5,
+            # folders of 2023 (RWForCausalLM)
+            "num_attention_heads": _number("n_head"), "num_hidden_layers": _number("n_layer"),
+            "num_kv_heads": _number("n_head_kv"),
+            "new_decoder_architecture": lambda config: config.integer("n_head_kv") is not None,
+        },
     ),
     Recipe(
         "gptneox", ("GPTNeoXForCausalLM",), {}, eps="layer_norm_eps", mapped=_apart(_by_head),

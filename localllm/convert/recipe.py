@@ -284,6 +284,14 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """Where the text model is in a folder that holds more, and what is left out beside the usual names."""
+
+    inside: str = ""  # what its tensors begin with, unless it is saved alone
+    others: tuple[str, ...] = ()  # what tensors for images or audio begin with
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """A row of the table. `defaults` are the values that transformers assumes for missing keys, or functions."""
 
@@ -318,6 +326,7 @@ class Recipe:
     pooling: int | None = None  # GGUF's number of the pooling, for a folder that tells none
     lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # tensors of the file that one layer has
     layers: Callable[[HfConfig], list[str]] | None = None  # what their tensors' names begin with; None: model.layers.N.
+    parts: Parts = field(default_factory=Parts)  # what the folder holds beside the text model
     mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`
 
     def assumed(self, config: HfConfig) -> dict[str, Any]:

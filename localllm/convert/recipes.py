@@ -3,7 +3,10 @@ the assumptions of the GGUF architecture, which config.json must meet."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from localllm.convert import (
+    class_recipes,
     deepseek_recipes,
     diffusion_recipes,
     encoder_recipes,
@@ -31,10 +34,10 @@ from localllm.convert import (
     vision_recipes,
 )
 from localllm.convert import sources as of
-from localllm.convert.hf_config import HfConfig, class_of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.latent import LATENT_KEYS, gating, one_mscale
 from localllm.convert.recipe import (
     From,
-    Key,
     Recipe,
     every_fourth_without_rope,
     must_be,
@@ -47,20 +50,6 @@ from localllm.convert.recipe import (
 _ALL_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
 
 
-def _gating(config: HfConfig) -> int:
-    return 1 if class_of(config) == "DeepseekV2ForCausalLM" else 2  # softmax, sigmoid
-
-
-def _groups(config: HfConfig) -> int | None:
-    return None if config.get("topk_method") == "greedy" else config.integer("n_group")
-
-
-def _all_dimensions(config: HfConfig) -> float | None:
-    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
-    scale = rope.real("mscale_all_dim")
-    return 0.1 * scale if scale else None  # files hold a tenth of it
-
-
 def _growth_length(config: HfConfig) -> int | None:
     """Return the positions per e-fold of the queries' growth, which llama.cpp asks for where they grow."""
     rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
@@ -69,16 +58,8 @@ def _growth_length(config: HfConfig) -> int | None:
     return rope.needed("original_max_position_embeddings")
 
 
-def _one_mscale(config: HfConfig) -> str | None:
-    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
-    one, all_dim = rope.real("mscale"), rope.real("mscale_all_dim")
-    if (one or None) == (all_dim or None) and rope.real("attention_factor") is None:
-        return None
-    return f"mscale is {one} and mscale_all_dim {all_dim}; the GGUF architecture has one number for both"
-
-
 def _softmax_as_is(config: HfConfig) -> str | None:
-    if _gating(config) == 2 or not config.flag("norm_topk_prob"):
+    if gating(config) == 2 or not config.flag("norm_topk_prob"):
         return None
     return "norm_topk_prob is true, which transformers does not compute"
 
@@ -90,20 +71,16 @@ def _one_table(config: HfConfig) -> str | None:
     return "tie_word_embeddings is not true, and there is no other output matrix"
 
 
-_LATENT_KEYS: dict[str, Key] = {
-    "attention.head_count_kv": 1,
-    "attention.q_lora_rank": lambda config: config.integer("q_lora_rank"),
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "attention.key_length": lambda config: config.needed("kv_lora_rank") + config.needed("qk_rope_head_dim"),
-    "attention.value_length": "kv_lora_rank",
-    "attention.key_length_mla": lambda config: config.needed("qk_nope_head_dim") + config.needed("qk_rope_head_dim"),
-    "attention.value_length_mla": "v_head_dim",
-    "rope.dimension_count": "qk_rope_head_dim",
-    "rope.scaling.attn_factor": None,
-    "rope.scaling.yarn_log_multiplier": _all_dimensions,
-    "expert_gating_func": _gating,
-    "expert_group_count": _groups,
-}
+def _kinds_of_letters(config: HfConfig) -> dict[str, Any]:
+    """Return the kinds of layers that EXAONE's own program tells by letters: L has a window, G sees everything."""
+    letters, layers = config.get("sliding_window_pattern"), config.needed("num_hidden_layers")
+    if not isinstance(letters, str) or config.get("layer_types") is not None:
+        return {}
+    if not letters or set(letters) - {"L", "G"}:
+        raise config.error("sliding_window_pattern", letters, "a number, or the letters L and G")
+    kinds = {"L": "sliding_attention", "G": "full_attention"}
+    return {"layer_types": [kinds[letters[layer % len(letters)]] for layer in range(layers)]}
+
 
 _ROWS = (
     Recipe(
@@ -127,9 +104,12 @@ _ROWS = (
     Recipe("command-r", ("CohereForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
     Recipe(
         "deepseek2",
-        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "KimiK25ForConditionalGeneration"),
+        (
+            "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
+            "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration",
+        ),
         of.LATENT,
-        keys=_LATENT_KEYS, checks=(must_be("rope_interleave", True), _one_mscale, _softmax_as_is),
+        keys=LATENT_KEYS, checks=(must_be("rope_interleave", True), one_mscale, _softmax_as_is),
         defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
     ),
     Recipe(
@@ -137,15 +117,11 @@ _ROWS = (
     ),
     Recipe("ernie4_5", ("Ernie4_5ForCausalLM",), of.QWEN),
     Recipe("ernie4_5-moe", ("Ernie4_5_MoeForCausalLM",), of.ERNIE_MOE, checks=(must_be("moe_layer_interval", 1),)),
+    Recipe("exaone4", ("Exaone4ForCausalLM",), of.EXAONE4, rope_tensors=True, checks=(slides_at_64_layers,)),
     Recipe(
-        "exaone4", ("Exaone4ForCausalLM",),
-        {"post_attention_norm": taken("post_attention_layernorm"),
-         "post_ffw_norm": taken("post_feedforward_layernorm"), **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.GATED},
-        rope_tensors=True, checks=(slides_at_64_layers,),
-    ),
-    Recipe(
-        "exaone-moe", ("ExaoneMoeForCausalLM",), {**of.QWEN, **of.HEAD_NORMS, **of.CORRECTED},
-        keys={"expert_gating_func": 2},
+        "exaone-moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
+        {**of.QWEN, **of.HEAD_NORMS, **of.CORRECTED}, keys={"expert_gating_func": 2}, words=_kinds_of_letters,
+        defaults={"first_k_dense_replace": lambda config: config.integer("first_last_k_dense_replace")},
     ),
     Recipe("hunyuan-dense", ("HunYuanDenseV1ForCausalLM",), of.HUNYUAN),
     Recipe("hunyuan-moe", ("HunYuanMoEV1ForCausalLM",), of.HUNYUAN_MOE),
@@ -166,7 +142,8 @@ _ROWS = (
         eps="norm_eps", defaults={"partial_rotary_factor": 0.5},
     ),
     Recipe(
-        "olmo", ("OlmoForCausalLM",), of.LLAMA, eps="layer_norm_eps", defaults={"layer_norm_eps": 1e-5},
+        "olmo", ("OlmoForCausalLM", "OLMoForCausalLM"), of.LLAMA, eps="layer_norm_eps",
+        defaults={"layer_norm_eps": 1e-5},
     ),
     Recipe(
         "olmoe", ("OlmoeForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.ROUTED},
@@ -183,10 +160,10 @@ _ROWS = (
     Recipe(
         "mistral4", ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), of.LATENT,
         keys={
-            **_LATENT_KEYS, "expert_gating_func": 1, "expert_group_count": None, "expert_group_used_count": None,
+            **LATENT_KEYS, "expert_gating_func": 1, "expert_group_count": None, "expert_group_used_count": None,
             "attention.temperature_length": _growth_length,
         },
-        checks=(must_be("rope_interleave", True), must_be("n_group", 1), _one_mscale),
+        checks=(must_be("rope_interleave", True), must_be("n_group", 1), one_mscale),
         when=lambda config: config.get("model_type") == "mistral4", defaults={"norm_topk_prob": True},
     ),
     Recipe("mistral3", ("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"), of.LLAMA, rope_tensors=True),
@@ -250,8 +227,9 @@ _ROWS = (
     ),
     Recipe("smollm3", ("SmolLM3ForCausalLM",), of.LLAMA, checks=(every_fourth_without_rope,)),
     Recipe(
-        "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM"), of.STABLELM, eps="layer_norm_eps",
-        defaults={"partial_rotary_factor": 0.25}, checks=(must_be("use_parallel_residual", False),),
+        "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"), of.STABLELM,
+        eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.25},
+        checks=(must_be("use_parallel_residual", False),),
     ),
     Recipe("starcoder2", ("Starcoder2ForCausalLM",), of.STARCODER2, eps="norm_epsilon"),
 )  # fmt: skip
@@ -263,7 +241,7 @@ _ALL = (
     *diffusion_recipes.ROWS, *rwkv_recipes.ROWS, *qwen4_recipes.ROWS, *deepseek_recipes.ROWS, *kimi_recipes.ROWS,
     *grove_recipes.ROWS, *speech_recipes.ROWS, *program_recipes.ROWS, *program_expert_recipes.ROWS,
     *program_newer_recipes.ROWS, *plamo_recipes.ROWS, *pocket_recipes.ROWS,
-    *grok_recipes.ROWS,
+    *grok_recipes.ROWS, *class_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

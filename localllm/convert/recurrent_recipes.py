@@ -195,7 +195,7 @@ ROWS = (
         keys={**DELTA_KEYS, "rope.dimension_sections": sections},
     ),
     Recipe(
-        "lfm2", ("Lfm2ForCausalLM",), _LFM2, eps="norm_eps", top=_LFM2_TOP,
+        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model"), _LFM2, eps="norm_eps", top=_LFM2_TOP,
         keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
     ),
     Recipe(

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.quantized import Packing, fp4, unpack
-from localllm.convert.recipe import Pieces
+from localllm.convert.recipe import Parts, Pieces
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
@@ -19,16 +19,24 @@ _PREFIXES = (
     ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""),
     ("talker.", ""), ("model.backbone.", "model."), ("backbone.", "model."), ("transformer.h.", "model.layers."),
     ("transformer.decoder_layer.", "model.layers."),
-    ("transformer.", "model."), ("h.", "model.layers."),
+    ("transformer.", "model."), ("h.", "model.layers."), ("ernie.", "model."),
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
-    r"(model\.)?(vit|vision(_(tower|model|encoder|adapter|projection))?|visual|vit_large_projector|multi_modal_projector|"
+    r"(model\.)?(vit|vision(_(tower|model|encoder|adapter|projection|embedder))?|visual|vit_large_projector|multi_modal_projector|"
     r"mm_projector|patch_merge_mlp|audio_(tower|encoder)|embed_vision|embed_audio|mlp_AR|aligner|image_\w+|"
     r"speaker_encoder|code_predictor|mimi|flow_lm\.(flow_net|out_eos|speaker_proj_weight|emb_mean|emb_std))(\.|$)"
 )
 _DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")
 _HYPER = ".hc_pre."  # a part of the names of Hunyuan 4's hyper-connections; transformers saves it in another place
-_BARE = ("embed_tokens.", "layers.", "norm.", "wte.", "wpe.", "ln_f.")  # a model saved without its head
+_BARE = (
+    "embed_tokens.",
+    "layers.",
+    "norm.",
+    "embedding_norm.",
+    "wte.",
+    "wpe.",
+    "ln_f.",
+)  # a model saved without its head
 _COMPUTED = (
     "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "rotary_pos_emb.inv_freq",
     ".relative_pe.slopes", "attention.masked_bias", ".attn.masked_bias", ".attn.bias", ".slope_rate", ".query_decay",
@@ -39,6 +47,7 @@ _FP8_OTHERS = ("activation_scale", "input_scale")
 _BYTES = ("I8", "U8")  # formats of two codes of four bits
 _PACKED = ".weight_packed"
 _NOT_PACKED = Packing()
+_ONE_MODEL = Parts()
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _NUMBER = re.compile(r"\.(?:shard_)?(\d+)(?=\.)")
 
@@ -52,12 +61,15 @@ class Shelf:
         layers: int,
         packing: Packing = _NOT_PACKED,
         pieces: Mapping[str, Pieces] = MappingProxyType({}),
+        parts: Parts = _ONE_MODEL,
     ) -> None:
         self.notes: list[str] = []
+        shards = list(shards)
+        within = any(name.startswith(parts.inside) for shard in shards for name in shard.tensors)
         found: dict[str, list[LazyTensor]] = {}
-        for name, tensor in self._named(shards, layers):
+        for name, tensor in self._named(shards, layers, parts.inside if within else "", parts.others):
             found.setdefault(name, []).append(tensor)
-        self._tensors = {name: _whole(name, parts, pieces) for name, parts in found.items()}
+        self._tensors = {name: _whole(name, tensors, pieces) for name, tensors in found.items()}
         self._apply_fp8_scales(packing.fp8_blocks)
         self._apply_fp4_scales()
         self._unpack(packing)
@@ -70,11 +82,16 @@ class Shelf:
                 self._counts[key] = max(self._counts.get(key, 0), 1 + int(number[1]))
         self._taken: set[str] = set()
 
-    def _named(self, shards: Iterable[Shard], layers: int) -> Iterable[tuple[str, LazyTensor]]:
+    def _named(
+        self, shards: Iterable[Shard], layers: int, inside: str, others: tuple[str, ...]
+    ) -> Iterable[tuple[str, LazyTensor]]:
         senses = beyond = 0
         for shard in shards:
             for stored, tensor in shard.tensors.items():
-                name = stored
+                if not stored.startswith(inside) or stored.startswith(others):
+                    senses += 1
+                    continue
+                name = stored.removeprefix(inside)
                 for prefix, instead in _PREFIXES:
                     if name.startswith(prefix):
                         name = instead + name.removeprefix(prefix)

@@ -101,6 +101,14 @@ OLMO2: Layer = {
     **HEAD_NORMS,
     **GATED,
 }
+EXAONE4: Layer = {
+    "post_attention_norm": taken("post_attention_layernorm"),
+    "post_ffw_norm": taken("post_feedforward_layernorm"),
+    **QKV,
+    **OUT,
+    **HEAD_NORMS,
+    **GATED,
+}
 GLM4: Layer = {
     "attn_norm": taken("input_layernorm"),
     "post_attention_norm": taken("post_self_attn_layernorm"),

@@ -97,4 +97,8 @@ def _rows(prefix: str, feed_forward: str, older: tuple[str, ...] = ()) -> tuple[
     )  # fmt: skip
 
 
-ROWS = (*_rows("T5", "relu", ("T5WithLMHeadModel",)), *_rows("MT5", "gated-gelu"), *_rows("UMT5", "gated-gelu"))
+ROWS = (
+    *_rows("T5", "relu", ("T5WithLMHeadModel",)),
+    *_rows("MT5", "gated-gelu"),
+    *_rows("UMT5", "gated-gelu", ("UMT5Model",)),
+)

@@ -105,7 +105,8 @@ ROWS = (
         checks=(must_be("use_bias", False),), defaults={"head_dim": 128, "rope_theta": 5e5},
     ),
     Recipe(
-        "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), of.QWEN, keys=SECTIONED,
+        "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel"), of.QWEN,
+        keys=SECTIONED,
     ),
     Recipe("qwen3vl", ("Qwen3VLForConditionalGeneration",), {**of.QWEN, **of.HEAD_NORMS}, keys=_QWEN3),
     Recipe(

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.localllm.convert.hf_own_classes import BESIDE, FURTHER
 from tests.localllm.convert.hf_own_packed import OWN_PACKED, stored
 from tests.localllm.convert.hf_own_rwkv import RWKV
 from tests.localllm.convert.hf_own_speech import SPEECH
@@ -126,6 +127,7 @@ OWN: dict[str, tuple[dict[str, Any], list[Any], str]] = {
     **LAST,
     **OWN_PACKED,
     **SPEECH,
+    **FURTHER,
 }  # fmt: skip
 
 
@@ -137,6 +139,8 @@ def write_own(name: str, folder: Path, **config: Any) -> None:
     write_folder({"config": left, "tensors": tensors, "tokenizer": tokenizer}, folder)
     if not left:  # a model without it
         (folder / "config.json").unlink()
+    if name in BESIDE:
+        BESIDE[name](folder)
     if name in OWN_PACKED:
         save(folder / "model.safetensors", *stored(name, tensors))
 
@@ -147,7 +151,8 @@ def kind(tensor: Any) -> list[str]:
 
 
 COMPUTED = {  # tensors whose last bits are not the same everywhere
-    "kimi-k3": ".ssm_a", "plamo2": ".ssm_a", "qwen3tts": "token_embd.weight", "pockettts": "token_embd.weight",
+    "kimi-k3": ".ssm_a", "plamo2": ".ssm_a", "mamba-lm": ".ssm_a",
+    "qwen3tts": "token_embd.weight", "pockettts": "token_embd.weight",
 }  # fmt: skip
 
 

@@ -16,25 +16,31 @@ from localllm.convert.recipes import RECIPES
 from localllm.template import ChatTemplate
 from tests.localllm.convert.hf_models import ids
 from tests.localllm.convert.hf_own import OWN, digest, read_expected, sample, write_own
+from tests.localllm.convert.hf_own_classes import SEES
 from tests.localllm.convert.hf_synthetic import numbers
 from tests.localllm.convert.support import check_refused, logits_of, save, values
 
 EXPECTED = read_expected()
 # Names are made of the folder's; the others are said in another way, or by a file of llama.cpp alone.
 OTHERWISE = (
-    *("general.name", "general.basename", "general.version", "general.size_label", "general.file_type"),
-    *("general.quantization_version", "general.type"),
+    *("general.name", "general.basename", "general.finetune", "general.version", "general.size_label"),
+    *("general.file_type", "general.quantization_version", "general.type"),
 )
 PICTURES = ".vis_"  # llama.cpp asks for these tensors, but its converter of 2026-10-01 leaves them out
 WORLD = "rwkv_vocab_v20230424.txt"
-SKIPPED = {"cogvlm": 1, "kimi-k3": 1, "deepseek4": 1, "qwen3tts": 1, "pockettts": 1}  # notes on what is left out
+SKIPPED = dict.fromkeys(  # models with a note on what is left out
+    (*SEES, "cogvlm", "kimi-k3", "deepseek4", "qwen3tts", "pockettts"), 1
+)
 OF_MODEL: dict[str, tuple[str, ...]] = {
     "llada-moe": ("tokenizer.ggml.mask_token_id",),  # beyond this vocabulary
     # texts end with the separator, as for other encoders
     **dict.fromkeys(
         ("jina-bert-v2", "jina-bert-v2-code"), ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_eos_token")
     ),
-    # 1 stretches nothing
+    # theirs is the width of another kind of layer; that of latent attention is the rank
+    "bailingmoe3-vl": ("bailingmoe3.attention.value_length",),
+    # 1 stretches nothing, no scaling does not either, and a window of 0 is none
+    "phi3-vision": ("phi3.rope.scaling.original_context_length", "phi3.attention.sliding_window"),
     "codeshell": ("codeshell.rope.scaling.type", "codeshell.rope.scaling.factor"),
     "deepseek": ("deepseek.rope.scaling.type",),  # none
     "deci-blocks": ("deci.attention.head_count",),  # the same for each layer

@@ -1,0 +1,44 @@
+"""The keys of latent attention (DeepSeek 2 and 3 and those alike), whose numbers some models give in other words."""
+
+from __future__ import annotations
+
+from localllm.convert.hf_config import HfConfig, class_of
+from localllm.convert.recipe import Key
+
+
+def gating(config: HfConfig) -> int:
+    return 1 if class_of(config) == "DeepseekV2ForCausalLM" else 2  # softmax, sigmoid
+
+
+def _groups(config: HfConfig) -> int | None:
+    return None if config.get("topk_method") == "greedy" else config.integer("n_group")
+
+
+def _all_dimensions(config: HfConfig) -> float | None:
+    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    scale = rope.real("mscale_all_dim")
+    return 0.1 * scale if scale else None  # files hold a tenth of it
+
+
+def one_mscale(config: HfConfig) -> str | None:
+    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    one, all_dim = rope.real("mscale"), rope.real("mscale_all_dim")
+    if (one or None) == (all_dim or None) and rope.real("attention_factor") is None:
+        return None
+    return f"mscale is {one} and mscale_all_dim {all_dim}; the GGUF architecture has one number for both"
+
+
+LATENT_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": 1,
+    "attention.q_lora_rank": lambda config: config.integer("q_lora_rank"),
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.key_length": lambda config: config.needed("kv_lora_rank") + config.needed("qk_rope_head_dim"),
+    "attention.value_length": "kv_lora_rank",
+    "attention.key_length_mla": lambda config: config.needed("qk_nope_head_dim") + config.needed("qk_rope_head_dim"),
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "rope.scaling.attn_factor": None,
+    "rope.scaling.yarn_log_multiplier": _all_dimensions,
+    "expert_gating_func": gating,
+    "expert_group_count": _groups,
+}
