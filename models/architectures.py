@@ -92,7 +92,10 @@ _ROWS = (
         "deepseek2", "norm", ffn_scales=False, latent=True,
         routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may not tell it
     ),
-    Architecture("deepseek2-ocr", "neox", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True)),
+    Architecture(  # its text; files say that 0 dimensions are rotated
+        "deepseek2-ocr", "neox", ffn_scales=False, ignored=("rope.dimension_count",),
+        routing=ExpertGating("softmax", False, from_file=True),
+    ),
     Architecture(  # DeepSeek 3.2
         "deepseek32", "norm", latent=True, indexer=Indexer("neox", "all"),
         routing=ExpertGating("softmax", False, from_file=True, scales=True),
