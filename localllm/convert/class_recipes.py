@@ -211,7 +211,10 @@ _INNER_ROWS = (
     Recipe(
         "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),
         {**of.QWEN, **of.ROUTED, **of.SHARED},
-        keys={"expert_weights_scale": lambda config: config.real("routed_scaling_factor"), "expert_gating_func": 1, "rope.dimension_count": 0},
+        keys={
+            "expert_weights_scale": lambda config: config.real("routed_scaling_factor"), "expert_gating_func": 1,
+            "rope.dimension_count": 0,
+        },
         checks=(
             must_be("use_mla", False), must_be("norm_topk_prob", False), must_be("scoring_func", "softmax"),
             must_be("topk_method", "greedy"), must_be("moe_layer_freq", 1), must_be("rope_scaling", None),
