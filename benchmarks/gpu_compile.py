@@ -252,7 +252,10 @@ def _rowwise() -> list[Labelled]:
         ("connect", connected),
         ("match", streams.MatchSlices(L_WIDTH=2048, EPS=1e-5, **sides)),
         ("excess", streams.ExcessRows(FACTOR=1.6, **sides)),
-        *((f"largest, pass {n + 1}", largest.LargestLogits(PASS=n, STRIDE=128256)) for n in range(2)),
+        *(
+            (f"largest, pass {n + 1}", largest.LargestLogits(PASS=n, SORTED=largest.SORTED, STRIDE=128256))
+            for n in range(2)
+        ),
     ]  # fmt: skip
     for what, to in DELIVERIES.items():
         found += [(f"elements {a}, {what}", rowwise.Elements(OPERATION=a, delivered=to, **row)) for a in ELEMENTS]

@@ -61,6 +61,6 @@ def _search(low: Lowering, logits: Buffer) -> None:
         own, before = KEYS[number % 2], KEYS[(number + 1) % 2]
         size = 8 * -(-count // SORTED) * largest.MOST * low.limits.logit_rows
         made.scratch[own] = max(size, made.scratch.get(own, 0))
-        kernel = largest.LargestLogits(PASS=number, STRIDE=logits.stride)
+        kernel = largest.LargestLogits(PASS=number, SORTED=SORTED, STRIDE=logits.stride)
         buffers = largest.LargestBuffers(logits=logits, in_=before if number else Fixed.NOTHING, out=own)
         made.picks.append(kernel.launch(((f"keys {number}", SORTED, 1), ("logits", 1, 1), 1), buffers))
