@@ -61,10 +61,14 @@ def _text_is(*models: str) -> Check:
     """Require a text model of one of these types."""
 
     def check(config: HfConfig) -> str | None:
-        inner = config.table("text_config").get("model_type", models[0])
-        return None if inner in models else f"text_config.model_type is {inner}; supported: {', '.join(models)}"
+        inner = config.table("text_config", "llm_config").get("model_type", models[0])
+        return None if inner in models else f"model_type of the text model is {inner}; supported: {', '.join(models)}"
 
     return check
+
+
+def _inner_is(model: str) -> Callable[[HfConfig], bool]:
+    return lambda config: config.table("text_config", "llm_config").get("model_type") == model
 
 
 def _rotated(config: HfConfig) -> int:
@@ -199,7 +203,22 @@ _QWEN3: Layer = {**of.QWEN, **of.HEAD_NORMS}
 _NO_DEEPSTACK: dict[str, Key] = {**SECTIONED, "n_deepstack_layers": 0}
 _OCR = ("model.sam_model.", "model.vision_model.", "model.projector.", "model.image_newline", "model.view_seperator")
 _GLM = ("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration")
+_INTERN = ("InternVLForConditionalGeneration", "InternVLChatModel")
+_INTERN_PARTS = Parts(others=("mlp1.",))
 _INNER_ROWS = (
+    Recipe(
+        "llama", ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), of.LLAMA, rope_tensors=True,
+        checks=(_text_is("llama"),), defaults=_assumed("llama"), parts=Parts(others=("model.connector.",)),
+    ),
+    Recipe("qwen3", _INTERN, _QWEN3, when=_inner_is("qwen3"), parts=_INTERN_PARTS),
+    Recipe(
+        "qwen2", _INTERN, of.QWEN, checks=(_text_is("qwen2", "qwen3"),), defaults=_assumed("qwen2"),
+        parts=_INTERN_PARTS,
+    ),
+    Recipe(
+        "qwen3", ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"), _QWEN3,
+        checks=(_text_is("qwen3"),),
+    ),
     Recipe(
         "glm4", _GLM, {**of.GLM4, **_queries_and_keys(_halves)}, keys=SECTIONED, when=_has_sections,
     ),

@@ -195,8 +195,8 @@ ROWS = (
         keys={**DELTA_KEYS, "rope.dimension_sections": sections},
     ),
     Recipe(
-        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model"), _LFM2, eps="norm_eps", top=_LFM2_TOP,
-        keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
+        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"), _LFM2,
+        eps="norm_eps", top=_LFM2_TOP, keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
     ),
     Recipe(
         "lfm2moe", ("Lfm2MoeForCausalLM",), _LFM2_MOE, eps="norm_eps", keys={**_LFM2_KEYS, "expert_gating_func": 2},

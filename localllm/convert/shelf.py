@@ -16,10 +16,10 @@ from localllm.printable import printable
 
 # Multimodal models keep their text model under these names.
 _PREFIXES = (
-    ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""),
-    ("talker.", ""), ("model.backbone.", "model."), ("backbone.", "model."), ("transformer.h.", "model.layers."),
-    ("transformer.decoder_layer.", "model.layers."),
-    ("transformer.", "model."), ("h.", "model.layers."), ("ernie.", "model."),
+    ("model.language_model.", "model."), ("model.text_model.", "model."), ("language_model.model.", "model."),
+    ("language_model.", ""), ("talker.", ""), ("model.backbone.", "model."), ("backbone.", "model."),
+    ("transformer.h.", "model.layers."), ("transformer.decoder_layer.", "model.layers."), ("transformer.", "model."),
+    ("h.", "model.layers."), ("ernie.", "model."),
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
     r"(model\.)?(vit|vision(_(tower|model|encoder|adapter|projection|embedder))?|visual|vit_large_projector|multi_modal_projector|"

@@ -37,7 +37,7 @@ def _built(name: str) -> Any:
     kind, settings, _ = CLASSES[name]
     torch.manual_seed(7)
     config = getattr(transformers, kind)(**settings)
-    return getattr(transformers, PROGRAMS.get(name, name))._from_config(
+    return getattr(transformers, PROGRAMS.get(name, name.partition("-")[0]))._from_config(
         config, attn_implementation="eager", dtype=torch.float32
     )
 
@@ -50,7 +50,11 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
     saved = {key: x for path in folder.glob("*.safetensors") for key, x in load_file(path).items()}
     tensors = [(key, list(x.shape), _base(key, x)) for key, x in sorted(saved.items()) if not key.endswith(COUNTS)]
     config = json.loads((folder / "config.json").read_text())
-    return {"config": {**config, "architectures": [name]}, "tensors": tensors, "tokenizer": CLASSES[name][2]}
+    return {
+        "config": {**config, "architectures": [name.partition("-")[0]]},
+        "tensors": tensors,
+        "tokenizer": CLASSES[name][2],
+    }
 
 
 def _base(name: str, values: np.ndarray) -> float | list[Any]:
@@ -67,7 +71,7 @@ def _logits(name: str, folder: Path) -> np.ndarray:
 
     from tests.localllm.convert.hf_models import ids
 
-    program = getattr(transformers, ANSWERS.get(name) or PROGRAMS.get(name, name))
+    program = getattr(transformers, ANSWERS.get(name) or PROGRAMS.get(name, name.partition("-")[0]))
     model, told = program.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.localllm.convert.hf_settings import (
     COMMON,
+    CONV,
     DEFAULT,
     DELTA,
     EXPERTS,
@@ -20,7 +21,8 @@ from tests.localllm.convert.hf_settings import (
 
 # Names of tensors of text; all others belong to parts that see or hear.
 TEXT = re.compile(
-    r"(model\.|thinker\.)*(language_model\.)?(model\.)?(embed_tokens|layers|norm|lm_head|final_layernorm)"
+    r"((model|thinker)\.)*((language|text)_model\.)?(model\.)?"
+    r"(embed_tokens|layers|norm|lm_head|final_layernorm|embedding_norm)"
 )
 PROGRAMS = {  # the class in transformers, where its name is another
     "IQuestCoderForCausalLM": "LlamaForCausalLM", "InternLM3ForCausalLM": "LlamaForCausalLM",
@@ -39,6 +41,10 @@ AUDIO = {
     "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "hidden_size": 16,
     "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "output_dim": 32,
     "num_mel_bins": 8, "max_source_positions": 8,
+}  # fmt: skip
+_VIT = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
+    "patch_size": 8,
 }  # fmt: skip
 _SECTIONS = {**DEFAULT, "mrope_section": [1, 1, 2]}
 _WIDE = {**DEFAULT, "mrope_section": [2, 3, 3]}
@@ -161,5 +167,21 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "Qwen3ASRForConditionalGeneration": (
         "Qwen3ASRConfig", {**_text("qwen3", head_dim=16, rope_parameters=_WIDE), "audio_config": AUDIO}, "qwen2",
+    ),
+    "InternVLForConditionalGeneration": ("InternVLConfig", {**_text("qwen2"), "vision_config": _VIT}, "qwen2"),
+    "InternVLForConditionalGeneration-qwen3": (
+        "InternVLConfig", {**_text("qwen3", head_dim=16), "vision_config": _VIT}, "qwen2",
+    ),
+    "SmolVLMForConditionalGeneration": ("SmolVLMConfig", {**_text("llama"), "vision_config": _VIT}, "llama3"),
+    "Idefics3ForConditionalGeneration": ("Idefics3Config", {**_text("llama"), "vision_config": _VIT}, "llama3"),
+    "Lfm2VlForConditionalGeneration": (
+        "Lfm2VlConfig",
+        {**_text("lfm2", num_hidden_layers=3, layer_types=CONV, block_multiple_of=16, intermediate_size=90),
+         "vision_config": {**_VIT, "model_type": "siglip2_vision_model", "num_patches": 4}, "projector_hidden_size": 8},
+        "qwen2",
+    ),
+    "LightOnOcrForConditionalGeneration": (
+        "LightOnOcrConfig",
+        {**_text("qwen3", head_dim=16), "vision_config": {**_VIT, "model_type": "pixtral"}}, "qwen2",
     ),
 }  # fmt: skip

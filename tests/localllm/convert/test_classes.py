@@ -41,7 +41,8 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         assert nmse(logits_of(model, ids())[POSITIONS], STORED[name]).max() < 1e-9
 
 
-OTHERS = {**read_specs(), **read_encoders(), **read_family()}
+OTHERS = {**read_specs(), **read_encoders(), **read_family(), **SPECS}
+_INTERN = "InternVLForConditionalGeneration"
 # Class: a model whose file is the same, settings that are said otherwise, and beginnings of names that differ.
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "LFM2ForCausalLM": ("lfm2", {}, {}),
@@ -59,6 +60,12 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         "deepseek2-v3", {}, {"lm_head": "language_model.lm_head", "model": "language_model.model"},
     ),
     "UMT5Model": ("t5-umt5", {}, {}),
+    "LightOnOCRForConditionalGeneration": ("LightOnOcrForConditionalGeneration", {}, {}),
+    "InternVLChatModel": (
+        _INTERN, {"text_config": None, "llm_config": SPECS[_INTERN]["config"]["text_config"]},
+        {"model.language_model": "language_model.model", "lm_head": "language_model.lm_head",
+         "model.vision_tower": "vision_model", "model.multi_modal_projector": "mlp1"},
+    ),
     "JinaEmbeddingsV5Model": ("eurobert", {}, {}),
 }  # fmt: skip
 
@@ -101,6 +108,8 @@ def test_qwen3_asr_in_the_words_of_its_own_program(tmp_path: Path) -> None:
     short = {key.replace("model.language_model.", "model.model."): x for key, x in tensors.items()}
     save(tmp_path / "model.safetensors", {f"thinker.{key.removeprefix('model.')}": x for key, x in short.items()})
     with open_checkpoint(tmp_path) as model:
+        assert model.metadata["qwen3vl.n_deepstack_layers"] == 0
+        assert model.metadata["qwen3vl.rope.dimension_sections"].tolist() == [2, 3, 3, 0]
         assert nmse(logits_of(model, ids())[POSITIONS], STORED[name]).max() < 1e-9
 
 
@@ -129,7 +138,11 @@ def test_what_a_config_json_of_llava_leaves_out(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "other text models": (
         "LlavaForConditionalGeneration", {"text_config": {"model_type": "qwen2"}},
-        "model_type is qwen2; supported: llama, mistral",
+        "model_type of the text model is qwen2; supported: llama, mistral",
+    ),
+    "InternVL around InternLM": (
+        "InternVLForConditionalGeneration", {"text_config": {"model_type": "internlm2"}},
+        "model_type of the text model is internlm2; supported: qwen2, qwen3",
     ),
     "sections of GLM": (
         "Glm4vForConditionalGeneration", {"text_config": {"rope_parameters": {"mrope_section": [1]}}},
@@ -157,7 +170,7 @@ def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
         write_own(name, tmp_path, **config)
     else:
         of, more, _ = SAME.get(name, (name, {}, {}))
-        spec = {**OTHERS, **SPECS}[of]
+        spec = OTHERS[of]
         changed = {**spec["config"], **more, "architectures": [name]}
         for key, value in config.items():
             changed[key] = {**changed[key], **value} if isinstance(value, dict) else value
