@@ -147,14 +147,14 @@ def _attention(
 ) -> list[Labelled]:
     heads = layer.kv_heads * group
     shape = attention.AttentionShape(
-        MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
+        MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS),
         cache=attention.cache_shape(cache, layer), HEADS=heads, Q_STRIDE=heads * layer.head_dim,
         FACTOR=layer.head_dim**-0.5, WINDOW=window, CHUNKED=sinks, CAUSAL=causal, HAS_SOFTCAP=cap, SOFTCAP=50.0,
         HAS_SINKS=sinks, HAS_SLOPES=sinks, TABLE_STRIDE_AT=2, AFTER=False, REACH=0,
     )  # fmt: skip
     label = f"{layer.head_dim} x {group} {cache.keys}" + ", both directions" * (not causal)
     return [
-        (f"attend_partition {label}", attention.AttendPartition(shape=shape)),
+        (f"attend_partition {label}", attention.AttendPartition(shape=shape, GROUPED=attention.grouped(group))),
         *(
             (f"attend_combine {label}, {what}", attention.AttendCombine(shape=shape, delivered=to))
             for what, to in DELIVERIES.items()
@@ -172,12 +172,12 @@ def _sparse(key_type: str) -> list[Labelled]:
         ("pools", CacheLayer(1, 128, 0, every=4), 64, 512, 4, 0),
     ):  # fmt: skip
         shape = indexer.IndexerShape(
-            MAX_ROWS=ROWS, GROUPED=attention.grouped(heads), cache=attention.cache_shape(cache, keys), HEADS=heads,
+            MAX_ROWS=ROWS, cache=attention.cache_shape(cache, keys), HEADS=heads,
             Q_STRIDE=heads * 128, WEIGHTED=local == 0, COUNT=count, BLOCK=block, LOCAL_BLOCKS=local,
             POOLED=keys.every > 1, POSITIONS=LIMITS.positions,
         )  # fmt: skip
         found += [
-            (f"index_scores {of} {key_type}", indexer.IndexScores(shape=shape)),
+            (f"index_scores {of} {key_type}", indexer.IndexScores(shape=shape, GROUPED=attention.grouped(heads))),
             (f"select_positions {of} {key_type}", indexer.SelectPositions(shape=shape)),
         ]
     for of, layer, group, pools, room, slices in (
@@ -189,13 +189,14 @@ def _sparse(key_type: str) -> list[Labelled]:
         far = attention.cache_shape(cache, pools or layer)
         heads = layer.kv_heads * group
         own = attention.AttentionShape(
-            MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
+            MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS),
             cache=attention.cache_shape(cache, layer), HEADS=heads, Q_STRIDE=heads * layer.head_dim,
             FACTOR=layer.head_dim**-0.5, WINDOW=128 if pools else 0, CHUNKED=False, CAUSAL=True, HAS_SOFTCAP=False,
             SOFTCAP=0.0, HAS_SINKS=pools is not None, HAS_SLOPES=False, TABLE_STRIDE_AT=2, AFTER=False, REACH=0,
         )  # fmt: skip
         found.append((f"attend_selected {of} {key_type}", attention.AttendSelected(
-            shape=own, SELECTED=room, SLICES=slices, POOL=far.EVERY if pools else 0, POOL_ROWS=far.BLOCK_ROWS,
+            shape=own, GROUPED=attention.grouped(group), SELECTED=room, SLICES=slices,
+            POOL=far.EVERY if pools else 0, POOL_ROWS=far.BLOCK_ROWS,
             POOL_KEY_BYTES=far.KEY_BYTES, POOL_VALUE_BYTES=far.VALUE_BYTES,
             ONCE=cachetypes.stored_once(layer, cache),
         )))  # fmt: skip

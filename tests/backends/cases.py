@@ -96,7 +96,7 @@ CASES: dict[str, Case] = {
     "softplus gate": Case(37, lambda r, x: r.glu(x, r.scale(x, 0.5), "softplus"), soft),
     "product": Case(37, lambda r, x: r.glu(x, x, "identity"), exact),
     "swiglu within limits": Case(40, lambda r, x: r.glu(x, r.scale(x, 3.0), "swiglu_clamp", 2.5), sigmoid),
-    "silu within limits": Case(40, lambda r, x: r.glu(r.scale(x, 2.0), x, "silu_clamp", 1.5), sigmoid),
+    "silu within limits": Case(40, lambda r, x: r.glu(r.scale(x, 2.0), x, "silu_clamp", 0.75), sigmoid),
     "gates of slices": Case(
         60, lambda r, x: r.glu(r.linear(x, MemoryWeight.of("three", np.eye(3, 60))), x, "sigmoid"), sigmoid
     ),

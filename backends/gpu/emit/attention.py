@@ -60,7 +60,7 @@ def select_positions(low: Lowering, op: SelectPositions) -> None:
     weights = Fixed.NOTHING if op.weights is None else low.floats(op.weights)
     positions = -(-low.limits.positions // BLOCK) * BLOCK
     shape = indexer.IndexerShape(
-        MAX_ROWS=low.rows[rows], GROUPED=kernels.grouped(op.heads), cache=kernels.cache_shape(low.cache, layer),
+        MAX_ROWS=low.rows[rows], cache=kernels.cache_shape(low.cache, layer),
         HEADS=op.heads, Q_STRIDE=q.stride, WEIGHTED=op.weights is not None, COUNT=op.count, BLOCK=op.block,
         LOCAL_BLOCKS=op.local, POOLED=op.pooled, POSITIONS=positions,
     )  # fmt: skip
@@ -71,7 +71,9 @@ def select_positions(low: Lowering, op: SelectPositions) -> None:
     scored = kernels.PARTITION // 128  # work-groups of a partition
     buffers = indexer.IndexScoresBuffers(q=queries, weights=weights, step=step, keys=CacheOf(op.layer, "keys"))
     launches = [
-        indexer.IndexScores(shape=shape).launch((("partitions", 1, scored), (rows, 1, 1), 1), buffers),
+        indexer.IndexScores(shape=shape, GROUPED=kernels.grouped(op.heads)).launch(
+            (("partitions", 1, scored), (rows, 1, 1), 1), buffers
+        ),
         indexer.SelectPositions(shape=shape).launch(
             (op.groups, (rows, 1, 1), 1), indexer.SelectPositionsBuffers(step=step, y=y)
         ),
@@ -98,11 +100,12 @@ def attention(low: Lowering, op: Attention) -> None:
     q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
     step = low.step(rows)
     own_blocks, group = low.limits.own_blocks(layer), op.heads // layer.kv_heads
+    grouped = kernels.grouped(group)
     to = low.deliver(op.out) if layer.value_dim % 32 == 0 else Delivery(low.make(op.out))
     tiled = to.floats or low.take(rows, op.out.width)  # tiles make floats only
     window = op.window if op.causal or not op.window else op.window // 2 + 1
     shape = kernels.AttentionShape(
-        MAX_ROWS=low.rows[rows], PARTITIONS=kernels.partitions(low.limits), GROUPED=kernels.grouped(group),
+        MAX_ROWS=low.rows[rows], PARTITIONS=kernels.partitions(low.limits),
         cache=kernels.cache_shape(low.cache, layer), HEADS=op.heads, Q_STRIDE=q.stride, FACTOR=float(op.scale),
         WINDOW=window, CHUNKED=op.chunked, CAUSAL=op.causal, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap),
         HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, AFTER=op.after, REACH=op.reach,
@@ -121,7 +124,7 @@ def attention(low: Lowering, op: Attention) -> None:
         pools = kernels.cache_shape(low.cache, low.plan.attention_layer(far))
         room = 0 if op.selection is None else op.selection.width // op.slices - 1
         selected = kernels.AttendSelected(
-            shape=shape, SELECTED=room, SLICES=op.slices, POOL=0 if op.pools is None else pools.EVERY,
+            shape=shape, GROUPED=grouped, SELECTED=room, SLICES=op.slices, POOL=0 if op.pools is None else pools.EVERY,
             POOL_ROWS=pools.BLOCK_ROWS, POOL_KEY_BYTES=pools.KEY_BYTES, POOL_VALUE_BYTES=pools.VALUE_BYTES,
             ONCE=once,
         )  # fmt: skip
@@ -130,16 +133,16 @@ def attention(low: Lowering, op: Attention) -> None:
             pool_values=CacheOf(far, "keys" if once else "values"), sinks=sinks,
             selection=Fixed.NOTHING if op.selection is None else low.floats(op.selection), y=tiled,
         )  # fmt: skip
-        launches = [selected.launch((layer.kv_heads * -(-group // shape.GROUPED), (rows, 1, 1), 1), chosen)]
+        launches = [selected.launch((layer.kv_heads * -(-group // grouped), (rows, 1, 1), 1), chosen)]
         if to.blocks is not None:
             launches.append(elements(rows, "a", tiled, tiled, op.out.width, replace(to, floats=None)))
         low.dispatch("attention", rows, launches)
         if to.floats is None:
             low.give(tiled)
         return
-    of_row: Grid = layer.kv_heads * -(-group // shape.GROUPED), ("partitions", 1, 1), (rows, 1, 1)
+    of_row: Grid = layer.kv_heads * -(-group // grouped), ("partitions", 1, 1), (rows, 1, 1)
     few = [
-        kernels.AttendPartition(shape=shape).launch(
+        kernels.AttendPartition(shape=shape, GROUPED=grouped).launch(
             of_row,
             kernels.AttendPartitionBuffers(
                 q=queries, step=step, tables=tables, keys=keys, values=values, slopes=slopes

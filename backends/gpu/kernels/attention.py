@@ -201,7 +201,6 @@ class AttentionShape(Macros):
     MAX_ROWS: Shape
     PARTITION: int = PARTITION
     PARTITIONS: Shape
-    GROUPED: int
     cache: CacheShape
     HEADS: Shape
     Q_STRIDE: Shape
@@ -235,10 +234,11 @@ class AttendPartition(Kernel[AttendPartitionBuffers]):
 
     name, parts, flag = "attend_partition", "blocks cache attention", "STAGE_attend_partition"
     shape: AttentionShape
+    GROUPED: int
 
     @property
     def local_floats(self) -> int:
-        return 128 + self.shape.GROUPED * (PARTITION + self.shape.cache.largest)
+        return 128 + self.GROUPED * (PARTITION + self.shape.cache.largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +325,7 @@ class AttendSelected(Kernel[AttendSelectedBuffers]):
 
     name, parts = "attend_selected", "blocks cache attention selected"
     shape: AttentionShape
+    GROUPED: int
     SELECTED: Shape
     SLICES: Shape
     POOL: Shape
@@ -336,4 +337,4 @@ class AttendSelected(Kernel[AttendSelectedBuffers]):
     @property
     def local_floats(self) -> int:
         cache = self.shape.cache
-        return 128 + self.shape.GROUPED * (cache.KEY_SIZE + 128 + cache.VALUE_SIZE + 3)
+        return 128 + self.GROUPED * (cache.KEY_SIZE + 128 + cache.VALUE_SIZE + 3)

@@ -14,7 +14,6 @@ class IndexerShape(Macros):
     """Parameters that the kernels of an indexer share."""
 
     MAX_ROWS: Shape
-    GROUPED: int
     cache: CacheShape
     HEADS: Shape
     Q_STRIDE: Shape
@@ -42,10 +41,11 @@ class IndexScores(Kernel[IndexScoresBuffers]):
 
     name, parts, flag = "index_scores", "blocks cache indexer", "STAGE_index_scores"
     shape: IndexerShape
+    GROUPED: int
 
     @property
     def local_floats(self) -> int:
-        return self.shape.GROUPED * self.shape.cache.KEY_SIZE
+        return self.GROUPED * self.shape.cache.KEY_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from localllm.plan import Plan, Value
 HEADER = Path(__file__).with_name("emulation.h")
 OPTIONS = (
     "-std=c++17",
-    "-O1",
+    "-O0",  # kernels run once or twice: optimizing takes longer than it saves
     "-fno-strict-aliasing",
     "-ffp-contract=off",
     "-fPIC",
