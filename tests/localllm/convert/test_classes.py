@@ -61,6 +61,7 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     ),
     "UMT5Model": ("t5-umt5", {}, {}),
     "LightOnOCRForConditionalGeneration": ("LightOnOcrForConditionalGeneration", {}, {}),
+    "Qwen2_5OmniForConditionalGeneration": ("Qwen2_5OmniModel", {}, {}),
     "InternVLChatModel": (
         _INTERN, {"text_config": None, "llm_config": SPECS[_INTERN]["config"]["text_config"]},
         {"model.language_model": "language_model.model", "lm_head": "language_model.lm_head",
@@ -176,6 +177,15 @@ def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
             changed[key] = {**changed[key], **value} if isinstance(value, dict) else value
         write_folder({**spec, "config": {key: x for key, x in changed.items() if x is not None}}, tmp_path)
     check_refused(tmp_path, message)
+
+
+def test_youtu_has_no_experts_whatever_its_config_json_counts(tmp_path: Path) -> None:
+    """llama.cpp stops at a file that uses experts and has none."""
+    spec, more = SPECS["YoutuForCausalLM"], {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1}
+    write_folder({**spec, "config": {**spec["config"], **more}}, tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        assert not [key for key in model.metadata if "expert_used" in key or "expert_group" in key]
+        assert model.metadata["deepseek2.leading_dense_block_count"] == 2
 
 
 def test_sections_of_ling_that_do_not_fit(tmp_path: Path) -> None:
