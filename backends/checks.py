@@ -119,6 +119,18 @@ def check_texts(batch: Batch) -> None:
         raise BackendError("batch: logit_rows must be of rows after the text, which has no logits")
 
 
+def check_histories(batch: Batch) -> None:
+    """Raise BackendError unless the batch, which is checked otherwise, has the tokens of its sequences."""
+    histories = batch.histories
+    if histories is None or len(histories) != len(batch.tables):
+        raise BackendError("batch: histories must hold the tokens of every sequence, which operations read")
+    last = np.append(batch.sequence[1:] != batch.sequence[:-1], True)
+    for row in np.flatnonzero(last).tolist():
+        position, history = int(batch.positions[row]), histories[batch.sequence[row]]
+        if position >= len(history) or history[position] != batch.tokens[row]:
+            raise BackendError(f"batch: histories must hold token {batch.tokens[row]} at position {position}")
+
+
 def _check_places(
     which: str, slots: NDArray[Any], tables: NDArray[Any], batch: Batch, blocks: int, window: int = 0
 ) -> None:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.backends.reference_state import State
-from localllm.plan import BLOCK, EmbedNgrams
+from localllm.plan import EmbedNgrams
+from localllm.quant import dequantize
 
 
 def embed_ngrams(state: State, op: EmbedNgrams) -> None:
-    batch, tables, table = state.batch, state.tables(op.layer), state.weights[op.table.name]
-    stored = state.stores[op.layer].reshape(-1, BLOCK)  # (blocks, BLOCK): the ids
-    stored.reshape(-1)[state.slots(op.layer)] = batch.tokens
+    batch, table = state.batch, op.table
+    assert batch.histories is not None, "the shell has checked it"
     out = np.empty((len(batch.tokens), op.out.width), np.float32)
-    for row, position in enumerate(batch.positions):
-        rows, mixed, over = [], 0, False
+    for row, position in enumerate(batch.positions.tolist()):
+        history, parts, mixed, over = batch.histories[batch.sequence[row]], [], 0, False
         for back, multiplier in enumerate(op.multipliers):
-            at, token = position - back, op.end
-            if at >= 0 and not over:
-                token = int(stored[tables[batch.sequence[row], at // BLOCK], at % BLOCK])
+            token = op.end if over or back > position else history[position - back]
             over = over or (back > 0 and token == op.end)
             mixed ^= token * multiplier
             if back:
                 own = slice((back - 1) * op.heads, back * op.heads)
-                rows += [mixed % size + first for size, first in zip(op.sizes[own], op.firsts[own], strict=True)]
-        out[row] = table[rows].reshape(-1)
+                numbers = [mixed % size + first for size, first in zip(op.sizes[own], op.firsts[own], strict=True)]
+                parts += [dequantize(table.read(number, number + 1), table.format)[0] for number in numbers]
+        out[row] = np.concatenate(parts)
     state.write(op.out, out)

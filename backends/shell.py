@@ -19,6 +19,7 @@ from localllm.backends.checks import (
     check_blocks,
     check_content,
     check_copy,
+    check_histories,
     check_limits,
     check_replacement,
     check_texts,
@@ -79,6 +80,7 @@ class Shell(ABC):
         self._plan, self.limits = plan, limits
         self._is_open = True
         self._vocabulary_in, self._window = plan.input_vocabulary, plan.window
+        self._looks_up = bool(plan.lookups)
         self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # rows of the last batch
         self._last_position = 0  # of the last batch
         self._stage, self._stage_count = 0, len(plan.stages)  # next stage to run
@@ -142,6 +144,8 @@ class Shell(ABC):
         """Check the next batch, and prepare everything that does not depend on its pieces."""
         self._must_be_open()
         check_batch(batch, self.limits, self._vocabulary_in, self._window)
+        if self._looks_up:
+            check_histories(batch)
         self._last_position = int(batch.positions.max())
         self._ropes.reach(self._last_position + 1)
         self._counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}

@@ -14,13 +14,17 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Stage(Generic[B]):
-    """The calls or launches of one stage, and the locations of the values that cross its boundaries."""
+    """The calls or launches of one stage, and the locations of the values that it does not make, or that it sends.
+
+    Before its work the executable fills in what the stage before sent, and what comes from tables in the file.
+    """
 
     work: slice
     received: tuple[tuple[Value, B], ...] = ()
     sent: tuple[tuple[Value, B], ...] = ()
+    looked_up: tuple[tuple[Value, B], ...] = ()
 
     def located(self, find: Callable[[Value, B], C]) -> Stage[C]:
         """The same stage with other locations, for instance memory instead of planned buffers."""
-        received, sent = ([(value, find(value, at)) for value, at in side] for side in (self.received, self.sent))
-        return Stage(self.work, tuple(received), tuple(sent))
+        sides = (self.received, self.sent, self.looked_up)
+        return Stage(self.work, *(tuple([(value, find(value, at)) for value, at in side]) for side in sides))

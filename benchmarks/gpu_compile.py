@@ -26,7 +26,6 @@ from localllm.backends.gpu.kernels import (
     experts,
     indexer,
     largest,
-    ngrams,
     products,
     recurrence,
     rowwise,
@@ -103,7 +102,6 @@ def _products(name: str, architecture: str) -> list[Labelled]:
         (f"matmul {name}, experts", products.Matmul(format=name, product=experts)),
         (f"matvec {name}, heads", products.Matvec(format=name, COLUMNS=COLUMNS, product=_head_product(width))),
         (f"embed {name}", rowwise.EmbedRows(format=name, MAX_ROWS=ROWS, K=2048, N=32000, Y_STRIDE=2048)),
-        (f"embed n-grams {name}", _ngrams(name)),
     ]
     if (terms := products.terms(name, 2048, architecture)) is None:
         return [*found, (f"matmul {name}, heads", products.Matmul(format=name, product=_head_product(width)))]
@@ -119,17 +117,6 @@ def _products(name: str, architecture: str) -> list[Labelled]:
     heads = products.tensor(name, products.tiles_of(name)[0], terms, _head_product(wide))
     tile = products.tensor(name, products.EXPERTS_TILE, terms, experts)
     return [*found, (f"tensor {name}, heads", heads), (f"tensor {name}, experts", tile)]
-
-
-def _ngrams(name: str) -> ngrams.EmbedNgrams:
-    """Rows of 16 heads, as Qwen 4 has them; super-blocks need wider ones."""
-    items = 256 // 32 if name in formats.QUANTIZED else 256
-    sizes, multipliers = [20_000_003 + 2 * head for head in range(16)], [(1 << 44) + n for n in range(3)]
-    return ngrams.EmbedNgrams(
-        format=name, stored=recurrence.Stored(MAX_ROWS=ROWS, SLOTS_AT=6, TABLE_STRIDE_AT=3), K=256, N=sum(sizes),
-        HEADS=16, EACH=8, END=2, ITEMS=items, Y_STRIDE=4096, MULTIPLIERS=ngrams.by_number(multipliers),
-        SIZES=ngrams.by_number(sizes), FIRSTS=ngrams.by_number([20_000_003 * head for head in range(16)]),
-    )  # fmt: skip
 
 
 def _together(name: str, x_stride: int) -> list[Labelled]:
@@ -265,7 +252,10 @@ def _rowwise() -> list[Labelled]:
         ("connect", connected),
         ("match", streams.MatchSlices(L_WIDTH=2048, EPS=1e-5, **sides)),
         ("excess", streams.ExcessRows(FACTOR=1.6, **sides)),
-        *((f"largest, pass {n + 1}", largest.LargestLogits(PASS=n, STRIDE=128256)) for n in range(2)),
+        *(
+            (f"largest, pass {n + 1}", largest.LargestLogits(PASS=n, SORTED=largest.SORTED, STRIDE=128256))
+            for n in range(2)
+        ),
     ]  # fmt: skip
     for what, to in DELIVERIES.items():
         found += [(f"elements {a}, {what}", rowwise.Elements(OPERATION=a, delivered=to, **row)) for a in ELEMENTS]

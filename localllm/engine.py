@@ -266,6 +266,7 @@ class Engine:
             window_slots=_joined([one[1] for one in slots]) if windowed else None,
             window_tables=_stacked([one[1] for one in tables]) if windowed else None,
             borders=np.array([part.sequence.border for part in rows], np.int32) if self.start is not None else None,
+            histories=[part.sequence.tokens for part in rows],
         )
 
     def _run(self, rows: Several[Rows], batch: Batch, wanted: list[int]) -> list[Result]:

@@ -19,7 +19,7 @@ from localllm.models import Config, Head, Pooler, architecture_of, read_config, 
 from localllm.notice import Notice, Setting
 from localllm.options import LoadOptions
 from localllm.options.diffusion import CANVAS
-from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
+from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value, summarize
 
 BATCH_ROWS = 512  # maximum rows per forward pass; longer prompts are split
 DEFAULT_CONTEXT = 4096  # tokens, if the model was trained on at least as many and the user sets no size
@@ -81,7 +81,7 @@ def bind(
         return limits_of(context, plan, max(1, sequences), diffuses)
 
     limits = limits_at(context)
-    held = sum(tensor.nbytes for tensor in file.tensors.values())
+    held = sum(tensor.nbytes for tensor in file.tensors.values()) - summarize(plan).table_bytes
     asked = CacheTypes(options.cache_type_k, options.cache_type_v)
     cache = choose_types(asked, plan, limits, held, options.force or options.any_cache)
     if sequences:

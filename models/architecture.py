@@ -129,6 +129,9 @@ class Architecture:
     gated: GluActivation | None = None  # the matrix `attn_gate` gates what the heads see, or each head
     embedding_norm: bool = False  # embeddings are normed, without weights
     post_norm_eps: float = 0.0  # of the norms of what is added; 0: as of the others
+    head_norm_eps: float = 0.0  # q/k norms are layer norms with this epsilon; 0: they are as other norms
+    swin: bool = False  # the key `swin_norm` says that norms follow attention and feed-forward, and none come before
+    silent: tuple[int, int] = (0, 0)  # tokens from the first up to before the second are of images and never follow
     norms_rotated: bool = False  # q/k norms come after the rotation
     value_norm: bool = False  # the values of each head are normed, without weights
     value_scale: bool = False  # the key `attention.value_scale` multiplies the values

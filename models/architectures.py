@@ -61,6 +61,10 @@ _ROWS = (
     _bert("bert", None, "gelu", ffn="plain"),  # BGE, E5, MiniLM, XLM-RoBERTa, BGE rerankers, ...
     Architecture("bitnet", "neox"),
     Architecture("bloom", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", alibi=8.0),
+    Architecture(  # its text
+        "chameleon", "norm", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True, head_norm_eps=1e-5,
+        swin=True, attention_post_norm="attn_norm", ffn_post_norm="ffn_norm", silent=(4, 8196),
+    ),
     Architecture("chatglm", "norm", ffn_scales=False, ffn="fused"),  # ChatGLM 2 and 3, GLM 4 9B of 2024
     Architecture("codeshell", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture("cogvlm", "neox", ffn_scales=False, ignored=("rope_freqs.weight", "attn_qkv.scale")),  # its text
@@ -87,6 +91,10 @@ _ROWS = (
     Architecture(  # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
         "deepseek2", "norm", ffn_scales=False, latent=True,
         routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may not tell it
+    ),
+    Architecture(  # its text; files say that 0 dimensions are rotated
+        "deepseek2-ocr", "neox", ffn_scales=False, ignored=("rope.dimension_count",),
+        routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # DeepSeek 3.2
         "deepseek32", "norm", latent=True, indexer=Indexer("neox", "all"),
@@ -256,6 +264,9 @@ _ROWS = (
     Architecture(
         "llada-moe", "neox", ffn_scales=False, diffusion=True, qk_norm=True, ignored=("attn_output.bias",),
         routing=ExpertGating("softmax", False),
+    ),
+    Architecture(  # Llama Embed Nemotron
+        "llama-embed", "norm", encoder=True, routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture(  # its text
         "llama4", "norm", ffn_scales=False, attention_scale=True, norms_rotated=True, unit_qk_norm=True,

@@ -144,7 +144,7 @@ class Attention:
             return builder.recorder.multiply(x, builder.tensors.repeated(name, heads, head_dim), heads)
         weight = builder.tensors.either(name, (head_dim,), (heads * head_dim,), (heads, head_dim))
         groups = 1 if tuple(weight.shape) == (heads * head_dim,) else heads
-        if builder.config.norm == "rms":
+        if builder.config.norm == "rms" and not builder.row.head_norm_eps:
             return builder.recorder.rms_norm(x, weight, eps, groups)
-        added = builder.tensors.optional(bias, *weight.shape)
+        eps, added = builder.row.head_norm_eps or eps, builder.tensors.optional(bias, *weight.shape)
         return builder.recorder.layer_norm(x, weight, added, eps, groups)

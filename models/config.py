@@ -207,6 +207,7 @@ class Config:
     residual_scale: float
     logit_scale: float
     experts: ExpertConfig | None
+    norms_follow: bool  # attention and feed-forward, and none come before
     parallel: bool  # attention and feed-forward read the same rows
     streams: int  # of residual rows (AltUp); 0: there is one, without AltUp
     active_stream: int  # that layers compute with

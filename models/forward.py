@@ -26,7 +26,7 @@ from localllm.models.feed_forward import FeedForward
 from localllm.models.head import Head
 from localllm.models.indexer import Selector
 from localllm.models.latent import LatentAttention
-from localllm.models.layers import LayerRecorder
+from localllm.models.layers import LateNorms, LayerRecorder
 from localllm.models.low_rank import LowRankRecorder
 from localllm.models.per_layer import PerLayer
 from localllm.models.recurrent import Recurrence
@@ -119,6 +119,8 @@ def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
         return LowRankRecorder if config.connections.rank else ConnectionRecorder
     if config.checkpoint_interval:
         return CheckpointRecorder
+    if config.norms_follow:
+        return LateNorms
     if config.stacks is not None:
         return StackRecorder if architecture.stacks else LoopRecorder
     return AltUpRecorder if config.streams else LayerRecorder
@@ -154,7 +156,10 @@ def _logits(builder: Builder, x: Value, name: str) -> Value:
     scale = config.logit_scale * (builder.scale(name) if given else 1.0)
     if builder.row.decoder and not given:  # as T5 was trained
         scale *= config.width**-0.5
-    logits = recorder.linear(x, weight, tensors.optional(f"{name}.bias", rows), scale)
+    bias = tensors.optional(f"{name}.bias", rows)
+    if (silent := range(*builder.row.silent)) and bias is None:
+        bias = tensors.numbers(f"silent({rows})", [-math.inf if i in silent else 0.0 for i in range(rows)])
+    logits = recorder.linear(x, weight, bias, scale)
     if rows < config.vocabulary:
         logits = recorder.join(_never(builder, x, config.vocabulary - rows), logits)
     return recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits

@@ -121,3 +121,17 @@ class LayerRecorder:
         if name.endswith(".") or (bare and f"{name}.weight" not in self.builder.tensors):
             return x
         return self.builder.norm(name, x)
+
+
+class LateNorms(LayerRecorder):
+    """Norms what attention and the feed-forward give, and not what they read (Swin Transformer V2)."""
+
+    __slots__ = ()
+
+    def residual(self, x: Value, y: Value, norm: str) -> Value:
+        """x plus the norm of y."""
+        return self.builder.recorder.add(x, self.builder.norm(norm, y))
+
+    def input_norm(self, name: str, x: Value) -> Value:
+        """x itself."""
+        return x

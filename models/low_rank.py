@@ -6,7 +6,7 @@ Every stream gets the part's result times a weight. The rows that the output rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from localllm.models.connections import HEAD, ConnectionRecorder, Shares
 from localllm.models.ngrams import Ngrams
@@ -17,19 +17,12 @@ from localllm.plan import Value
 class LowRankRecorder(ConnectionRecorder):
     """Records one layer: rows (T, streams * width) to as many, and the way from one stream to all and back."""
 
-    embedded: list[Value] = field(default_factory=list)  # the embeddings of n-grams, once there are some
-
-    def begin(self, x: Value) -> Value:
-        if self.ngrams is not None:
-            self.embedded.append(self.ngrams.embedded())
-        return ConnectionRecorder.begin(self, x)
-
     def end(self, streams: Value) -> Value:
         return self.mean(self.normed(streams, HEAD), HEAD)
 
     def layer(self, x: Value, layer: int) -> Value:
         if self.ngrams is not None and self.ngrams.own.layer == layer:
-            x = self.ngrams.added(self.embedded[0], x)
+            x = self.ngrams.added(x)
         return ConnectionRecorder.layer(self, x, layer)
 
     @property

@@ -34,8 +34,9 @@ class Ngrams:
         table = tensors.matrix(TABLE, count or own.rows, own.width)
         return self.builder.recorder.embed_ngrams(table, own.multipliers, own.sizes, own.firsts, own.end)
 
-    def added(self, embedded: Value, streams: Value) -> Value:
+    def added(self, streams: Value) -> Value:
         """The streams with what the layer adds to them."""
+        embedded = self.embedded()
         builder, recorder, name = self.builder, self.builder.recorder, f"blk.{self.own.layer}.ple_"
         key = builder.product(name + "key", embedded, streams.width)
         value = builder.product(name + "value", embedded, builder.config.width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,9 @@ class Batch:
     0..positions[t]. Rows of a sequence are adjacent, in order of position. If layers with a window have separate blocks
     (`Limits.window_blocks`), they use `window_slots` and `window_tables`. Table entries of blocks that have left the
     window are not read.
+
+    `histories[s]` holds the tokens of sequence s from position 0 on, up to its last row or further. Only plans with
+    lookups need it.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -30,6 +34,7 @@ class Batch:
     window_slots: NDArray[np.int32] | None = None  # (T,)
     window_tables: NDArray[np.int32] | None = None  # (sequences, blocks)
     borders: NDArray[np.int32] | None = None  # (sequences,): first position after the text that an encoder reads
+    histories: Sequence[Sequence[int]] | None = None  # (sequences): tokens
 
     def ends(self) -> NDArray[np.int32]:
         """The last position that rows see which see later ones, (T,): of the sequence in the batch, or of its text."""

@@ -59,6 +59,10 @@ class Fused(Operation):
         return tuple([read for op in self.operations for read in op.reads])
 
     @property
+    def lookups(self) -> tuple[Read, ...]:
+        return tuple([read for op in self.operations for read in op.lookups])
+
+    @property
     def state(self) -> tuple[int, ...]:
         return tuple([layer for op in self.operations for layer in op.state])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.plan.operation import Producer, Read
-from localllm.plan.recurrence import RowLayer
 from localllm.plan.weights import Weight
 
 
@@ -20,11 +19,10 @@ class EmbedNgrams(Producer):
     Tokens up to the last `end` before row t do not count, nor do positions below 0: each reads as `end`. The token of
     row t itself counts, also if it is `end`.
 
-    Ids of earlier steps come from the store of `layer`, where those of every row go as float32: they are below 2^24.
+    Ids of earlier rows come from `Batch.histories`. The table stays in the file: a step reads the rows that it needs.
     """
 
     table: Weight  # (rows, width of a head)
-    layer: int
     multipliers: tuple[int, ...]  # of the row's token, the one before it, ...
     sizes: tuple[int, ...]  # rows of each head's part of the table
     firsts: tuple[int, ...]  # first row of each part
@@ -36,17 +34,5 @@ class EmbedNgrams(Producer):
         return len(self.sizes) // (len(self.multipliers) - 1)
 
     @property
-    def matrices(self) -> tuple[Weight, ...]:
-        return (self.table,)
-
-    @property
-    def reads(self) -> tuple[Read, ...]:
+    def lookups(self) -> tuple[Read, ...]:
         return (Read(self.table, len(self.sizes), self.table.shape[0]),)
-
-    @property
-    def state(self) -> tuple[int, ...]:
-        return (self.layer,)
-
-    @property
-    def store(self) -> RowLayer:
-        return RowLayer(1, len(self.multipliers))

@@ -38,7 +38,7 @@ class Operation:
 
     @property
     def matrices(self) -> tuple[Weight, ...]:
-        """The matrices that it multiplies by, and its lookup tables."""
+        """The matrices that it multiplies by, and its lookup tables in memory."""
         return ()
 
     @property
@@ -55,6 +55,11 @@ class Operation:
     def reads(self) -> tuple[Read, ...]:
         """The part of each weight that it reads: by default all."""
         return tuple([Read(weight) for weight in (*self.matrices, *self.vectors)])
+
+    @property
+    def lookups(self) -> tuple[Read, ...]:
+        """The tables that stay in the file, and the part of each that a row reads there."""
+        return ()
 
     @property
     def state(self) -> tuple[int, ...]:

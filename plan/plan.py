@@ -93,8 +93,13 @@ class Plan:
 
     @property
     def weights(self) -> dict[str, Weight]:
-        """Every matrix and vector by name, in order of first use."""
+        """Every matrix and vector by name, in order of first use: what backends hold in memory."""
         return {weight.name: weight for op in self.operations for weight in (*op.matrices, *op.vectors)}
+
+    @property
+    def lookups(self) -> tuple[Read, ...]:
+        """The tables that stay in the file, and the part of each that a row reads there."""
+        return tuple([read for op in self.operations for read in op.lookups])
 
     @property
     def reads(self) -> tuple[Read, ...]:

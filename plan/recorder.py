@@ -79,10 +79,10 @@ class Recorder:
         assert len(sizes) % (len(multipliers) - 1) == 0, (
             f"{table.name}: {len(sizes)} heads of {len(multipliers)} tokens"
         )
-        out, layer = self._value(len(sizes) * table.shape[1], "batch", table.name), len(self._layers)
-        operation = EmbedNgrams(out, Weight.of(table), layer, tuple(multipliers), tuple(sizes), tuple(firsts), end)
-        self._store(operation.store)
-        self._operations.append(operation)
+        out = self._value(len(sizes) * table.shape[1], "batch", table.name)
+        self._operations.append(
+            EmbedNgrams(out, Weight.of(table), tuple(multipliers), tuple(sizes), tuple(firsts), end)
+        )
         return out
 
     def receive(self, width: int, name: str) -> Value:

@@ -16,7 +16,9 @@ class Summary:
     """Counts of a model. A weight that is used twice (a tied embedding) is stored, and counted as stored, once."""
 
     parameters: int
-    weight_bytes: int  # of the weights, as stored in the file
+    weight_bytes: int  # of the weights that memory holds, as stored in the file
+    table_bytes: int  # of tables that stay in the file
+    table_bytes_per_token: int  # that a token reads of them
     bytes_per_token: int  # weights read to decode one token: every matrix and vector once, one row of the embedding
     flops_per_token: int  # two per weight of every matrix product, without attention
     attention_flops_per_position: int  # added for every token in the cache, by layers without a window
@@ -25,10 +27,12 @@ class Summary:
 
 def summarize(plan: Plan) -> Summary:
     """Return the counts of a plan, with its weights as stored in the file."""
-    weights = plan.weights.values()
+    weights, tables = plan.weights.values(), {read.weight.name: read.weight for read in plan.lookups}.values()
     return Summary(
-        parameters=sum(prod(weight.shape) for weight in weights),
+        parameters=sum(prod(weight.shape) for weight in (*weights, *tables)),
         weight_bytes=sum(weight.bytes for weight in weights),
+        table_bytes=sum(table.bytes for table in tables),
+        table_bytes_per_token=sum(read.share(read.weight.bytes) for read in plan.lookups),
         bytes_per_token=sum(read.share(read.weight.bytes) for read in plan.reads),
         flops_per_token=sum(op.flops for op in plan.operations),
         attention_flops_per_position=sum(op.flops_per_position for op in plan.operations),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,15 @@ class Tensor(Protocol):
 
         A one-dimensional tensor is one row. Row r of expert e is row e * rows + r.
         """
+        ...
+
+
+@runtime_checkable
+class Gathers(Protocol):
+    """Optional for tensors: many single rows at once."""
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return these rows, in increasing order, as uint8 (n, bytes per row)."""
         ...
 
 
@@ -94,6 +103,12 @@ class Weight:
             return self.source.read(start, stop)[:, first : first + size]
         skipped = self.first * prod(self.shape[1:-1])
         return self.source.read(skipped + start, skipped + stop)
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return single rows (at least one) of a matrix, in increasing order, as uint8 (n, bytes per row)."""
+        if isinstance(self.source, Gathers) and not self.group:
+            return self.source.gather(rows + self.first)
+        return np.concatenate([self.read(row, row + 1) for row in rows.tolist()])
 
     def _read_of_each(self, start: int, stop: int) -> NDArray[np.uint8]:
         parts = []

@@ -27,6 +27,7 @@ from localllm.backends.cpu.pool import Pool
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.roofs import clocked_products, read_rates
 from localllm.backends.cpu.storage import Storage
+from localllm.backends.lookups import Lookups
 from localllm.backends.shell import RopeTables, Shell
 from localllm.plan import F32, Batch, Experts, Plan, Tensor, Value, Weight
 from localllm.quant.codecache import default_folder
@@ -96,6 +97,7 @@ class CpuExecutable(Shell):
         report = progress or (lambda what, done, total: None)
         backend.library.load(kernels, lambda done, total, name: report("compiling kernels", done, total))
         loading = partial(report, "loading weights")
+        self._lookups = Lookups(plan)
         self._storage = Storage(program, plan, limits, threads, cache, backend.library, loading)
         self._set_cache(self._storage.cache)
         self._ropes = RopeTables(self._storage.ropes, limits.positions, self._storage.fill_rope)
@@ -141,13 +143,15 @@ class CpuExecutable(Shell):
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def _take_in(self, batch: Batch) -> None:
+        self._lookups.fetch(batch)
         batches = self._storage.inputs.fill(batch)
         for work, sharing in self._storage.sharing.items():
             sharing.fill(batches[work.rows], self._last_position)
 
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
         stage = self._stages[number]
-        for (_, into), rows in zip(stage.received, received, strict=True):
+        looked_up = [self._lookups[value] for value, _ in stage.looked_up]
+        for (_, into), rows in zip((*stage.received, *stage.looked_up), (*received, *looked_up), strict=True):
             into[: len(rows)] = rows
         entries, counters = self._work[number]
         if len(entries):  # empty if the stage has only additions, which earlier linears perform

@@ -8,6 +8,7 @@ from localllm.backends.allocation import Buffer, deaths
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits
 from localllm.backends.cpu.buffers import Buffers
 from localllm.backends.cpu.emit import EMITTERS, REWRITES
+from localllm.backends.cpu.emit.boundaries import reserve
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.lowering import Lowering
 from localllm.backends.cpu.program import Program, place_barriers
@@ -36,10 +37,11 @@ def program(
 def _stage(low: Lowering, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
     """Emit the operations with these numbers; `dying` lists the values whose last reader each operation is."""
     first, low.received, low.sent = len(low.calls), [], []
+    reserve(low, low.plan.operations[numbers.start : numbers.stop])
     for number in numbers:
         with low.values.operation(dying[number]):
             _emit(low, low.plan.operations[number])
-    return Stage(slice(first, len(low.calls)), tuple(low.received), tuple(low.sent))
+    return Stage(slice(first, len(low.calls)), tuple(low.received), tuple(low.sent), tuple(low.looked_up))
 
 
 def _emit(low: Lowering, op: Operation) -> None:

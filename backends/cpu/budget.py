@@ -22,7 +22,7 @@ from localllm.backends.cpu.places import (
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.sharing import Sharing
 from localllm.backends.cpu.stores import store_bytes
-from localllm.plan import CacheLayer, Embed, EmbedNgrams, Plan
+from localllm.plan import CacheLayer, Embed, Plan
 
 
 def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
@@ -68,6 +68,6 @@ def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:
 
 def _weights_per_token(plan: Plan, panels: dict[str, weights.Panels]) -> int:
     """Return the bytes of product matrices that one token reads: of experts, only the share that it chooses."""
-    products = (op for op in plan.operations if not isinstance(op, Embed | EmbedNgrams))
+    products = (op for op in plan.operations if not isinstance(op, Embed))
     reads = (read for op in products for read in op.reads if read.weight.name in panels)
     return sum(read.share(panels[read.weight.name].bytes) for read in reads)

@@ -45,6 +45,7 @@ class Lowering:
         self.values: Allocator[Activations | None] = Allocator()  # None: float32
         self.received: list[tuple[Value, Buffer]] = []  # calls of the stage that is being lowered
         self.sent: list[tuple[Value, Buffer]] = []
+        self.looked_up: list[tuple[Value, Buffer]] = []
         self._lists = 0
         self._multiplied = {
             (x.index, activations_of(weight.format)) for op in plan.operations for x, weight in op.products

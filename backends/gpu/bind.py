@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from localllm.backends.allocation import Buffer, deaths
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.gpu.emit import EMITTERS, REWRITES
+from localllm.backends.gpu.emit.boundaries import reserve
 from localllm.backends.gpu.kernels import largest
 from localllm.backends.gpu.kernels.largest import KEYS, SORTED
 from localllm.backends.gpu.lowering import FLOATS, Lowering
@@ -36,10 +37,12 @@ def program(plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Valu
 def _stage(low: Lowering, plan: Plan, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
     """Emit the operations with these numbers; `dying` lists the values whose last reader each operation is."""
     first, low.received, low.sent = len(low.program.dispatches), [], []
+    reserve(low, plan.operations[numbers.start : numbers.stop])
     for number in numbers:
         with low.values.operation(dying[number]):
             _emit(low, plan.operations[number])
-    return Stage(slice(first, len(low.program.dispatches)), tuple(low.received), tuple(low.sent))
+    work = slice(first, len(low.program.dispatches))
+    return Stage(work, tuple(low.received), tuple(low.sent), tuple(low.looked_up))
 
 
 def _emit(low: Lowering, op: Operation) -> None:
@@ -58,6 +61,6 @@ def _search(low: Lowering, logits: Buffer) -> None:
         own, before = KEYS[number % 2], KEYS[(number + 1) % 2]
         size = 8 * -(-count // SORTED) * largest.MOST * low.limits.logit_rows
         made.scratch[own] = max(size, made.scratch.get(own, 0))
-        kernel = largest.LargestLogits(PASS=number, STRIDE=logits.stride)
+        kernel = largest.LargestLogits(PASS=number, SORTED=SORTED, STRIDE=logits.stride)
         buffers = largest.LargestBuffers(logits=logits, in_=before if number else Fixed.NOTHING, out=own)
         made.picks.append(kernel.launch(((f"keys {number}", SORTED, 1), ("logits", 1, 1), 1), buffers))

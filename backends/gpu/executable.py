@@ -37,6 +37,7 @@ from localllm.backends.gpu.steps import (
     step_words,
     wanted_limits,
 )
+from localllm.backends.lookups import Lookups
 from localllm.backends.shell import RopeTables, Shell
 from localllm.backends.stages import Stage
 from localllm.notice import Notice, Setting
@@ -54,7 +55,7 @@ class GpuExecutable(Shell):
     ) -> None:  # fmt: skip
         super().__init__(plan, limits)
         check_cache(cache, CACHE)
-        self._device, self._causal = device, plan.causal
+        self._device, self._causal, self._lookups = device, plan.causal, Lookups(plan)
         self._program = program = bind.program(plan, limits, cache, keep, device.facts.compute)
         self._buffers = DeviceMemory(device, plan, limits)
         self.replays = Replays(device, MOST * len(program.stages))
@@ -141,11 +142,13 @@ class GpuExecutable(Shell):
             self._upload(part)
             for rows in self.pieces(part):
                 wanted = self._send(part, rows)
+                self._supply(self._program.stages[stage], rows)
                 passes = self._launch(self._program.stages[stage], picked)
                 self._read(part, rows, wanted, picked, passes)
 
     def _upload(self, batch: Batch) -> None:
-        """Upload the data that all pieces of a batch share."""
+        """Upload the data that all pieces of a batch share, and read what it looks up."""
+        self._lookups.fetch(batch)
         self._upload_tables(Fixed.TABLES, batch.tables)
         if batch.window_tables is not None:
             self._upload_tables(Fixed.WINDOW_TABLES, batch.window_tables)
@@ -168,6 +171,11 @@ class GpuExecutable(Shell):
             self._piece_counts[TILES["logits"]] = counts[TILES["batch"]]
             self._device.send(self._buffers[Fixed.WANTED], self._wanted)
         return wanted
+
+    def _supply(self, stage: Stage[Buffer], rows: NDArray[np.intp]) -> None:
+        """Upload some rows of what a stage looks up."""
+        for value, buffer in stage.looked_up:
+            self._device.upload(self._buffers[buffer], 0, np.ascontiguousarray(self._lookups[value][rows]))
 
     def _launch(self, stage: Stage[Buffer] | None, picked: int) -> int:
         """Launch a stage for the rows that were sent, then the search for the largest logits; return its passes."""
@@ -259,6 +267,7 @@ class GpuExecutable(Shell):
         for (_, buffer), rows in zip(stage.received, received, strict=True):
             if len(rows):
                 self._device.upload(self._buffers[buffer], 0, np.ascontiguousarray(rows))
+        self._supply(stage, np.arange(self._counts["batch"]))
         self._launch(stage, 0)
         found = [np.empty((self._counts[value.rows], value.width), np.float32) for value, _ in stage.sent]
         for (_, buffer), rows in zip(stage.sent, found, strict=True):

@@ -61,6 +61,7 @@ class Lowering:
         self.values: Allocator[str] = Allocator()
         self.received: list[tuple[Value, Buffer]] = []  # by the stage
         self.sent: list[tuple[Value, Buffer]] = []
+        self.looked_up: list[tuple[Value, Buffer]] = []
         self._wants_blocks, self._wants_floats = _readers(plan, keep)
 
     # -- values ----------------------------------------------------------------------------------------------------

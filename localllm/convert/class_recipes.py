@@ -186,6 +186,9 @@ _TEXT_ROWS = (
         "glm4moe", ("SolarOpenForCausalLM",), of.GLM4_MOE,
         keys={"expert_gating_func": 2, "leading_dense_block_count": 0},
     ),
+    Recipe(
+        "llama-embed", ("LlamaBidirectionalModel",), of.LLAMA, rope_tensors=True, keys={"attention.causal": False},
+    ),
     Recipe("qwen2", ("Qwen2Model",), of.QWEN),
     Recipe("qwen3", ("Qwen3Model",), {**of.QWEN, **of.HEAD_NORMS}),
 )  # fmt: skip
@@ -199,6 +202,7 @@ def _has_sections(config: HfConfig) -> bool:
 
 _QWEN3: Layer = {**of.QWEN, **of.HEAD_NORMS}
 _NO_DEEPSTACK: dict[str, Key] = {**SECTIONED, "n_deepstack_layers": 0}
+_OCR = ("model.sam_model.", "model.vision_model.", "model.projector.", "model.image_newline", "model.view_seperator")
 _GLM = ("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration")
 _INTERN = ("InternVLForConditionalGeneration", "InternVLChatModel")
 _INTERN_PARTS = Parts(others=("mlp1.",))
@@ -223,6 +227,21 @@ _INNER_ROWS = (
     Recipe(
         "glm4moe", ("Glm4vMoeForConditionalGeneration",), of.GLM4_MOE, keys={**SECTIONED, "expert_gating_func": 2},
         defaults={"partial_rotary_factor": 0.5},
+    ),
+    Recipe(
+        "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),
+        {**of.QWEN, **of.ROUTED, **of.SHARED},
+        keys={
+            "expert_weights_scale": lambda config: config.real("routed_scaling_factor"), "expert_gating_func": 1,
+            "rope.dimension_count": 0,
+        },
+        checks=(
+            must_be("use_mla", False), must_be("norm_topk_prob", False), must_be("scoring_func", "softmax"),
+            must_be("topk_method", "greedy"), must_be("moe_layer_freq", 1), must_be("rope_scaling", None),
+            must_be("rope_theta", 10000.0),
+        ),
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "routed_scaling_factor": 1.0},
+        parts=Parts(others=_OCR),
     ),
     Recipe(
         "exaone4", ("Exaone4_5_ForConditionalGeneration",), of.EXAONE4, rope_tensors=True,

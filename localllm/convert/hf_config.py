@@ -13,8 +13,8 @@ from localllm.convert.jsonfile import read_json
 from localllm.printable import printable
 
 # Names of the table for text, from the outside in; Qwen Omni's is within that of the part that answers. InternVL's own
-# program has llm_config.
-_FOR_TEXT = (("thinker_config",), ("text_config", "talker_config", "llm_config"))
+# program has llm_config, DeepSeek-OCR's language_config.
+_FOR_TEXT = (("thinker_config",), ("text_config", "talker_config", "llm_config", "language_config"))
 _MAX = 1 << 31  # maximum of any whole number; GGUF stores most of them in 32 bits
 
 

@@ -1,7 +1,7 @@
 """What the operations of a plan read and multiply in a pass, from the plan alone; a run adds the time.
 
 Bytes are those that must come from memory: weights once per pass, and the cache once for all rows of a sequence.
-Activations stay in the processor's caches and are not counted.
+Activations stay in the processor's caches and are not counted; nor is what is looked up in the file before a pass.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def kind_of(op: Operation) -> str:
 def _cost(op: Operation, plan: Plan, stored: Callable[[Weight], int], cache: Sequence[int]) -> Cost:
     values = op.outputs or op.inputs
     matrices = {weight.name for weight in op.matrices}
-    embeds = isinstance(op, Embed | EmbedNgrams)
+    embeds = isinstance(op, Embed)
     weights = tuple([(stored(r.weight), r.used, r.of) for r in op.reads if r.weight.name in matrices and not embeds])
     per_row, reads = 0, []
     for part in flattened([op]):
@@ -140,7 +140,7 @@ def _cost(op: Operation, plan: Plan, stored: Callable[[Weight], int], cache: Seq
                 reads.append(_cache_read(part, number, layer, cache[number]))
             else:
                 per_row += state_read(layer)
-    if isinstance(op, Embed | EmbedNgrams):
+    if isinstance(op, Embed):
         per_row += op.reads[0].share(stored(op.table))
     batch = not values or values[0].rows == "batch"
     return Cost(kind_of(op), batch, weights, per_row, tuple(reads), op.flops)

@@ -129,6 +129,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         residual_scale=residual_scale,
         logit_scale=logit_scale,
         experts=None if "expert_count" in row.ignored else read_experts(keys, row, blocks),
+        norms_follow=row.swin and keys.flag("swin_norm", False),
         parallel=keys.flag("use_parallel_residual", True) if row.parallel_key else row.parallel,
         streams=(streams := keys.integer("altup.num_inputs", 2, _MAX_STREAMS, default=4) if row.altup else 0),
         active_stream=keys.integer("altup.active_idx", 0, streams - 1, default=0) if row.altup else 0,

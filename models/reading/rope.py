@@ -25,10 +25,11 @@ def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int)
     if row.latent:  # these files hold a tenth of it, and its models have as mscale what they have as mscale_all_dim
         logarithmic *= 10.0
     temperature_length = keys.integer("attention.temperature_length", 0, MAX_CONTEXT, default=0) if row.latent else 0
+    n_rot, least = head_dim, 0 if row.latent and row.rope_style is None else 2
+    if "rope.dimension_count" not in row.ignored:
+        n_rot = _n_rot(keys, "rope.dimension_count", head_dim, head_dim, least)
     return RopeConfig(
-        n_rot=_n_rot(
-            keys, "rope.dimension_count", head_dim, head_dim, 0 if row.latent and row.rope_style is None else 2
-        ),
+        n_rot=n_rot,
         base=_stretched(keys, keys.real("rope.freq_base", 1.001, 1e30, default=10000.0), head_dim),
         scaling=cast(RopeScaling, scaling),
         factor=1.0 if factor == 0.0 or scaling == "none" else factor,

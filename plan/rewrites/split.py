@@ -15,7 +15,6 @@ from typing import Generic, TypeVar
 from localllm.plan.attention import Append, Attention, SelectPositions
 from localllm.plan.fused import Fused
 from localllm.plan.matrix_scan import MatrixScan
-from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation
 from localllm.plan.operations import Receive, Send
 from localllm.plan.plan import Plan
@@ -25,9 +24,7 @@ from localllm.plan.values import Value
 
 Place = TypeVar("Place", bound=Hashable)
 # Operations that name a layer of the cache.
-Layered = (
-    Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool | EmbedNgrams
-)
+Layered = Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool
 
 
 @dataclass(frozen=True, slots=True)

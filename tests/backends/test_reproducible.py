@@ -129,7 +129,7 @@ def test_a_fork_and_its_copy_on_write(executable: Executable, truth: np.ndarray,
     if shared % BLOCK:
         last = slice(shared // BLOCK, shared // BLOCK + 1)
         executable.copy_blocks(driver.tables[0, last], driver.tables[1, last])
-    driver.lengths[1] = shared
+    driver.lengths[1], driver.histories[1] = shared, mine[:shared].tolist()
     both = driver.step([(0, tokens(30, seed=8)), (1, mine[shared:])])
     assert digest(both[30:]) == digest(truth[shared:])
 

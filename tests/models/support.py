@@ -71,6 +71,7 @@ class Driver:
         self.sequences = sequences
         self.columns = executable.limits.blocks // sequences
         self.lengths = [0] * sequences
+        self.histories: list[list[int]] = [[] for _ in range(sequences)]
         self.borders: list[int] | None = None  # lengths of the texts that an encoder reads
         blocks = np.arange(self.columns * sequences, dtype=np.int32)
         self.tables = np.ascontiguousarray(blocks.reshape(self.columns, sequences).T)  # (sequences, blocks)
@@ -81,6 +82,8 @@ class Driver:
         for s, more in parts:
             tokens += list(more)
             positions += range(self.lengths[s], self.lengths[s] + len(more))
+            unknown = [0] * (self.lengths[s] - len(self.histories[s]))  # a test has filled the cache itself
+            self.histories[s][self.lengths[s] :] = [*unknown, *more]
             sequence += [s] * len(more)
             self.lengths[s] += len(more)
         p, s_ = np.array(positions, np.int32), np.array(sequence, np.int32)
@@ -88,7 +91,7 @@ class Driver:
         wanted = np.arange(len(tokens)) if logit_rows is None else np.array(logit_rows)
         borders = None if self.borders is None else np.array(self.borders, np.int32)
         tokens_, rows = np.array(tokens, np.int32), wanted.astype(np.int32)
-        batch = Batch(tokens_, p, slots, s_, self.tables, rows, borders=borders)
+        batch = Batch(tokens_, p, slots, s_, self.tables, rows, borders=borders, histories=self.histories)
         return self.executable.step(batch).copy()
 
 

@@ -1,7 +1,8 @@
 """Tiny models of every architecture against llama.cpp's logits, which are stored in `kit_models`.
 
-They were made with a float32 cache, and GELU read from a table of halves, which the reference backend imitates here: 32
-tokens in one batch, then one by one.
+Those of chameleon-swin are transformers', because llama.cpp's feed-forward reads other rows there. All others were
+made with a float32 cache, and GELU read from a table of halves, which the reference backend imitates here: 32 tokens in
+one batch, then one by one.
 """
 
 from __future__ import annotations

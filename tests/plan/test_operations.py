@@ -53,7 +53,8 @@ class Touched(dict[Any, Any]):
 def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
     """Every operation of a plan, run: the values, the weights and the layers of the cache that it touched."""
     numbers = np.arange(ROWS, dtype=np.int32)
-    batch = Batch(numbers, numbers, numbers, 0 * numbers, np.zeros((1, 1), np.int32), numbers[:2])
+    tables, texts = np.zeros((1, 1), np.int32), [numbers.tolist()]
+    batch = Batch(numbers, numbers, numbers, 0 * numbers, tables, numbers[:2], histories=texts)
     values: dict[int, Any] = {}
     weights = _dequantize(plan, lambda what, done, total: None)
     layers = list(enumerate(plan.layers))

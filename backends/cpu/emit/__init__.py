@@ -62,7 +62,7 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Connect: streams.connect,
     Convolve: recurrence.convolve,
     Embed: products.embed,
-    EmbedNgrams: products.embed_ngrams,
+    EmbedNgrams: boundaries.look_up,
     Excess: streams.excess,
     Experts: experts.experts,
     Glu: rowwise.glu,

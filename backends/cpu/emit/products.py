@@ -7,12 +7,11 @@ from localllm.backends.cpu.arguments import RowsOrNone
 from localllm.backends.cpu.buffers import float_stride
 from localllm.backends.cpu.emit.columns import copy_columns
 from localllm.backends.cpu.kernels import heads as heads_
-from localllm.backends.cpu.kernels import linear, matrix, ngrams
+from localllm.backends.cpu.kernels import linear, matrix
 from localllm.backends.cpu.lowering import Lowering
 from localllm.backends.cpu.places import (
     COUNTER,
     BufferOf,
-    CacheOf,
     CountOf,
     PanelsOf,
     StepOf,
@@ -22,7 +21,7 @@ from localllm.backends.cpu.places import (
 )
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import INTEGER_PANELS
-from localllm.plan import Embed, EmbedNgrams, HeadLinear, Linear, LinearAdd, Value
+from localllm.plan import Embed, HeadLinear, Linear, LinearAdd, Value
 
 NOTHING = RowsOrNone(address=0, stride=0)
 
@@ -34,18 +33,6 @@ def embed(low: Lowering, op: Embed) -> None:
         last=op.table.shape[0] - 1, y=output_to(low.make(op.out)),
     )  # fmt: skip
     low.call(matrix.embed(op.table.format, op.positions), arguments, "batch", "embed")
-
-
-def embed_ngrams(low: Lowering, op: EmbedNgrams) -> None:
-    panels, step = low.panels[op.table.name], StepOf(low.limits.own_blocks(low.plan.layers[op.layer]))
-    store = CacheOf(op.layer, "keys")
-    low.call(ngrams.append_ids(), ngrams.AppendIdsArguments(step=step, store=store), "batch", "append ids")
-    arguments = ngrams.NgramArguments(
-        step=step, weights=PanelsOf(op.table), blocks=panels.blocks, panel_bytes=panels.panel_bytes, store=store,
-        y=output_to(low.make(op.out)),
-    )  # fmt: skip
-    hashed = ngrams.Hashed(op.table.format, op.table.shape[1], op.multipliers, op.sizes, op.firsts, op.end)
-    low.call(ngrams.embed_ngrams(hashed), arguments, "select", "embed ngrams")  # reads what other threads appended
 
 
 def linear_(low: Lowering, op: Linear) -> None:

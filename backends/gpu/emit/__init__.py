@@ -64,7 +64,7 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Connect: streams.connect,
     Convolve: recurrence.convolve,
     Embed: rowwise.embed,
-    EmbedNgrams: recurrence.embed_ngrams,
+    EmbedNgrams: boundaries.look_up,
     Excess: streams.excess,
     Experts: experts.experts,
     Glu: rowwise.glu,

@@ -1,9 +1,14 @@
-"""Emitters of the values that cross stage boundaries: no launches, only buffers that the executable reads and fills."""
+"""Emitters of the values that cross stage boundaries or are looked up in the file.
+
+They make no launches, only buffers that the executable reads and fills.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from localllm.backends.gpu.lowering import Lowering
-from localllm.plan import Receive, Send
+from localllm.plan import EmbedNgrams, Operation, Receive, Send
 
 
 def receive(low: Lowering, op: Receive) -> None:
@@ -12,3 +17,12 @@ def receive(low: Lowering, op: Receive) -> None:
 
 def send(low: Lowering, op: Send) -> None:
     low.sent += [(value, low.floats(value)) for value in op.values]
+
+
+def look_up(low: Lowering, op: EmbedNgrams) -> None:
+    """`reserve` has made the buffer."""
+
+
+def reserve(low: Lowering, operations: Iterable[Operation]) -> None:
+    """Make the buffers of what a stage looks up: they are filled before the stage, so nothing in it may use them."""
+    low.looked_up = [(op.out, low.make(op.out)) for op in operations if isinstance(op, EmbedNgrams)]

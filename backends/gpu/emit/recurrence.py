@@ -1,13 +1,11 @@
-"""Recurrent layers, and n-grams, whose ids wait in a store too."""
+"""Recurrent layers."""
 
 from __future__ import annotations
 
-from localllm.backends.gpu import formats
-from localllm.backends.gpu.kernels import ngrams
 from localllm.backends.gpu.kernels import recurrence as kernels
 from localllm.backends.gpu.lowering import Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed
-from localllm.plan import Convolve, EmbedNgrams, LinearAttention, MatrixScan, Pool, SelectiveScan
+from localllm.plan import Convolve, LinearAttention, MatrixScan, Pool, SelectiveScan
 
 
 def _stored(low: Lowering, layer: int) -> tuple[kernels.Stored, Fixed]:
@@ -100,17 +98,3 @@ def pool(low: Lowering, op: Pool) -> None:
         ),
     ]
     low.dispatch("pool", "batch", launches)
-
-
-def embed_ngrams(low: Lowering, op: EmbedNgrams) -> None:
-    weight, y, (stored, tables) = op.table, low.make(op.out), _stored(low, op.layer)
-    count, width = weight.shape
-    items = width // 32 if weight.format in formats.QUANTIZED else width
-    kernel = ngrams.EmbedNgrams(
-        format=weight.format, stored=stored, K=width, N=count, HEADS=len(op.sizes), EACH=op.heads, END=op.end,
-        ITEMS=items, Y_STRIDE=y.stride, MULTIPLIERS=ngrams.by_number(op.multipliers), SIZES=ngrams.by_number(op.sizes),
-        FIRSTS=ngrams.by_number(op.firsts),
-    )  # fmt: skip
-    buffers = ngrams.EmbedNgramsBuffers(w=low.matrix(weight), tables=tables, rows=CacheOf(op.layer, "keys"), y=y)
-    grid = (-(-items * len(op.sizes) // 64), ("batch", 1, 1), 1)
-    low.dispatch("embed ngrams", "batch", [kernel.launch(grid, buffers)])

@@ -31,7 +31,7 @@ class LargestLogits(Kernel[LargestBuffers]):
 
     name, parts = "largest", "largest"
     PASS: Shape
-    SORTED: int = SORTED
+    SORTED: int
     STRIDE: Shape
 
     @property
@@ -40,7 +40,7 @@ class LargestLogits(Kernel[LargestBuffers]):
 
     @property
     def local_floats(self) -> int:
-        return 2 * SORTED
+        return 2 * self.SORTED
 
 
 def passes(vocabulary: int, keep: int) -> list[int]:

@@ -28,7 +28,6 @@
 #define AS_INT(x) as_int(x)
 #define AS_FLOAT(x) as_float(x)
 typedef char i8;
-typedef ulong u64;
 DEVICE float half_at(GLOBAL const uchar *p) { return vload_half(0, (GLOBAL const half *)p); }
 DEVICE float half_bits(uint bits) { ushort h = (ushort)bits; return vload_half(0, (const half *)&h); }
 DEVICE void store_half(float v, GLOBAL ushort *p) { vstore_half_rte(v, 0, (GLOBAL half *)p); }
@@ -52,7 +51,6 @@ typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef signed char i8;
-typedef unsigned long long u64;
 #define GLOBAL
 #define LOCAL
 #define RESTRICT __restrict__

@@ -166,12 +166,15 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
     context = context_of(ctx_size, config, CANVAS if diffuses else DEFAULT_CONTEXT)
     plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
     limits = limits_of(context, plan, diffuses=diffuses)
-    choice = choose_types(asked, plan, limits, summarize(plan).weight_bytes, force=True)
+    counts = summarize(plan)
+    choice = choose_types(asked, plan, limits, counts.weight_bytes, force=True)
     check_cache(choice.types, CACHE_TYPES)
     memory = plan_memory(plan, limits, default_threads(), choice.types)
     return {
         "context": context,
         "weights": memory.weights,
+        "tables_in_file": counts.table_bytes,
+        "tables_read_per_token": counts.table_bytes_per_token,
         "cache": memory.cache,
         "cache_per_token": memory.cache_per_token,
         "window": memory.window,
@@ -305,6 +308,9 @@ def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "", "", memory["problem"]
         return
     yield "weights", size(memory["weights"]), ""
+    if memory["tables_in_file"]:
+        read = f"a token reads {size(memory['tables_read_per_token'])} of them"
+        yield "in the file", size(memory["tables_in_file"]), f"tables of n-grams; {read}"
     yield "cache", size(memory["cache"]), f"{cache_text(memory)} ({', '.join(memory['cache_types'])})"
     if memory["cache_note"]:
         yield "", "", memory["cache_note"]

@@ -1,5 +1,5 @@
 """The small plans on Oclgrind, which simulates a card and reports races, reads of what nobody wrote and accesses beyond
-a buffer; run by `test_oclgrind.py` as a program, because it looks at its environment when it is loaded.
+a buffer; run by `simulate.py` as a program, because Oclgrind looks at its environment when it is loaded.
 
 Some of its limits (21.10) are kept out of the way. What it knows of a buffer is as large as the host's last write to it
 or to a buffer that was there before, and nothing of clEnqueueFillBuffer: here buffers come as they are, which is the
@@ -9,7 +9,6 @@ optimizer makes of a division and its remainder: kernels are not optimized.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +63,3 @@ def main(name: str, mutant: str = "") -> None:
     quick = next(number for number, device in enumerate(devices()) if "pocl" in device.version.lower())
     for small in PLANS[name]:
         check(backend, replace(small, steps=(1,)) if mutant else small, OpenClBackend(quick, cache=None))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -14,6 +14,8 @@ from localllm import quant
 from localllm.backends.base import F16_CACHE, Backend, CacheTypes
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.executable import GpuExecutable
+from localllm.backends.gpu.kernels.kernel import FEW_ROWS
+from localllm.backends.gpu.kernels.largest import SORTED
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Recorder, Rope, Value
 from tests.backends.attending import Heads, distances
@@ -24,7 +26,6 @@ from tests.backends.cases import (
     lightning,
     linear_attention,
     matrix_scan,
-    ngrams,
     pool,
     selective_scan,
 )
@@ -32,7 +33,9 @@ from tests.backends.selecting import Pooling, Selecting, attend_pools, attend_se
 from tests.backends.support import Build, bind, record, stored
 from tests.models.support import Driver, MemoryWeight, stack
 
-STEPS = (1, 2, 17)  # rows of decode, verify, prefill
+MANY = FEW_ROWS + 1  # the fewest rows of prefill: 17, or 3 on Oclgrind (`simulate.py`)
+STEPS = (1, 2, MANY)  # rows of decode, verify, prefill
+DEPTH = 96 if MANY > 16 else 32  # of products: tensor cores take three steps; Oclgrind has none, and sees one chunk
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,8 @@ def products(*names: str, depth: int) -> Small:
     return Small(build, table(depth), off=0.02)
 
 
-def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
-    """Attention whose queries are the row; keys and values are made from it."""
+def attended(h: Heads, keys: str = "f16", values: str = "f16", steps: tuple[int, ...] = (2, MANY)) -> Small:
+    """Attention whose queries are the row; keys and values are made from it. One row runs as few do."""
     width = h.heads * h.head_dim
     picks = [np.eye(h.kv_heads * h.head_dim, width, offset) for offset in (0, 3)]
     sinks = MemoryWeight.of("sinks", np.linspace(-1.0, 1.0, h.heads)) if h.sinks else None
@@ -123,7 +126,7 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
         how = (h.window, h.softcap, sinks, slopes, h.chunked, h.causal, distances(h))
         return r.attention(x, 0, h.heads, h.head_dim**-0.5, *how)
 
-    return Small(build, table(width), CacheTypes(keys, values), 2e-3, steps=(2, 17))  # one row runs as few do
+    return Small(build, table(width), CacheTypes(keys, values), 2e-3, steps)
 
 
 def selected(s: Selecting, steps: tuple[int, ...], keys: str = "f16", values: str = "f16") -> Small:
@@ -139,34 +142,39 @@ def pools(p: Pooling, steps: tuple[int, ...], keys: str = "f16", values: str = "
 
 
 def heads(name: str, columns: int) -> Small:
-    """Products of three heads with matrices of a format, five rows each."""
-    weight = replace(stored("heads", name, (15, columns)), shape=(3, 5, columns))
-    return Small(lambda r, x: r.head_linear(x, weight), table(3 * columns), off=0.02)
+    """Products of two heads with matrices of a format, five rows each."""
+    weight = replace(stored("heads", name, (10, columns)), shape=(2, 5, columns))
+    return Small(lambda r, x: r.head_linear(x, weight), table(2 * columns), off=0.02)
 
 
-def experts(kinds: str, used: int, *how: Any, extras: bool = False, steps: tuple[int, ...] = (2,)) -> Small:
-    """A mixture of three experts; `kinds`: formats of gate, up and down."""
+def experts(
+    kinds: str, used: int, *how: Any, count: int = 3, width: int = 32, ffn: int = 32, extras: bool = False,
+    steps: tuple[int, ...] = (2,),
+) -> Small:  # fmt: skip
+    """A mixture of experts; `kinds`: formats of gate, up and down. One row runs as few do."""
     random = np.random.RandomState(6)
+    shapes = {"gate": (count, ffn, width), "up": (count, ffn, width), "down": (count, width, ffn)}
     weights = [
-        MemoryWeight.of(name, random.standard_normal((3, 32, 32)) / 4, kind)
-        for name, kind in zip(("gate", "up", "down"), kinds.split(), strict=True)
+        MemoryWeight.of(name, random.standard_normal(shape) / 4, kind)
+        for (name, shape), kind in zip(shapes.items(), kinds.split(), strict=True)
     ]
-    router = MemoryWeight.of("router", random.standard_normal((3, 32)))
-    scales = MemoryWeight.of("scales", 0.5 + random.random_sample(3)) if extras else None
-    choice = MemoryWeight.of("choice", random.standard_normal(3)) if extras else None
+    router = MemoryWeight.of("router", random.standard_normal((count, width)))
+    scales = MemoryWeight.of("scales", 0.5 + random.random_sample(count)) if extras else None
+    choice = MemoryWeight.of("choice", random.standard_normal(count)) if extras else None
 
     def build(r: Recorder, x: Value) -> Value:
         stacks = []
         for weight in weights:
-            bias = MemoryWeight.of(f"bias of {weight.name}", np.linspace(-1.0, 1.0, 96).reshape(3, 32))
+            n = weight.shape[1]
+            bias = MemoryWeight.of(f"bias of {weight.name}", np.linspace(-1.0, 1.0, count * n).reshape(count, n))
             stacks.append(stack(weight, scales, bias) if extras else stack(weight))
         return r.add(x, r.experts(x, r.linear(x, router), *stacks, used, *how, choice))
 
-    return Small(build, table(32), off=0.02, steps=steps)
+    return Small(build, table(width), off=0.02, steps=steps)
 
 
 def of_format(name: str) -> Small:
-    width = max(quant.FORMATS[name].block_values, 21)
+    width = max(2 * quant.FORMATS[name].block_values, 21)
     return Small(lambda r, x: x, stored("table", name, (3, width)), off=0.0, steps=(3,))
 
 
@@ -174,38 +182,39 @@ PLANS: dict[str, tuple[Small, ...]] = {
     "rows": (Small(rows, table(WIDTH)),),
     "layer": (Small(layer, table(32), off=0.02),),
     "products": (
-        products("Q4_0", "Q5_1", "BF16", depth=96),
+        products("Q4_0", "Q5_1", "BF16", depth=DEPTH),
         products("F16", "NVFP4", depth=64),
         products("Q2_K", depth=256),
         heads("Q4_1", 32),
         heads("F16", 34),
     ),
     "experts": (
-        experts("F32 F32 F32", 2, "softmax", False, 1.5, "silu"),
-        experts("Q8_0 F16 Q4_0", 1, "sigmoid", True, 1.0, "gelu", extras=True, steps=STEPS),
-        experts("Q8_0 BF16 F32", 3, "softmax_of_chosen", False, 1.0, "swiglu_oai", extras=True),
-        experts("F32 F32 F32", 2, "sparse_mixer", False, 1.0, "silu"),
+        experts("F32 F32 F32", 2, "softmax", False, 1.5, "silu", width=10, ffn=7),
+        experts("Q8_0 F16 Q4_0", 1, "sigmoid", True, 1.0, "gelu", count=2, extras=True, steps=(2, MANY)),
+        experts("Q8_0 BF16 F32", 3, "softmax_of_chosen", False, 1.0, "swiglu_oai", ffn=6, extras=True),
+        experts("F32 F32 F32", 2, "sparse_mixer", False, 1.0, "silu", width=10, ffn=7),
     ),
     "attention": (
         attended(Heads(3, 1, 8)),
-        attended(Heads(3, 3, 7, window=9, softcap=2.0, sinks=True), "bf16", "fp8"),
-        attended(Heads(2, 2, 20, window=12, slopes=True, causal=False), "fp8", "bf16"),
+        # The second and the last have rows and keys of several of Oclgrind's tiles.
+        attended(Heads(2, 2, 7, window=9, softcap=2.0, sinks=True), "bf16", "fp8", (2, MANY + 6)),
+        attended(Heads(1, 1, 36, window=12, slopes=True, causal=False), "fp8", "bf16"),
         attended(Heads(2, 1, 5), "f32", "f32"),
-        attended(Heads(2, 2, 6, reach=4, causal=False)),
+        attended(Heads(2, 2, 6, reach=4, causal=False), steps=(2, MANY + 6)),
     ),
     "selections": (  # rows that see all, and rows that choose: some positions, or blocks with a short last one
         selected(Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 2), (1, 3)),
-        selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 2, 1, weighted=False), (1, 5), "q8_0", "q4_0"),
+        selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 2, 1, weighted=False), (1, 4), "q8_0", "q4_0"),
         selected(Selecting(Heads(4, 1, 24), 3, 20, 1, 2, pooled=True), (1, 4)),
-        pools(Pooling(Heads(4, 1, 24, window=3, value_dim=16), 2, 1, prefix=True), (1, 4)),
+        pools(Pooling(Heads(4, 1, 24, window=3, value_dim=16), 2, 1, prefix=True), (1, 3)),
         pools(Pooling(Heads(2, 2, 20, window=2, sinks=True), 2), (1, 3), "q8_0", "q4_0"),
     ),
     "keys and values in blocks": tuple(
-        attended(Heads(1, 1, 12), *names)
+        attended(Heads(1, 1, 12), *names, steps=(1, MANY))
         for names in (("q8_0", "q5_1"), ("q5_1", "q4_0"), ("q5_0", "q4_1"), ("q4_1", "q8_0"), ("q4_0", "q5_0"))
     ),
     "recurrent": (
-        Small(RECURRENT["convolution"], table(48), steps=(1, 2, 17, 1)),
+        Small(RECURRENT["convolution"], table(48), steps=(1, 2, MANY, 1)),
         # All rows of a sequence are one loop: few do. The last ones go from a block of the cache to the next. A table
         # as wide as all that an operation reads is cut into it, without matrices.
         Small(linear_attention(2, 1, 5, 7, delta=True, tiled=True), table(28), steps=(1, 2, 3)),
@@ -214,14 +223,12 @@ PLANS: dict[str, tuple[Small, ...]] = {
         Small(linear_attention(1, 1, 5, 7, delta=True, tiled=False, channels=True), table(23), steps=(3,), before=62),
         Small(lightning(1, 5, 7), table(17), steps=(2,)),
         Small(pool(9, 2, 2), table(36), steps=(3, 2)),
-        Small(ngrams("F32", 5, 3, 2), table(48), off=0.0),
-        Small(ngrams("Q5_0", 32, 4, 1), table(48), off=0.0, steps=(2, 1)),
         Small(selective_scan(20, 3), table(46), steps=(3,), before=62),
         Small(matrix_scan(2, 5, 7, erases=False, before=True), table(64), steps=(2, 1)),
         Small(matrix_scan(2, 5, 7, erases=True, before=False), table(64), steps=(3,), before=62),
     ),
     "formats": tuple(of_format(name) for name in formats.FORMATS),
-    "largest": (Small(lambda r, x: r.select_rows(x), table(4099), off=0.0, steps=(1,)),),
+    "largest": (Small(lambda r, x: r.select_rows(x), table(SORTED + 3), off=0.0, steps=(1,)),),
 }
 
 
@@ -232,9 +239,10 @@ def check(backend: Backend, small: Small, quick: Backend | None = None) -> None:
     """
     plan = record(small.table, small.build)
     blocks = -(-(small.before + sum(small.steps)) // BLOCK)
-    executable = bind(backend, plan, max(20, *small.steps), blocks, small.cache)
+    rows = max(20, *small.steps)
+    executable = bind(backend, plan, rows, blocks, small.cache)
     assert isinstance(executable, GpuExecutable)
-    reference = bind(ReferenceBackend(), plan, max(20, small.before), blocks, small.cache)
+    reference = bind(ReferenceBackend(), plan, max(rows, small.before), blocks, small.cache)
     ours, theirs = Driver(executable), Driver(reference)
     if small.before:
         tokens = np.arange(small.before) % len(small.table.rows)

@@ -34,15 +34,19 @@ def report(folder: Path, *words: str) -> tuple[str, subprocess.CompletedProcess[
     """Oclgrind's report on a plan, and the output of the program that ran it."""
     log = folder / "log"
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.backends.gpu.checked", *words],
+        [sys.executable, "-m", "tests.backends.gpu.simulate", *words],
         env={**os.environ, **CHECKS, "OCLGRIND_LOG": str(log)}, cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     return log.read_text(encoding="utf-8"), ran
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_nothing_is_reported(name: str, tmp_path: Path) -> None:
-    found, ran = report(tmp_path, name)
+# Plans by the program that runs them: some take less time than its start.
+PROGRAMS = [*(name for name in PLANS if name not in ("formats", "largest", "rows")), "formats,largest,rows"]
+
+
+@pytest.mark.parametrize("names", PROGRAMS)
+def test_nothing_is_reported(names: str, tmp_path: Path) -> None:
+    found, ran = report(tmp_path, names)
     assert not found.strip(), found[:3000]
     assert ran.returncode == 0, ran.stderr[-3000:]
 

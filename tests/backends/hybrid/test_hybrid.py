@@ -11,7 +11,7 @@ import pytest
 
 from localllm.backends.base import Backend, BackendError, Executable, Limits, Picks
 from localllm.backends.hybrid.backend import HybridBackend
-from localllm.backends.hybrid.cut import Placement, most_layers
+from localllm.backends.hybrid.cut import Placement, cut, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Plan
@@ -19,6 +19,7 @@ from tests.backends.gpu.conftest import pocl
 from tests.backends.support import Shape, plan, tokens
 from tests.backends.support import model as plan_model
 from tests.conftest import reference
+from tests.models.kit import KIT
 from tests.models.support import Driver, bind_reference, nmse, open_model, plan_of
 from tests.models.test_reference_models import FILES
 from tests.models.tiny import TOKENS, VARIANTS
@@ -71,6 +72,18 @@ def test_every_cut_of_the_reference_models(pair: Pair, file: str) -> None:
     for layers, host_experts in placements(model, file.endswith("-moe")):
         ours = logits(bound(pair, model, layers, host_experts), truth["tokens"].tolist(), 32)
         assert nmse(ours, truth["logits"]).max() < 5e-6, (layers, host_experts)
+
+
+def test_what_a_layer_looks_up_is_read_for_its_side(pair: Pair) -> None:
+    """Rows of n-grams, which the second of three layers adds: on the host in one cut, on the card in another."""
+    model = plan_of(*KIT["qwen4exp-8of40"].loaded())
+    truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 16)
+    sides = set()
+    for layers, host_experts in placements(model, experts=True):
+        where = cut(model, Placement(layers, host_experts)).plans
+        sides |= {side for side, own in where.items() if own.lookups}
+        assert nmse(logits(bound(pair, model, layers, host_experts), TOKENS.tolist(), 16), truth).max() < 1e-5
+    assert sides == {"host", "card"}
 
 
 @pytest.mark.parametrize("name", ["llama plain", "llama experts", "gpt-oss"])

@@ -119,6 +119,17 @@ _LFM_LAYERS: Shapes = {
     }),
 }  # fmt: skip
 
+_WHOLE: Shapes = {**NORMS, **{f"self_attn.{x}_proj": [WIDTH, WIDTH] for x in "qkvo"}}
+_EXPERT: Shapes = {"gate_proj": [24, WIDTH], "up_proj": [24, WIDTH], "down_proj": [WIDTH, 24]}
+_OCR: Shapes = {
+    **_below("model.layers.0", {**_WHOLE, **_below("mlp", MLP)}),
+    **_below("model.layers.1", {
+        **_WHOLE, "mlp.gate": [4, WIDTH],
+        **{f"mlp.experts.{i}.{name}": shape for i in range(4) for name, shape in _EXPERT.items()},
+        **{f"mlp.shared_experts.{name}": [2 * n if n == 24 else n for n in shape] for name, shape in _EXPERT.items()},
+    }),
+}  # fmt: skip
+
 FURTHER: dict[str, Case] = {
     "ernie4_5-fused": (
         {**_QWEN, "architectures": ["Ernie4_5_ForCausalLM"], "model_type": "ernie4_5", "head_dim": HEAD,
@@ -145,6 +156,27 @@ FURTHER: dict[str, Case] = {
     "llama-base": (
         {**_QWEN, "architectures": ["LlamaModel"], "model_type": "llama", "head_dim": HEAD},
         _tensors(_bare(TOP), _layers(_LLAMA, prefix="layers")), "llama3",
+    ),
+    "llama-embed": (
+        {**_QWEN, "architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec", "head_dim": HEAD,
+         "pooling": "avg"},
+        _tensors(_bare(TOP), _layers(_LLAMA, prefix="layers")), "llama3",
+    ),
+    "deepseek2-ocr": (
+        {"architectures": ["DeepseekOCRForCausalLM"], "model_type": "deepseek_vl_v2",
+         "language_config": {
+             **COMMON, **TOKENS, "rope_theta": 10000.0, "num_key_value_heads": HEADS,
+             "max_position_embeddings": 256, "moe_intermediate_size": 24, "n_routed_experts": 4,
+             "n_shared_experts": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+             "use_mla": False, "q_lora_rank": None, "kv_lora_rank": None, "qk_nope_head_dim": 0,
+             "qk_rope_head_dim": 0, "v_head_dim": 0, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+         },
+         "vision_config": {"width": {"sam_vit_b": {}}}},
+        _tensors(TOP, _OCR, {
+            "model.sam_model.pos_embed": [4], "model.vision_model.pre_layrnorm": [4], "model.projector.layers": [4, 4],
+            "model.image_newline": [4], "model.view_seperator": [4],
+        }),
+        "deepseek-llm",
     ),
     "qwen2-base": (
         {**_QWEN, "architectures": ["Qwen2Model"], "model_type": "qwen2"},
@@ -256,7 +288,8 @@ def _named(folder: Path) -> None:
 
 
 SEES = (  # models with tensors of other parts
-    "llama-sarashina2", "phi3-vision", "qwen2-dots", "qwen3-step-vl", "deepseek2-youtu-vl", "bailingmoe3-vl",
+    "deepseek2-ocr", "llama-sarashina2", "phi3-vision", "qwen2-dots", "qwen3-step-vl", "deepseek2-youtu-vl",
+    "bailingmoe3-vl",
 )  # fmt: skip
 BESIDE = {
     "qwen2-base": _last,

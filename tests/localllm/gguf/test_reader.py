@@ -155,6 +155,26 @@ def test_a_file_cut_while_open_is_an_error(small: Path) -> None:
             file.tensors["b"].read(0, 1)
 
 
+def test_single_rows_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without a system that can be told what is read next."""
+    data = np.random.default_rng(0).integers(0, 256, (2000, 34), dtype=np.uint8)
+    write_gguf(tmp_path / "t.gguf", {}, [("v", "I8", (7,), bytes(7)), ("w", "Q8_0", (2000, 32), data)])
+    rows = np.array([0, 3, 4, 1024, 1999])
+    with open_gguf(tmp_path / "t.gguf") as file:
+        np.testing.assert_array_equal(file.tensors["w"].gather(rows), data[rows])
+        assert file.tensors["w"].gather(rows[:0]).shape == (0, 34)
+        monkeypatch.delattr(os, "posix_fadvise", raising=False)
+        np.testing.assert_array_equal(file.tensors["w"].gather(rows), data[rows])
+        for outside in ([-1, 3], [5, 2000]):
+            with pytest.raises(GGUFError, match=r"tensor 'w': rows .* requested; it has 2000"):
+                file.tensors["w"].gather(np.array(outside))
+        os.truncate(tmp_path / "t.gguf", (tmp_path / "t.gguf").stat().st_size - 100)
+        with pytest.raises(GGUFError, match="tensor 'w': cannot be read: the file was cut at"):
+            file.tensors["w"].gather(rows)
+    with pytest.raises(GGUFError, match="the file was closed"):
+        file.tensors["w"].gather(rows)
+
+
 def test_threads_read_the_same_bytes(tmp_path: Path) -> None:
     data = np.random.default_rng(0).integers(0, 256, (2000, 34), dtype=np.uint8)
     write_gguf(tmp_path / "t.gguf", {}, [("w", "Q8_0", (2000, 32), data)])

@@ -13,6 +13,7 @@ import pytest
 
 from localllm.gguf import write_gguf
 from tests.localllm.support import REPOSITORY, write_model
+from tests.models.kit import KIT
 
 BEGIN = "import os, sys, numpy as np, localllm; from localllm.gguf import open_gguf; path = sys.argv[1]; "
 
@@ -54,7 +55,7 @@ def test_metadata_and_the_tokenizer_need_the_file_no_more(vocabulary: Path) -> N
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_model_goes_on_and_a_later_read_is_an_error(backend: str, tmp_path: Path) -> None:
-    """Backends copy all weights when a model is opened."""
+    """Backends copy all weights when a model is opened, but for tables that stay in the file."""
     path = write_model(tmp_path / "m.gguf")
     code = (
         f"model = localllm.load(path, backend='{backend}', ctx_size=64); session = model.session();"
@@ -78,4 +79,26 @@ def test_a_file_that_shrinks_while_it_is_opened_is_an_error(vocabulary: Path) ->
         "try: read_header(shard.path, shard.size, shard.read_into)\n"
         "except localllm.LocalLLMError as error: print(error)"
     )
-    assert _run(code, vocabulary) == f"{vocabulary}: magic: cannot be read: the file was cut at 5000 while in use\n"
+    cut = "the file was cut at 5000 while in use; put the whole file back, and load the model again"
+    assert _run(code, vocabulary) == f"{vocabulary}: magic: cannot be read: {cut}\n"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_table_that_stays_in_the_file_is_missed_in_one_line_and_no_step_is_half_done(
+    backend: str, tmp_path: Path
+) -> None:
+    """The session goes on where it was, once the file is whole again."""
+    path = KIT["qwen4exp-8of40"].write(tmp_path / "m.gguf")
+    code = (
+        f"model = localllm.load(path, backend='{backend}', ctx_size=64); session = model.session();"
+        "truth = model.session().evaluate([5, 6, 7, 8], logits=True)[3].copy();"
+        "session.evaluate([5, 6, 7], logits=False); whole = open(path, 'rb').read(); os.truncate(path, 100)\n"
+        "try: session.evaluate([8], logits=True)\n"
+        "except localllm.LocalLLMError as error: print(error)\n"
+        "open(path, 'r+b').write(whole); print(len(session.tokens));"
+        "print(np.array_equal(session.evaluate([8], logits=True)[0], truth))"
+    )
+    error, held, same = _run(code, path).splitlines()
+    assert error.startswith(f"{path}: tensor 'per_layer_token_embd.weight': cannot be read: the file was cut at ")
+    assert error.endswith("; put the whole file back, and load the model again")
+    assert (held, same) == ("3", "True")

@@ -39,7 +39,8 @@ def logits(plan: Plan) -> np.ndarray:
     executable = ReferenceBackend().bind(plan, Limits(ROWS, ROWS, 2, 2 * BLOCK))
     numbers = np.arange(ROWS, dtype=np.int32)
     try:
-        return executable.step(Batch(numbers, numbers, numbers, 0 * numbers, np.zeros((1, 2), np.int32), numbers))
+        tables, texts = np.zeros((1, 2), np.int32), [numbers.tolist()]
+        return executable.step(Batch(numbers, numbers, numbers, 0 * numbers, tables, numbers, histories=texts))
     finally:
         executable.close()
 

@@ -55,9 +55,10 @@ def test_the_stages_in_turn_have_the_bits_of_the_whole_plan(name: str, passes: S
     """Also if the plan of each place is fused later."""
     plan = tiny_plan(name)
     rows = np.arange(9, dtype=np.int32)
+    blocks, text = np.array([[0, 1]], np.int32), [*range(3, 12), 0]
     batches = [
-        Batch(rows + 3, rows, rows, 0 * rows, np.array([[0, 1]], np.int32), rows[[2, 8]]),
-        Batch(rows[:1], rows[:1] + 9, rows[:1] + 9, 0 * rows[:1], np.array([[0, 1]], np.int32), rows[:1]),
+        Batch(rows + 3, rows, rows, 0 * rows, blocks, rows[[2, 8]], histories=[text]),
+        Batch(rows[:1], rows[:1] + 9, rows[:1] + 9, 0 * rows[:1], blocks, rows[:1], histories=[text]),
     ]
     whole = ReferenceBackend().bind(plan, LIMITS)
     truth = [whole.step(batch) for batch in batches]

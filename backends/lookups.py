@@ -1,0 +1,67 @@
+"""Lookups: what a step reads of tables that stay in the model's file. The host does it for every device.
+
+The rows that a step needs follow from its tokens and those before them, so they are read before the first kernel runs.
+Each row is read once a step, in the order of the file. Nothing is kept from one step to the next but what the system
+keeps of files. The thread that steps also reads; executables of one model may do so at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.plan import F32, Batch, EmbedNgrams, Plan, Value
+from localllm.quant import dequantize
+
+
+class Lookups:
+    """The lookups of a plan, and their values for the last batch."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._operations = [op for op in plan.operations if isinstance(op, EmbedNgrams)]
+        self._found: dict[int, F32] = {}  # by value
+
+    def fetch(self, batch: Batch) -> None:
+        """Read what a checked batch needs. Raises the error of a file that cannot be read."""
+        self._found = {op.out.index: _embedded(op, batch) for op in self._operations}
+
+    def __getitem__(self, value: Value) -> F32:
+        """The rows of a value for the last batch, (T, width)."""
+        return self._found[value.index]
+
+
+def _embedded(op: EmbedNgrams, batch: Batch) -> F32:
+    wanted = _hashed(op, batch).ravel()
+    ordered = np.sort(wanted)
+    rows = ordered[np.append(True, ordered[1:] != ordered[:-1])]  # np.unique would import numpy.ma, 30 ms
+    values = dequantize(op.table.gather(rows), op.table.format)  # (rows, width of a head)
+    return values[np.searchsorted(rows, wanted)].reshape(len(batch.tokens), op.out.width)
+
+
+def _hashed(op: EmbedNgrams, batch: Batch) -> NDArray[np.int64]:
+    """Return the row of the table for every head, (T, heads of all orders)."""
+    tokens = _tokens(op, batch)
+    mixed, over = tokens[:, 0] * op.multipliers[0], np.zeros(len(tokens), np.bool_)
+    found = []
+    for back, multiplier in enumerate(op.multipliers[1:], 1):
+        token = np.where(over, op.end, tokens[:, back])
+        over = token == op.end
+        mixed = mixed ^ token * multiplier
+        own = slice((back - 1) * op.heads, back * op.heads)
+        found.append(mixed[:, None] % np.array(op.sizes[own]) + np.array(op.firsts[own]))
+    return np.concatenate(found, axis=1)
+
+
+def _tokens(op: EmbedNgrams, batch: Batch) -> NDArray[np.int64]:
+    """Return the token of every row and those before it, newest first, (T, tokens of the longest n-gram)."""
+    assert batch.histories is not None
+    backs = np.arange(len(op.multipliers))
+    found = np.empty((len(batch.tokens), len(backs)), np.int64)
+    starts = [0, *(np.flatnonzero(np.diff(batch.sequence)) + 1).tolist()]
+    for start, stop in zip(starts, [*starts[1:], len(found)], strict=True):
+        positions = batch.positions[start:stop]
+        first, stop_at = int(positions[0]) - len(backs) + 1, int(positions[-1]) + 1
+        seen = np.full(stop_at - first, op.end, np.int64)  # positions below 0 read as `end`
+        seen[max(-first, 0) :] = batch.histories[batch.sequence[start]][max(first, 0) : stop_at]
+        found[start:stop] = seen[(positions - first)[:, None] - backs]
+    return found
