@@ -92,7 +92,14 @@ class Checkpoint(Closing):
                 whole = [_stored(tensor, recipe.norm_offset) for tensor in named]
                 made = [*recipe.mapped.output(whole, config), *rope.tensors]
             else:
-                shelf = Shelf(shards, layers, packing, recipe.pieces, recipe.parts)
+                shelf = Shelf(
+                    shards,
+                    layers,
+                    packing,
+                    recipe.pieces,
+                    recipe.parts,
+                    lambda codes, scales: recipe.scaled(codes, scales, config),
+                )
                 if (unread := recipe.unread) is not None:
                     shelf.drop(lambda name: unread(name, config))
                 numbers = {key: _numbers(shelf, name, layers) for key, name in recipe.numbers.items()}

@@ -176,7 +176,8 @@ _TEXT_ROWS = (
         "deepseek2", ("YoutuForCausalLM", "YoutuVLForConditionalGeneration"), of.LATENT,
         keys={
             **LATENT_KEYS, "leading_dense_block_count": _every_layer, "expert_shared_count": 0,
-            "expert_feed_forward_length": "intermediate_size", "expert_gating_func": None,
+            "expert_feed_forward_length": "intermediate_size", "expert_gating_func": None, "expert_used_count": None,
+            "expert_group_count": None, "expert_group_used_count": None,
         },
         checks=(must_be("rope_interleave", True), one_mscale, must_be("n_routed_experts", 0)),
         parts=Parts(others=("siglip2.", "merger.")),
@@ -273,7 +274,10 @@ _INNER_ROWS = (
         checks=(_text_is("qwen2"),), defaults=_assumed("qwen2"),
     ),
     Recipe("qwen2", ("DotsOCRForCausalLM",), of.QWEN),
-    Recipe("qwen2vl", ("Qwen2_5OmniModel",), of.QWEN, keys=SECTIONED, parts=Parts(inside="thinker.")),
+    Recipe(
+        "qwen2vl", ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), of.QWEN, keys=SECTIONED,
+        parts=Parts(inside="thinker."),
+    ),
     Recipe("qwen3", ("StepVLForConditionalGeneration",), _QWEN3),
     Recipe(
         "qwen3vl", ("Qwen3ASRForConditionalGeneration",), _QWEN3, keys=_NO_DEEPSTACK, parts=Parts(inside="thinker."),

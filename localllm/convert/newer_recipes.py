@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Recipe, half, must_be, named, quarter, taken
+from localllm.convert.recipe import From, Key, Layer, Parts, Recipe, half, must_be, named, quarter, taken
+from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.bounds import MAX_LAYERS
+from localllm.printable import printable
 
 _HUNYUAN: Layer = {
     **of.QWEN,
@@ -258,6 +264,47 @@ def _mimo_alike(config: HfConfig) -> str | None:
     return None
 
 
+def _of_cards(codes: LazyTensor, scales: LazyTensor, config: HfConfig) -> LazyTensor | None:
+    """Return queries, keys and values of MiMo V2.5, which its folders hold card by card.
+
+    Each card has a share of the queries, of the keys and of the values, and scales of its own for blocks of 128 rows.
+    """
+    if not codes.name.endswith("self_attn.qkv_proj.weight"):
+        return None
+    rows, heads = codes.shape[0], config.needed("num_attention_heads")
+    key, value = config.needed("head_dim"), config.needed("v_head_dim")
+    counts = [config.integer(name) or 0 for name in ("num_key_value_heads", "swa_num_key_value_heads")]
+    sizes = [(heads * key, few * key, few * value) for few in counts if heads * key + few * (key + value) == rows]
+    for cards in (8, 4):
+        each = rows // cards
+        blocks = -(-each // 128)
+        if sizes and not any(size % cards for size in sizes[0]) and scales.shape[0] == cards * blocks:
+            numbers = np.arange(rows)
+            whole = t.scaled_fp8(codes, scales, (128, 128), numbers // each * blocks + numbers % each // 128)
+            ends = np.cumsum([size // cards for size in sizes[0]])
+            shares = np.split(numbers.reshape(cards, each), ends[:-1], axis=1)
+            return t.picked(whole, np.concatenate([share.reshape(-1) for share in shares]), rows)
+    raise ConvertError(
+        f"tensor '{printable(codes.name)}' {codes.shape} with scales {scales.shape} is not in shares of 4 or 8 cards; "
+        "config.json does not belong to these weights"
+    )
+
+
+_MIMO_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": _mimo_kv_heads, "attention.value_length": "v_head_dim",
+    "attention.value_scale": _value_scale, "attention.sliding_window": _mimo_window, "expert_gating_func": 2,
+}  # fmt: skip
+_MIMO_CHECKS = (
+    must_be("attention_bias", False), must_be("n_group", 1), must_be("norm_topk_prob", True),
+    must_be("routed_scaling_factor", 1.0), must_be("scoring_func", "sigmoid"), must_be("topk_method", "noaux_tc"),
+    must_be("n_shared_experts", 0), _mimo_alike,
+)  # fmt: skip
+_MIMO_DEFAULTS: dict[str, Any] = {
+    "head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "layer_types": _mimo_kinds, "rope_theta": 5e6,
+    "rope_local_base_freq": lambda config: config.real("swa_rope_theta") or 1e4, "partial_rotary_factor": 0.334,
+    "rms_norm_eps": lambda config: config.real("layernorm_epsilon") or 1e-5,
+}  # fmt: skip
+
 ROWS = (
     Recipe(
         "cohere2moe", ("Cohere2MoeForCausalLM",), _COHERE, eps="layer_norm_eps",
@@ -315,21 +362,9 @@ ROWS = (
         "mellum", ("MellumForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.QWEN2_MOE},
         checks=(must_be("norm_topk_prob", True), _all_sparse),
     ),
+    Recipe("mimo2", ("MiMoV2FlashForCausalLM",), _MIMO, keys=_MIMO_KEYS, checks=_MIMO_CHECKS, defaults=_MIMO_DEFAULTS),
     Recipe(
-        "mimo2", ("MiMoV2FlashForCausalLM",), _MIMO,
-        keys={
-            "attention.head_count_kv": _mimo_kv_heads, "attention.value_length": "v_head_dim",
-            "attention.value_scale": _value_scale, "attention.sliding_window": _mimo_window,
-        },
-        checks=(
-            must_be("attention_bias", False), must_be("n_group", 1), must_be("norm_topk_prob", True),
-            must_be("routed_scaling_factor", 1.0), must_be("scoring_func", "sigmoid"),
-            must_be("topk_method", "noaux_tc"), must_be("n_shared_experts", 0), _mimo_alike,
-        ),
-        defaults={
-            "head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "layer_types": _mimo_kinds, "rope_theta": 5e6,
-            "rope_local_base_freq": lambda config: config.real("swa_rope_theta") or 1e4,
-            "partial_rotary_factor": 0.334, "rms_norm_eps": lambda config: config.real("layernorm_epsilon") or 1e-5,
-        },
+        "mimo2", ("MiMoV2ForCausalLM",), {**_MIMO, "attn_qkv": taken("self_attn.qkv_proj")}, keys=_MIMO_KEYS,
+        checks=_MIMO_CHECKS, defaults=_MIMO_DEFAULTS, parts=Parts(others=("speech_embeddings.",)), scaled=_of_cards,
     ),
 )  # fmt: skip

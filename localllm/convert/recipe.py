@@ -327,6 +327,8 @@ class Recipe:
     lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # tensors of the file that one layer has
     layers: Callable[[HfConfig], list[str]] | None = None  # what their tensors' names begin with; None: model.layers.N.
     parts: Parts = field(default_factory=Parts)  # what the folder holds beside the text model
+    # codes in FP8 and their scales: the numbers, or None where the scales are those of blocks
+    scaled: Callable[[LazyTensor, LazyTensor, HfConfig], LazyTensor | None] = lambda codes, scales, config: None
     mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`
 
     def assumed(self, config: HfConfig) -> dict[str, Any]:

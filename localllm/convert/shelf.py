@@ -62,7 +62,9 @@ class Shelf:
         packing: Packing = _NOT_PACKED,
         pieces: Mapping[str, Pieces] = MappingProxyType({}),
         parts: Parts = _ONE_MODEL,
+        scaled: Callable[[LazyTensor, LazyTensor], LazyTensor | None] = lambda codes, scales: None,
     ) -> None:
+        """`scaled` returns FP8 tensors with their scales where blocks of rows do not tell these."""
         self.notes: list[str] = []
         shards = list(shards)
         within = any(name.startswith(parts.inside) for shard in shards for name in shard.tensors)
@@ -70,7 +72,7 @@ class Shelf:
         for name, tensor in self._named(shards, layers, parts.inside if within else "", parts.others):
             found.setdefault(name, []).append(tensor)
         self._tensors = {name: _whole(name, tensors, pieces) for name, tensors in found.items()}
-        self._apply_fp8_scales(packing.fp8_blocks)
+        self._apply_fp8_scales(packing.fp8_blocks, scaled)
         self._apply_fp4_scales()
         self._unpack(packing)
         self._counts: dict[tuple[str, str], int] = {}  # layer's name, with {} for a number: 1 + the highest number
@@ -109,7 +111,9 @@ class Shelf:
         if beyond:
             self.notes.append(f"skipped {_tensors(beyond)} of layers for multi-token prediction")
 
-    def _apply_fp8_scales(self, blocks: tuple[int, int] | None) -> None:
+    def _apply_fp8_scales(
+        self, blocks: tuple[int, int] | None, scaled: Callable[[LazyTensor, LazyTensor], LazyTensor | None]
+    ) -> None:
         for name in [name for name, tensor in self._tensors.items() if tensor.format == "F8_E4M3"]:
             base = name.removesuffix("weight")
             scale = next((base + s for s in _FP8_SCALES if base + s in self._tensors), None)
@@ -117,7 +121,8 @@ class Shelf:
                 raise ConvertError(f"{printable(name)}: is in FP8, but its scale {base}{_FP8_SCALES[0]} is missing")
             stored = self._tensors.pop(scale)
             scales = t.powers(stored) if stored.format == "F8_E8M0" else t.as_float32(stored)
-            self._tensors[name] = t.scaled_fp8(self._tensors[name], scales, blocks)
+            codes = self._tensors[name]
+            self._tensors[name] = scaled(codes, scales) or t.scaled_fp8(codes, scales, blocks)
             for other in _FP8_OTHERS:
                 self._tensors.pop(base + other, None)
 

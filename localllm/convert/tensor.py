@@ -338,10 +338,16 @@ def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
     return LazyTensor(blocks.name, "MXFP4", (*scales.shape[:-1], n * MXFP4_BLOCK), n * MXFP4_BYTES, read)
 
 
-def scaled_fp8(tensor: LazyTensor, scales: LazyTensor, blocks: tuple[int, int] | None = None) -> LazyTensor:
+def scaled_fp8(
+    tensor: LazyTensor,
+    scales: LazyTensor,
+    blocks: tuple[int, int] | None = None,
+    places: NDArray[np.int64] | None = None,
+) -> LazyTensor:
     """Multiply FP8 (rows, columns) by its scales (one, one per row, or one per block), as F32.
 
     Without `blocks`, (rows, columns) of one, the number of scales determines their size; the last blocks are smaller.
+    `places` (rows) tells the row of scales of each row, where blocks of rows do not.
     """
     rows, width = tensor.shape[-2:]
     values = quant.dequantize(scales.read(0, scales.rows), scales.format).reshape(scales.shape or (1,))
@@ -356,7 +362,8 @@ def scaled_fp8(tensor: LazyTensor, scales: LazyTensor, blocks: tuple[int, int] |
 
     def read(start: int, stop: int) -> U8:
         numbers = _E4M3[tensor.read(start, stop)]
-        return (numbers * by_column[np.arange(start, stop) // height]).view(np.uint8)
+        which = np.arange(start, stop) // height if places is None else places[start:stop]
+        return (numbers * by_column[which]).view(np.uint8)
 
     return LazyTensor(tensor.name, "F32", tensor.shape, 4 * width, read)
 

@@ -25,6 +25,7 @@ from tests.localllm.convert.hf_programs import (
     Case,
     Shapes,
 )
+from tests.localllm.convert.hf_synthetic import numbers
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
 from tests.localllm.convert.support import save
 
@@ -257,6 +258,47 @@ FURTHER["bailingmoe3-vl"] = (
 )  # fmt: skip
 
 
+_KEY, _VALUE, _CARDS = 84, 48, 4  # rows of a card that are no multiple of a block
+_MIMO_ROWS = 8 * _KEY + 4 * (_KEY + _VALUE)
+_MIMO: Shapes = {
+    **NORMS, "self_attn.qkv_proj": [_MIMO_ROWS, WIDTH], "self_attn.o_proj": [WIDTH, 8 * _VALUE],
+}  # fmt: skip
+FURTHER["mimo2-cards"] = (
+    {**_QWEN, "architectures": ["MiMoV2ForCausalLM"], "model_type": "mimo_v2", "num_attention_heads": 8,
+     "num_key_value_heads": 4, "head_dim": _KEY, "v_head_dim": _VALUE, "swa_num_attention_heads": 8,
+     "swa_num_key_value_heads": 4, "swa_head_dim": _KEY, "swa_v_head_dim": _VALUE, "sliding_window": 8,
+     "hybrid_layer_pattern": [0, 1], "swa_rope_theta": 10000, "partial_rotary_factor": 0.334,
+     "layernorm_epsilon": 1e-5, "rms_norm_eps": None, "n_routed_experts": 4, "num_experts_per_tok": 2,
+     "moe_intermediate_size": FFN, "norm_topk_prob": True, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+     "n_group": 1, "topk_group": 1, "attention_value_scale": 0.612, "n_shared_experts": None,
+     "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}},
+    _tensors(TOP, {
+        **_below("model.layers.0", {**_MIMO, **_below("mlp", MLP)}),
+        **_below("model.layers.1", {
+            **_MIMO, "self_attn.attention_sink_bias": [8], "mlp.gate": [4, WIDTH],
+            "mlp.gate.e_score_correction_bias": [4],
+            **{f"mlp.experts.{i}.{name}": shape for i in range(4) for name, shape in MLP.items()},
+        }),
+        "visual.patch_embed.proj": [4], "speech_embeddings.0": [4, 4],
+    }),
+    "qwen2",
+)  # fmt: skip
+
+
+def _by_cards(folder: Path) -> None:
+    """Queries, keys and values in FP8, with scales for the blocks of each card, as published."""
+    noise, tensors = np.random.RandomState(9), {}
+    types = {}
+    for name, *rest in FURTHER["mimo2-cards"][1]:
+        tensors[name] = numbers(name, *rest)
+        if name.endswith("qkv_proj.weight"):
+            codes = noise.randint(0, 0x7C, rest[0]) | noise.choice([0, 128], rest[0])
+            tensors[name], types[name] = codes.astype(np.uint8), "F8_E4M3"
+            blocks = _CARDS * -(-_MIMO_ROWS // _CARDS // 128)
+            tensors[f"{name}_scale_inv"] = noise.uniform(5e-4, 2e-3, (blocks, 1)).astype(np.float32)
+    save(folder / "model.safetensors", tensors, types)
+
+
 def _pooling(folder: Path, *further: dict[str, Any]) -> None:
     (folder / "modules.json").write_text(json.dumps([
         {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}, *further,
@@ -290,10 +332,12 @@ def _named(folder: Path) -> None:
 SEES = (  # models with tensors of other parts
     "deepseek2-ocr", "llama-sarashina2", "phi3-vision", "qwen2-dots", "qwen3-step-vl", "deepseek2-youtu-vl",
     "bailingmoe3-vl",
+    "mimo2-cards",
 )  # fmt: skip
 BESIDE = {
     "qwen2-base": _last,
     "qwen3-base": _last,
     "lfm2-colbert": _dense,
     "phi3-vision": _named,
+    "mimo2-cards": _by_cards,
 }  # further files of a folder

@@ -5,6 +5,7 @@ Those that transformers does not have are in `hf_own_classes`, and compared with
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -21,7 +22,7 @@ from tests.localllm.convert.hf_own import write_own
 from tests.localllm.convert.hf_own_classes import FURTHER
 from tests.localllm.convert.hf_synthetic import DATA, numbers, read_specs, write_folder
 from tests.localllm.convert.hf_t5 import read_family
-from tests.localllm.convert.support import check_refused, logits_of, save, values
+from tests.localllm.convert.support import blob, check_refused, logits_of, save, values
 from tests.models.support import nmse
 
 SPECS, STORED = read_classes(), np.load(DATA / "hf_classes.npz")
@@ -61,10 +62,10 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     ),
     "UMT5Model": ("t5-umt5", {}, {}),
     "LightOnOCRForConditionalGeneration": ("LightOnOcrForConditionalGeneration", {}, {}),
+    "Qwen2_5OmniForConditionalGeneration": ("Qwen2_5OmniModel", {}, {}),
     "InternVLChatModel": (
         _INTERN, {"text_config": None, "llm_config": SPECS[_INTERN]["config"]["text_config"]},
-        {"model.language_model": "language_model.model", "lm_head": "language_model.lm_head",
-         "model.vision_tower": "vision_model", "model.multi_modal_projector": "mlp1"},
+        {"vision_tower": "vision_model", "multi_modal_projector": "mlp1"},
     ),
     "JinaEmbeddingsV5Model": ("eurobert", {}, {}),
 }  # fmt: skip
@@ -178,11 +179,42 @@ def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
     check_refused(tmp_path, message)
 
 
+def test_youtu_has_no_experts_whatever_its_config_json_counts(tmp_path: Path) -> None:
+    """llama.cpp stops at a file that uses experts and has none."""
+    spec, more = SPECS["YoutuForCausalLM"], {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1}
+    write_folder({**spec, "config": {**spec["config"], **more}}, tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        assert not [key for key in model.metadata if "expert_used" in key or "expert_group" in key]
+        assert model.metadata["deepseek2.leading_dense_block_count"] == 2
+
+
 def test_sections_of_ling_that_do_not_fit(tmp_path: Path) -> None:
     for wrong, told in (([1, 2, 2], "three numbers whose sum is 4"), ("x", "three numbers of pairs")):
         inner = {**FURTHER["bailingmoe3-vl"][0]["text_config"], "mrope_section": wrong}
         write_own("bailingmoe3-vl", tmp_path, text_config=inner)
         check_refused(tmp_path, f"mrope_section is .*expected {told}")
+
+
+def test_scales_of_mimo_for_another_number_of_cards(tmp_path: Path) -> None:
+    write_own("mimo2-cards", tmp_path)
+    path, name = tmp_path / "model.safetensors", "model.layers.1.self_attn.qkv_proj.weight"
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8 : 8 + length])
+    data = path.read_bytes()[8 + length :]
+    start, end = header[f"{name}_scale_inv"]["data_offsets"]
+    header[f"{name}_scale_inv"] |= {"shape": [6, 1], "data_offsets": [start, end - 24]}
+    header["unread"] = {"dtype": "F32", "shape": [6], "data_offsets": [end - 24, end]}
+    path.write_bytes(blob(header, data))
+    check_refused(tmp_path, r"qkv_proj.weight' \(1200, 32\) with scales \(6, 1\) is not in shares of 4 or 8 cards")
+
+
+def test_mimo_without_fp8_has_its_rows_in_order(tmp_path: Path) -> None:
+    write_own("mimo2-cards", tmp_path, quantization_config=None)
+    tensors = {key: numbers(key, *rest) for key, *rest in FURTHER["mimo2-cards"][1]}
+    save(tmp_path / "model.safetensors", tensors)
+    with open_checkpoint(tmp_path) as model:
+        expected = tensors["model.layers.1.self_attn.qkv_proj.weight"]
+        np.testing.assert_array_equal(values(model.tensors["blk.1.attn_qkv.weight"]), expected)
 
 
 def test_two_dense_layers_behind_lfm2(tmp_path: Path) -> None:

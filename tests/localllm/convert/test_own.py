@@ -39,6 +39,11 @@ OF_MODEL: dict[str, tuple[str, ...]] = {
     ),
     # theirs is the width of another kind of layer; that of latent attention is the rank
     "bailingmoe3-vl": ("bailingmoe3.attention.value_length",),
+    # theirs count three next-token layers
+    "mimo2-cards": (
+        *("mimo2.block_count", "mimo2.attention.head_count_kv", "mimo2.attention.sliding_window_pattern"),
+        "mimo2.nextn_predict_layers",
+    ),
     # 1 stretches nothing, no scaling does not either, and a window of 0 is none
     "phi3-vision": ("phi3.rope.scaling.original_context_length", "phi3.attention.sliding_window"),
     "codeshell": ("codeshell.rope.scaling.type", "codeshell.rope.scaling.factor"),
