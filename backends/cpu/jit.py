@@ -67,9 +67,9 @@ def optimized(kernel: Kernel, isa: Isa, machine: llvm.TargetMachine) -> llvm.Mod
     module.data_layout = str(machine.target_data)
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
-    # A kernel is one function that says which vectors and loops it wants: LLVM's first level of simplification makes it
-    # as fast as the third, whose passes over modules and loops take two to three times as long.
-    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    # A kernel is one function that says which vectors and loops it wants: LLVM's second level of simplification makes
+    # it as fast as the whole third level, which takes twice as long. The first makes codebook formats slower.
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
     passes = builder.getFunctionPassManager()
