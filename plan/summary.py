@@ -18,7 +18,7 @@ class Summary:
     parameters: int
     weight_bytes: int  # of the weights that memory holds, as stored in the file
     table_bytes: int  # of tables that stay in the file
-    table_bytes_per_token: int  # that a token reads of them
+    table_bytes_per_token: int  # of these, what a token reads
     bytes_per_token: int  # weights read to decode one token: every matrix and vector once, one row of the embedding
     flops_per_token: int  # two per weight of every matrix product, without attention
     attention_flops_per_position: int  # added for every token in the cache, by layers without a window

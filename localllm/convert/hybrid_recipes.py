@@ -12,6 +12,7 @@ import numpy as np
 from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
+from localllm.convert.latent import LATENT_WIDTHS
 from localllm.convert.recipe import (
     Check,
     From,
@@ -102,13 +103,7 @@ def second(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 LATENT_KEYS: dict[str, Key] = {
-    "attention.q_lora_rank": lambda config: config.integer("q_lora_rank"),
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "attention.key_length": lambda config: config.needed("kv_lora_rank") + config.needed("qk_rope_head_dim"),
-    "attention.value_length": "kv_lora_rank",
-    "attention.key_length_mla": lambda config: config.needed("qk_nope_head_dim") + config.needed("qk_rope_head_dim"),
-    "attention.value_length_mla": "v_head_dim",
-    "rope.dimension_count": "qk_rope_head_dim",
+    **LATENT_WIDTHS,
     "leading_dense_block_count": dense_layers,
     "expert_gating_func": 2,  # sigmoid
     "expert_shared_count": lambda config: config.integer("num_shared_experts", "n_shared_experts"),

@@ -28,8 +28,7 @@ def one_mscale(config: HfConfig) -> str | None:
     return f"mscale is {one} and mscale_all_dim {all_dim}; the GGUF architecture has one number for both"
 
 
-LATENT_KEYS: dict[str, Key] = {
-    "attention.head_count_kv": 1,
+LATENT_WIDTHS: dict[str, Key] = {
     "attention.q_lora_rank": lambda config: config.integer("q_lora_rank"),
     "attention.kv_lora_rank": "kv_lora_rank",
     "attention.key_length": lambda config: config.needed("kv_lora_rank") + config.needed("qk_rope_head_dim"),
@@ -37,6 +36,10 @@ LATENT_KEYS: dict[str, Key] = {
     "attention.key_length_mla": lambda config: config.needed("qk_nope_head_dim") + config.needed("qk_rope_head_dim"),
     "attention.value_length_mla": "v_head_dim",
     "rope.dimension_count": "qk_rope_head_dim",
+}
+LATENT_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": 1,
+    **LATENT_WIDTHS,
     "rope.scaling.attn_factor": None,
     "rope.scaling.yarn_log_multiplier": _all_dimensions,
     "expert_gating_func": gating,

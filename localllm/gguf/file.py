@@ -72,7 +72,7 @@ class _Shard:
     def read_pieces(self, targets: NDArray[np.uint8], offsets: Sequence[int], what: str) -> None:
         """Fill each row of `targets` from its offset.
 
-        The disk is told of all of them first: 16 rows, 320 bytes each, take 0.3 ms then, instead of 2.4.
+        Announcing all offsets first lets the system fetch them together: 16 rows of 320 bytes take 0.3 ms, not 2.4.
         """
         expect(self.file, offsets, targets.shape[1])
         for target, offset in zip(targets, offsets, strict=True):

@@ -258,7 +258,7 @@ FURTHER["bailingmoe3-vl"] = (
 )  # fmt: skip
 
 
-_KEY, _VALUE, _CARDS = 84, 48, 4  # rows of a card that are no multiple of a block
+_KEY, _VALUE, _CARDS = 84, 48, 4  # a card's rows do not fill whole blocks
 _MIMO_ROWS = 8 * _KEY + 4 * (_KEY + _VALUE)
 _MIMO: Shapes = {
     **NORMS, "self_attn.qkv_proj": [_MIMO_ROWS, WIDTH], "self_attn.o_proj": [WIDTH, 8 * _VALUE],

@@ -43,7 +43,7 @@ _GROK2: Shapes = {
     "block_sparse_moe.gate": [EXPERTS, WIDTH], **ATTENTION, **below("mlp.", MLP),
 }  # fmt: skip
 
-# 40 heads, of which 8 read each key: those of PLaMo 13B, which llama.cpp's converter has fixed, 4 wide instead of 128.
+# PLaMo 13B has 40 heads, and 8 of them read each key. llama.cpp's converter accepts no others. Here they are 4 wide.
 _PLAMO_WIDTH, _PLAMO_KEYS = 160, 20
 _PLAMO: Shapes = {
     "norm": [_PLAMO_WIDTH], **{f"self_attn.{x}_proj": [_PLAMO_WIDTH, _PLAMO_WIDTH] for x in "qo"},

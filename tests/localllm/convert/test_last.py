@@ -18,12 +18,14 @@ from localllm.models import ARCHITECTURES, Head, Pooler, read_config, record
 from localllm.tokenizer import Tokenizer
 from tests.localllm.convert import float64
 from tests.localllm.convert.hf_models import ids
-from tests.localllm.convert.hf_own import OWN, digest, read_expected, write_own
+from tests.localllm.convert.hf_own import digest, read_expected, write_own
 from tests.localllm.convert.hf_synthetic import numbers
 from tests.localllm.convert.hf_tokenizers import TEXT, VOCABULARY, spm_file, spm_pieces
 from tests.localllm.convert.support import check_refused, logits_of, save, values
+from tests.localllm.convert.test_programs import written
 from tests.models.support import Driver, bind_reference, nmse
 
+# `test_own` looks at these.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "grok embeddings": ("grok", {"embedding_multiplier_scale": None}, "embedding_multiplier_scale is missing"),
     "grok output": ("grok", {"output_multiplier_scale": 0}, "output_multiplier_scale is 0.0; expected a number other"),
@@ -54,19 +56,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
-    name, config, message = REFUSED[case]
-    write_own(name, tmp_path, **config)
-    check_refused(tmp_path, message)
-
-
-def _given(name: str) -> dict[str, np.ndarray]:
-    return {tensor: numbers(tensor, shape, base) for tensor, shape, base in OWN[name][1]}
-
-
 def _exact(name: str) -> dict[str, float64.F64]:
-    return {tensor: x.astype(np.float64) for tensor, x in _given(name).items()}
+    return {tensor: x.astype(np.float64) for tensor, x in written(name).items()}
 
 
 # -- what the programs compute -----------------------------------------------------------------------------------------
@@ -76,7 +67,7 @@ def _exact(name: str) -> dict[str, float64.F64]:
 def test_logits_of_plamo_are_those_of_its_program(shared: int, tmp_path: Path) -> None:
     """Query i reads key i % keys. llama.cpp's converter knows 8 queries for each of 5 keys alone."""
     write_own("plamo", tmp_path, n_shared_head=shared)
-    given = _given("plamo")
+    given = written("plamo")
     for name in [name for name in given if "k_proj" in name or "v_proj" in name]:
         given[name] = numbers(name, [160 // shared, 160], 0.0)
     save(tmp_path / "model.safetensors", given)
@@ -158,7 +149,7 @@ def test_the_pooling_of_sentence_transformers_overrides_neo_bert_s(tmp_path: Pat
 )
 def test_the_factor_of_talkie_s_output_is_one_number(gain: list[float] | None, message: str, tmp_path: Path) -> None:
     write_own("talkie", tmp_path)
-    given = _given("talkie")
+    given = written("talkie")
     del given["lm_head_gain.w_g"]
     save(tmp_path / "model.safetensors", given if gain is None else {**given, "lm_head_gain.w_g": np.float32(gain)})
     check_refused(tmp_path, message)
@@ -197,7 +188,7 @@ def test_caps_of_grok(tmp_path: Path) -> None:
 
 def _save_pieces(folder: Path, cards: int, left_out: str = "") -> None:
     """Grok 2's files: what all cards need, and a slice of every expert for each."""
-    given = _given("grok-2")
+    given = written("grok-2")
     experts = {name: x for name, x in given.items() if ".experts." in name}
     (folder / "model.safetensors").unlink(missing_ok=True)
     save(folder / "pytorch_model-00009-TP-common.safetensors", {x: y for x, y in given.items() if x not in experts})

@@ -19,6 +19,8 @@ from tests.localllm.convert.hf_own import OWN, digest, read_expected, sample, wr
 from tests.localllm.convert.hf_own_classes import SEES
 from tests.localllm.convert.hf_synthetic import numbers
 from tests.localllm.convert.support import check_refused, logits_of, save, values
+from tests.localllm.convert.test_last import REFUSED as OF_LAST
+from tests.localllm.convert.test_programs import REFUSED as OF_PROGRAMS
 
 EXPECTED = read_expected()
 # Names are made of the folder's; the others are said in another way, or by a file of llama.cpp alone.
@@ -147,9 +149,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
+TABLES = {"own": REFUSED, "programs": OF_PROGRAMS, "last": OF_LAST}
+ALL_REFUSED = {f"{table}: {case}": told for table, cases in TABLES.items() for case, told in cases.items()}
+
+
+@pytest.mark.parametrize("case", ALL_REFUSED)
 def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
-    name, config, message = REFUSED[case]
+    name, config, message = ALL_REFUSED[case]
     write_own(name, tmp_path, **config)
     check_refused(tmp_path, message)
 

@@ -87,7 +87,7 @@ def test_a_file_that_shrinks_while_it_is_opened_is_an_error(vocabulary: Path) ->
 def test_a_table_that_stays_in_the_file_is_missed_in_one_line_and_no_step_is_half_done(
     backend: str, tmp_path: Path
 ) -> None:
-    """The session goes on where it was, once the file is whole again."""
+    """A session continues from its last token as soon as the file is whole again."""
     path = KIT["qwen4exp-8of40"].write(tmp_path / "m.gguf")
     code = (
         f"model = localllm.load(path, backend='{backend}', ctx_size=64); session = model.session();"
