@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import localllm
+from localllm import quant
 from localllm.engine import Rows
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.options import DiffusionOptions, SamplingOptions
@@ -35,8 +36,8 @@ from tests.localllm.speculation.support import Clock, ToldDrafter, reckless
 from tests.models.kit import EMBEDDERS, KIT
 
 PATH = Path(__file__).with_suffix(".json")
-COUNT, CONTEXT = 80, 128  # tokens with logits: more than a block of the cache
-VOCABULARY, MASK = 127, 127  # tokens are below; what is left to fill in
+COUNT, LONG = 80, 300  # tokens with logits: more than a block of the cache, and more than attention reads at once
+VOCABULARY, MASK = 127, 127  # tokens of prompts are smaller; the token that diffusion fills in
 WRITTEN = 20  # tokens of the greedy answer
 ALONE = "alone"  # on one thread; the condition whose hashes are stored
 AVX2 = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": ""}
@@ -50,11 +51,16 @@ class Case:
     kit: str
     format: str = ""
     cache: str = "f16"
-    avx2: bool = False  # also on AVX2, whose kernels are compiled for it
+    count: int = COUNT
 
     @property
     def name(self) -> str:
-        return " ".join(filter(None, (self.kit, self.format, "" if self.cache == "f16" else f"cache {self.cache}")))
+        cache = "" if self.cache == "f16" else f"cache {self.cache}"
+        return " ".join(filter(None, (self.kit, self.format, cache, "" if self.count == COUNT else "long")))
+
+    @property
+    def tokens(self) -> list[int]:
+        return tokens(self.kit, self.count)
 
 
 ATTENDING = [
@@ -81,8 +87,8 @@ FORMATS = [
 ]  # fmt: skip
 CACHES = ["f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "fp8"]
 ON_AVX2 = {
-    "llama-gqa", "gemma3-12", "deepseek2-moe", "qwen35-dense", "llama-gqa Q4_0", "llama-gqa Q8_0", "llama-gqa Q4_K",
-    "llama-gqa IQ4_XS", "llama-gqa cache q8_0",
+    "llama-gqa", "gemma3-12", "deepseek2-moe", "qwen35-dense", "qwen3-dense Q4_0", "qwen3-dense Q8_0",
+    "qwen3-dense Q4_K", "qwen3-dense IQ4_XS", "llama-gqa cache q8_0", "llama-gqa long",
 }  # fmt: skip
 
 
@@ -90,7 +96,7 @@ def _cases() -> Iterator[Case]:
     for name in (*ATTENDING, *LATENT, *SPARSE, *RECURRENT, *ENCODED, *DIFFUSION, *EMBEDDED):
         yield Case(name)
     for format in FORMATS:
-        yield Case("llama-gqa", format)
+        yield Case("qwen3-dense", format)
     for kit, format in (
         ("qwen3moe-moe", "Q4_K"), ("gpt-oss-moe", "MXFP4"), ("deepseek2-moe", "Q8_0"), ("qwen35-dense", "Q4_0"),
     ):  # fmt: skip
@@ -99,6 +105,8 @@ def _cases() -> Iterator[Case]:
         yield Case("llama-gqa", cache=cache)
     for kit, cache in (("gemma3-12", "q8_0"), ("gpt-oss-moe", "q4_0"), ("deepseek2-moe", "q8_0")):
         yield Case(kit, cache=cache)
+    for kit in ("llama-gqa", "gemma3-12", "gpt-oss-moe", "deepseek2-moe", "qwen35-dense"):
+        yield Case(kit, count=LONG)
 
 
 CASES = {case.name: case for case in _cases()}
@@ -108,20 +116,21 @@ CASES = {case.name: case for case in _cases()}
 
 
 def write(case: Case, folder: Path) -> Path:
-    """The model as a file. Matrices in another format are random blocks of it, so that no search decides them."""
+    """Write the model to a file. Matrices in another format are random blocks, so no quantizer decides the bits."""
     path = (KIT | EMBEDDERS)[case.kit].write(folder / "model.gguf")
     if not case.format and case.kit not in DIFFUSION:
         return path
     with open_gguf(path) as file:
         metadata = dict(file.stored) | ({"tokenizer.ggml.mask_token_id": MASK} if case.kit in DIFFUSION else {})
-        tensors = []
+        tensors, block = [], quant.FORMATS[case.format or "F32"].block_values
         for name, tensor in file.tensors.items():
             shape, rows = tuple(tensor.shape), math.prod(tensor.shape[:-1])
-            if case.format and len(shape) > 1 and shape[-1] % 256 == 0 and min(shape[-2:]) > 16:
+            if case.format and len(shape) > 1 and shape[-1] % block == 0 and min(shape[-2:]) > 16:
                 weight = stored(name, case.format, (rows, shape[-1]), 1 / 64, 1)
                 tensors.append(NewTensor(name, case.format, shape, weight.rows.tobytes()))
             else:
                 tensors.append(NewTensor(name, tensor.format, shape, tensor.read(0, rows).tobytes()))
+    assert not case.format or sum(tensor.format == case.format for tensor in tensors) > 10
     other = folder / "changed.gguf"
     write_gguf(other, metadata, tensors)
     path.unlink()
@@ -140,7 +149,7 @@ def digest(numbers: np.ndarray | Sequence[int]) -> str:
     return hashlib.sha256(found.tobytes()).hexdigest()[:20]
 
 
-# -- the one place that knows how the program is used ----------------------------------------------------------------
+# -- how the program is used: adapt this part when its interfaces change --------------------------------------------
 
 
 def opened(case: Case, path: Path, threads: int, **more: object) -> localllm.Model:
@@ -149,7 +158,7 @@ def opened(case: Case, path: Path, threads: int, **more: object) -> localllm.Mod
         return localllm.load(
             path,
             backend="cpu",
-            ctx_size=CONTEXT,
+            ctx_size=case.count + 48,
             threads=threads,
             cache_type_k=case.cache,
             cache_type_v=case.cache,
@@ -160,22 +169,23 @@ def opened(case: Case, path: Path, threads: int, **more: object) -> localllm.Mod
 
 
 class Steps:
-    """Sequences of a model, some tokens of each in every step."""
+    """Sequences of a model, which a step extends together."""
 
     def __init__(self, model: localllm.Model, sequences: int = 1) -> None:
         self.engine = model.engine
         self.sequences = [self.engine.add() for _ in range(sequences)]
 
     def step(self, parts: Sequence[tuple[int, Sequence[int]]], skip: int = 0) -> np.ndarray:
-        """Append tokens; return the logits of the first part's, but for the first `skip`."""
+        """Append tokens to the numbered sequences; return the logits of sequence 0, without its first `skip` rows."""
         rows = [
-            Rows(self.sequences[number], list(more), "last" if at else tuple(range(skip, len(more))))
-            for at, (number, more) in enumerate(parts)
+            Rows(self.sequences[number], list(more), "last" if number else tuple(range(skip, len(more))))
+            for number, more in parts
         ]
-        return self.engine.step(rows)[0].logits.copy()
+        own = next(at for at, (number, _) in enumerate(parts) if not number)
+        return self.engine.step(rows)[own].logits.copy()
 
     def keep(self, length: int) -> int:
-        """Rewind the first sequence; return its length, which is 0 where it must begin anew."""
+        """Rewind sequence 0; return its length, or 0 if it must be evaluated again from the start."""
         return self.engine.truncate(self.sequences[0], length)
 
     def close(self) -> None:
@@ -184,7 +194,7 @@ class Steps:
 
 
 def embeddings(model: localllm.Model, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Of every token of each text."""
+    """Return the embeddings of every token of each text."""
     return list(model.embedder.vectors(texts, "none"))
 
 
@@ -194,7 +204,7 @@ def answer(model: localllm.Model, prompt: Sequence[int]) -> list[int]:
 
 
 def drafted_answer(model: localllm.Model, prompt: Sequence[int], told: Sequence[int]) -> list[int]:
-    """The answer with drafts that are always verified: those that were told, every fifth replaced by a wrong one."""
+    """Answer with verified drafts: the given tokens, every fifth of them replaced by a wrong token."""
     text = [*prompt, *told]
 
     def guess(seen: Sequence[int], sampler: object) -> Guess:
@@ -224,7 +234,7 @@ def filled(model: localllm.Model, prompt: Sequence[int]) -> list[int]:
 
 
 def measure(case: Case, conditions: bool = True) -> Found:
-    """The hashes of a model under every condition, or only those that are stored."""
+    """Return the hashes of a model under every condition, or only the stored ones."""
     with tempfile.TemporaryDirectory() as folder:
         path = write(case, Path(folder))
         served = 0 if case.kit in DIFFUSION or case.kit in EMBEDDED else 3
@@ -237,7 +247,7 @@ def measure(case: Case, conditions: bool = True) -> Found:
 
 
 def _with_one_thread(case: Case, model: localllm.Model, conditions: bool) -> Found:
-    ids = tokens(case.kit, COUNT)
+    ids = case.tokens
     if case.kit in DIFFUSION:
         return {ALONE: {"tokens": digest(filled(model, ids))}}
     if case.kit in EMBEDDED:
@@ -257,7 +267,7 @@ def _with_one_thread(case: Case, model: localllm.Model, conditions: bool) -> Fou
 
 
 def _with_two(case: Case, model: localllm.Model) -> Found:
-    ids = tokens(case.kit, COUNT)
+    ids = case.tokens
     if case.kit in DIFFUSION:
         return {"2 threads": {"tokens": digest(filled(model, ids))}}
     if case.kit in EMBEDDED:
@@ -270,7 +280,7 @@ def _with_two(case: Case, model: localllm.Model) -> Found:
 
 
 def _begin(case: Case, model: localllm.Model, ids: list[int]) -> tuple[int, list[int]]:
-    """How many tokens have no logits and come in one step (an encoder's text), and all tokens."""
+    """Return the number of tokens that an encoder reads (in one step, without logits), and all tokens."""
     if case.kit not in ENCODED:
         return 0, ids
     start = model.engine.start
@@ -299,14 +309,17 @@ def _in_chunks(model: localllm.Model, ids: list[int], first: int) -> str:
 
 
 def _in_a_batch(model: localllm.Model, ids: list[int], first: int) -> str:
-    """Two other sequences in every step; their lengths and that of each chunk differ."""
+    """Two other sequences in every step, and chunks of different lengths."""
     steps, found, at, number = Steps(model, 3), [], 0, 0
     begun = [[*ids[:first], ids[first]] if first else [] for _ in range(2)]
-    before, behind = tokens("before", 128), tokens("behind", 128)
+    before, behind = tokens("before", LONG), tokens("behind", LONG)
     while at < len(ids):
         size = (1, 6, 23, 2, 1, 30, 1)[number % 7] + (0 if at else first)
-        more = [(0, ids[at : at + size]), (1, begun[0] + before[5 * number : 5 * number + 5])]
-        more.append((2, begun[1] + behind[3 * number : 3 * number + 1 + number % 3]))
+        more = [
+            (1, begun[0] + before[5 * number : 5 * number + 5]),
+            (0, ids[at : at + size]),
+            (2, begun[1] + behind[3 * number : 3 * number + 1 + number % 3]),
+        ]
         found.append(steps.step(more, 0 if at else first))
         begun, at, number = [[], []], at + size, number + 1
     steps.close()
@@ -314,7 +327,7 @@ def _in_a_batch(model: localllm.Model, ids: list[int], first: int) -> str:
 
 
 def _after_drafts(model: localllm.Model, ids: list[int], first: int) -> str:
-    """As speculation steps: right and wrong tokens at once, and the wrong ones are taken back."""
+    """Step as speculation does: right and wrong tokens in one step, then rewind the wrong ones."""
     steps, found, at = Steps(model), [], first + 11
     found.append(steps.step([(0, ids[:at])], first))
     while at < len(ids):
@@ -331,12 +344,12 @@ def _after_drafts(model: localllm.Model, ids: list[int], first: int) -> str:
 
 
 def stored_alone(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The entries of these models, as this process computes them."""
+    """Compute the entries of these models in this process."""
     return {name: measure(CASES[name], conditions=False)[ALONE] for name in names}
 
 
 def on_avx2(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The same from a process whose kernels are compiled for AVX2."""
+    """Compute them in a process whose kernels are compiled for AVX2."""
     command = [sys.executable, "-m", "tests.golden", "--print", *names]
     root = Path(__file__).parent.parent
     done = subprocess.run(command, env=os.environ | AVX2, cwd=root, capture_output=True, text=True, check=True)
