@@ -1,4 +1,4 @@
-"""Code that has escaped into the confined child: what it must not be able to do, and what its replies must not cause."""
+"""Code that has escaped into the confined child: what it must not be able to do, and to cause by its replies."""
 
 from __future__ import annotations
 
