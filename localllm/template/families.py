@@ -167,13 +167,16 @@ def given_template(given: str) -> Family:
     if "{{" in given or "{%" in given:
         return Family("given", given)
     try:
-        return Family("given", read_text(given, 4 * MAX_SOURCE, "strict"))
+        source = read_text(given, 4 * MAX_SOURCE, "strict")
     except FileNotFoundError:
         names = ", ".join(family.name for family in FAMILIES)
         raise TemplateError(f"{given!r} is not a chat template: give a file, a Jinja text, or one of {names}") from None
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or error
         raise TemplateError(f"{given}: the chat template cannot be read: {problem}") from None
+    if not source.strip():
+        raise TemplateError(f"{given}: the chat template is empty")
+    return Family("given", source)
 
 
 def choose_template(
