@@ -6,6 +6,7 @@ that raises (`localllm.cli.terminal.signals`), leaves no new file and keeps the 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from localllm.notice import Notice, Setting
 from localllm.quant.atomic import NewFile, hidden_path, sweep
 
 _NOT_LINKED: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)  # a pipe without a reader is refused at once
 _EXISTS = Notice("exists; give another name, or ", Setting("force", True))
 
 
@@ -64,19 +66,21 @@ def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[st
 def append(path: Path, data: bytes) -> None:
     """Add a record to the end of a private file, in one piece beside what other processes add. OutputError if not."""
     with _system_errors(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NOT_LINKED, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NOT_LINKED | _NO_WAIT, 0o600)
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "is not a regular file")
             os.write(descriptor, data)
         finally:
             os.close(descriptor)
 
 
 @contextmanager
-def new_file(path: Path, force: bool = False, mode: int = 0o666) -> Iterator[Output]:
+def new_file(path: Path, force: bool = False, mode: int = 0o666, keep_mode: bool = True) -> Iterator[Output]:
     """Yield a file that durably replaces `path` if the block ends without an exception; otherwise it is removed.
 
-    It gets the permissions of the file that it replaces, or `mode` within the umask. OutputError as in `check_target`,
-    and if the disk fails.
+    It gets the permissions of the file that it replaces, unless `keep_mode` is False, or `mode` within the umask.
+    OutputError as in `check_target`, and if the disk fails.
     """
     check_target(path, force)
     with _system_errors(path):
@@ -85,7 +89,8 @@ def new_file(path: Path, force: bool = False, mode: int = 0o666) -> Iterator[Out
         yield Output(path, new.file)
         check_target(path, force)  # it may have appeared in the meantime
         with _system_errors(path):
-            _keep_mode(path, new.file.fileno())
+            if keep_mode:
+                _keep_mode(path, new.file.fileno())
             try:
                 new.commit(replace=force)
             except FileExistsError:

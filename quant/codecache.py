@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 from localllm.quant.atomic import NewFile
+from localllm.regular import open_regular
 
 _DIGEST = hashlib.sha256().digest_size
 _MAX_LINKS = 40  # as in Linux
@@ -102,7 +103,7 @@ class CodeCache:
         if folder is None:
             return None
         try:
-            with open(folder / name, "rb", opener=_open_itself) as file:
+            with open_regular(folder / name, own=True) as file:
                 if not _ours(os.fstat(file.fileno())):
                     return None
                 data = file.read()
@@ -126,11 +127,6 @@ class CodeCache:
         if not self._checked:
             self._folder, self._checked = private_folder(self._folder), True
         return self._folder
-
-
-def _open_itself(path: str, flags: int) -> int:
-    """Open a file without following links and without waiting for pipes."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def _ours(facts: os.stat_result) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-GROUND = {"localllm.printable", "localllm.notice"}  # what all rooms may import for their errors; they need nothing
+GROUND = {"localllm.printable", "localllm.notice", "localllm.regular"}  # all rooms may import these; they need nothing
 PACKAGES = ("localllm", "models", "backends", "plan", "quant")
 
 # What a file may import besides the standard library: the longest prefix of its path decides.

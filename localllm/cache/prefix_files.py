@@ -21,6 +21,7 @@ from localllm.cache.prompt_cache import CacheFileError, read, restore, save
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.plan import BLOCK
+from localllm.regular import foreign
 
 SUFFIX = ".prefix"
 LEAST = 4 * BLOCK  # tokens: evaluating fewer is as fast as reading them
@@ -43,13 +44,15 @@ class PrefixFiles:
         self._folder, self._model, self._most = folder, model, most_bytes
         self._files: dict[str, _File] = {}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            found = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if foreign(folder.stat()):
+                raise LocalLLMError(f"{folder}: belongs to another user, who could read prompts; give another")
+            found = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.lstat().st_mtime)
         except OSError as error:
             raise LocalLLMError(f"{folder}: cannot be used for prefixes: {error.strerror}") from None
         for path in found:
             try:
-                kept = read(path, model)
+                kept = read(path, model, own=True)
             except CacheFileError as error:
                 log.info("%s", error)
                 continue
@@ -68,7 +71,7 @@ class PrefixFiles:
         one = self._files[name]
         sequence = self._model.engine.add()
         try:
-            restore(read(one.path, self._model), self._model, sequence)
+            restore(read(one.path, self._model, own=True), self._model, sequence)
             os.utime(one.path)
         except (LocalLLMError, OSError) as error:
             log.warning("%s", error)
@@ -90,7 +93,9 @@ class PrefixFiles:
         name = hashlib.blake2b(array("i", tokens).tobytes(), digest_size=16).hexdigest()
         path = self._folder / f"{name}{SUFFIX}"
         try:
-            self._files[name] = _File(path, array("i", tokens), save(path, self._model, whole, [], force=True))
+            self._files[name] = _File(
+                path, array("i", tokens), save(path, self._model, whole, [], force=True, own=True)
+            )
         except (LocalLLMError, OSError) as error:
             log.warning("%s", error)
         finally:

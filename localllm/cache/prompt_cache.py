@@ -14,8 +14,9 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from localllm.model import Model
 from localllm.notice import Notice, Setting, said
 from localllm.outputs import new_file
 from localllm.plan import BLOCK
+from localllm.regular import open_regular
 
 MAGIC = b"LOCALLLM"
 VERSION = 1
@@ -56,11 +58,13 @@ class Kept:
     tokens: list[int]
     problem: str  # why the cache is unusable and only the text can be used; "" if both can
     _offset: int  # of the first block
+    _own: bool  # whether links and files of other users are refused
 
 
-def save(path: Path, model: Model, sequence: Cached, messages: Messages, force: bool = False) -> int:
+def save(path: Path, model: Model, sequence: Cached, messages: Messages, force: bool = False, own: bool = False) -> int:
     """Write the content of a sequence, and return the file's size in bytes. On failure the old file stays.
 
+    Only this user can read a new file, and with `own` a replaced one too: it holds what was said.
     CacheFileError for a file of another kind; OutputError for an existing conversation without `force`.
     """
     check_replaceable(path)
@@ -80,7 +84,7 @@ def save(path: Path, model: Model, sequence: Cached, messages: Messages, force: 
     text = json.dumps(header, ensure_ascii=True).encode()
     if len(text) > _MAX_HEADER:
         raise CacheFileError(f"{path}: the conversation is too long to save: {len(text)} bytes of text")
-    with new_file(path, force) as file:
+    with new_file(path, force, 0o600, keep_mode=not own) as file:
         digest = hashlib.blake2b(digest_size=_DIGEST)
 
         def write(data: bytes | memoryview) -> None:
@@ -103,11 +107,14 @@ def check_replaceable(path: Path) -> None:
         raise CacheFileError(f"{path}: exists and is not a localllm conversation file; give another name")
 
 
-def read(path: Path, model: Model) -> Kept:
-    """Check a file against this model; CacheFileError if it cannot be used."""
+def read(path: Path, model: Model, own: bool = False) -> Kept:
+    """Check a file against this model; CacheFileError if it cannot be used.
+
+    `own`: refuse links, and files of other users. For folders that a server writes.
+    """
     try:
-        with path.open("rb") as file:
-            return _checked(path, file, model)
+        with open_regular(path, own) as file:
+            return _checked(path, file, model, own)
     except OSError as error:
         raise CacheFileError(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -123,7 +130,7 @@ def restore(kept: Kept, model: Model, sequence: Cached) -> None:
     if model.engine.opened(held) is not held:  # a part of a text that an encoder has read is of no use
         blocks = 0
     try:
-        with kept.path.open("rb") as file:
+        with open_regular(kept.path, kept._own) as file:
             file.seek(kept._offset)
             with model.engine.taking(sequence, kept.tokens[: blocks * BLOCK]):
                 for layer, start, stop in _pieces(executable.block_bytes, _first_blocks(model, blocks), blocks):
@@ -139,7 +146,7 @@ def restore(kept: Kept, model: Model, sequence: Cached) -> None:
         model.engine.step([Rows(sequence, kept.tokens[blocks * BLOCK :], "none")])
 
 
-def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
+def _checked(path: Path, file: FileIO, model: Model, own: bool) -> Kept:
     size = os.fstat(file.fileno()).st_size
     digest = hashlib.blake2b(digest_size=_DIGEST)
     if size < _START.size + _DIGEST:
@@ -180,7 +187,7 @@ def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
     assert model.config is not None
     if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.config.vocabulary:
         raise CacheFileError(f"{path}: is damaged: tokens outside the vocabulary")
-    return Kept(path, header["messages"], tokens.tolist(), _misfit(header, model), offset)
+    return Kept(path, header["messages"], tokens.tolist(), _misfit(header, model), offset, own)
 
 
 def _misfit(header: dict[str, Any], model: Model) -> str:
@@ -251,7 +258,7 @@ def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> I
             yield layer, start, min(start + step, blocks)
 
 
-def _exactly(path: Path, file: BinaryIO, count: int) -> bytes:
+def _exactly(path: Path, file: FileIO, count: int) -> bytes:
     data = file.read(count)
     if len(data) != count:
         raise CacheFileError(f"{path}: truncated while being read")
@@ -260,7 +267,8 @@ def _exactly(path: Path, file: BinaryIO, count: int) -> bytes:
 
 def _is_ours(path: Path) -> bool:
     """Return whether a file may be overwritten: a conversation file or an empty one."""
-    if not path.is_file():
+    try:
+        with open_regular(path) as file:
+            return file.read(len(MAGIC)) in (MAGIC, b"")
+    except OSError:
         return False
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) in (MAGIC, b"")

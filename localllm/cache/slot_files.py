@@ -15,6 +15,7 @@ from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.notice import said
 from localllm.printable import printable
+from localllm.regular import foreign
 
 NAME_BYTES = 200
 # No separators of any system, no wildcards and no control characters; no dot or space at an end.
@@ -34,7 +35,7 @@ class SlotFiles:
         """Write a sequence; return the size of the file in bytes. It replaces only files of this kind."""
         path = self._path(name)
         try:
-            return save(path, self._model, sequence, [], force=True)
+            return save(path, self._model, sequence, [], force=True, own=True)
         except LocalLLMError as error:
             raise self._without_folder(error) from None
 
@@ -46,7 +47,7 @@ class SlotFiles:
         path = self._path(name)
         sequence = self._model.engine.add()
         try:
-            kept = read(path, self._model)
+            kept = read(path, self._model, own=True)
             if kept.problem:
                 raise CacheFileError(f"{path}: cannot be restored: {kept.problem}; save it again")
             restore(kept, self._model, sequence)
@@ -79,6 +80,8 @@ def check_folder(folder: Path) -> None:
         raise LocalLLMError(f"no such folder: {folder}; create it first, so that slots can be saved there")
     if not folder.is_dir():
         raise LocalLLMError(f"{folder}: not a folder; give one in which slots can be saved")
+    if foreign(folder.stat()):
+        raise LocalLLMError(f"{folder}: belongs to another user, who could read prompts; give another")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise LocalLLMError(f"{folder}: slots cannot be saved there: permission denied; give another folder")
 

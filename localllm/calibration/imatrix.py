@@ -23,6 +23,7 @@ from localllm.model import Model
 from localllm.outputs import new_file
 from localllm.plan import F32
 from localllm.printable import printable
+from localllm.regular import open_regular, read_regular
 
 F64 = NDArray[np.float64]
 
@@ -30,6 +31,7 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 _MOST = (1 << 31) - 1  # maximum of a count: the older format stores int32
 _LIMIT = 1 << 28  # maximum numbers in a file of the older format; a larger count means damage
+_MOST_BYTES = 4 * _LIMIT  # of such a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ def write(path: Path, imatrix: Imatrix, force: bool = False) -> None:
 
 def read(path: Path) -> Imatrix:
     """Read an importance matrix of either format, from us or llama.cpp; the content determines the format."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         magic = file.read(4)
     found = _read_gguf(path) if magic == b"GGUF" else _read_dat(path)
     for name, entry in found.entries.items():
@@ -233,7 +235,7 @@ def _write_dat(path: Path, imatrix: Imatrix, force: bool) -> None:
 
 
 def _read_dat(path: Path) -> Imatrix:
-    data, at = path.read_bytes(), 0
+    data, at = read_regular(path, _MOST_BYTES), 0
 
     def take(size: int) -> bytes:
         nonlocal at

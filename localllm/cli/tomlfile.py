@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from localllm.cli.app import UsageError
+from localllm.regular import read_given
 
 MOST = 1 << 18  # bytes; a configuration has a few hundred
 _AT = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -48,8 +49,7 @@ def _text(path: Path, required: bool) -> str | None:
     try:
         if not required and not os.path.isfile(path):  # False too if a folder above it may not be entered
             return None
-        with path.open("rb") as file:
-            data = file.read(MOST + 1)
+        data = read_given(path, 2 * MOST)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > MOST:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from localllm.convert.files import open_file
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json
 
@@ -66,11 +67,10 @@ def _name(folder: Path) -> str:
 
 def _card(path: Path) -> dict[str, str | list[str]]:
     """Return the texts and lists of texts at the top level of the card's head: YAML between two lines of `---`."""
-    try:
-        with path.open("rb") as file:
-            lines = file.read(_MAX_CARD).decode("utf-8", "replace").splitlines()
-    except OSError:
+    if not path.is_file():
         return {}
+    with open_file(path) as file:
+        lines = file.read(_MAX_CARD).decode("utf-8", "replace").splitlines()
     if not lines or lines[0].strip() != "---":
         return {}
     found: dict[str, str | list[str]] = {}

@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from localllm.convert.errors import ConvertError
-
-_MAX_BYTES = 1 << 28  # the largest tokenizer.json seen has 35 MB
+from localllm.convert.files import read_file
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a file; ConvertError if it is missing, too large or not a JSON object."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a file of a model")
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConvertError(f"{path}: cannot be read: {error.strerror}") from None
-    value = parse_json(data, str(path))
+    value = parse_json(read_file(path), str(path))
     if not isinstance(value, dict):
         raise ConvertError(f"{path}: is not a JSON object; download it again")
     return value

@@ -9,6 +9,7 @@ from typing import Any
 
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
+from localllm.convert.files import check_inside, read_file
 from localllm.convert.jsonfile import objects, parse_json, read_json
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
@@ -32,13 +33,12 @@ def read_modules(folder: Path) -> tuple[Module, ...]:
     path = folder / "modules.json"
     if not path.is_file():
         return ()
-    if path.stat().st_size > _MAX_BYTES:
-        raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a file of a model")
     found = []
-    for entry in objects(parse_json(path.read_bytes(), str(path))):
+    for entry in objects(parse_json(read_file(path, _MAX_BYTES), str(path))):
         place = PurePosixPath(str(entry.get("path", "")))
         if place.is_absolute() or ".." in place.parts:
             raise ConvertError(f"{path}: '{printable(str(place))}' is not a folder inside this one; download it again")
+        check_inside(folder / place, folder)
         found.append(Module(str(entry.get("type")).rpartition(".")[2], folder / place))
     return tuple(found)
 

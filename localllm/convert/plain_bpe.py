@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from localllm.convert.errors import ConvertError
+from localllm.convert.files import read_lines
 from localllm.convert.jsonfile import read_json
 
 _QWEN2 = (
@@ -22,12 +22,7 @@ def as_fast(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
     if rule is None or not vocabulary.is_file() or not merges.is_file():
         return {}
-    try:
-        if merges.stat().st_size > _MAX_BYTES:
-            raise ConvertError(f"{merges}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a vocabulary")
-        lines = merges.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConvertError(f"{merges}: cannot be read: {error}") from None
+    lines = read_lines(merges, _MAX_BYTES)
     return {
         "model": {
             "type": "BPE", "vocab": read_json(vocabulary),

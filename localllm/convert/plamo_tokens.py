@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.errors import ConvertError
+from localllm.convert.files import read_lines
 from localllm.convert.tokens import BYTE, CONTROL, NORMAL, UNKNOWN, TokenizerFiles, Tokens
 
 FILE = "tokenizer.jsonl"
@@ -21,12 +22,7 @@ _TURN = 4  # <|plamo:op|>, which begins the next turn
 def from_plamo(files: TokenizerFiles) -> dict[str, Any]:
     """Convert the file to GGUF keys; ConvertError in one line if it is damaged."""
     path = files.folder / FILE
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a vocabulary")
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConvertError(f"{path}: cannot be read: {error}") from None
+    lines = [line for line in read_lines(path, _MAX_BYTES) if line.strip()]
     tokens = Tokens.padding(files.rows)
     if not _TURN < len(lines) <= files.rows:
         raise ConvertError(

@@ -10,6 +10,7 @@ import numpy as np
 from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
+from localllm.convert.files import read_file
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import objects, read_json
 from localllm.convert.recipe import From, Key, Recipe, Sizes
@@ -34,7 +35,7 @@ def _reranks(tied: bool) -> Callable[[HfConfig], bool]:
         folder = config.path.parent
         card = folder / "README.md"
         small = card.is_file() and card.stat().st_size <= _MAX_CARD
-        text = card.read_text(encoding="utf-8", errors="replace").lower() if small else ""
+        text = read_file(card, _MAX_CARD).decode("utf-8", "replace").lower() if small else ""
         named = _NAME in folder.resolve().name.lower() or f"# {_NAME}" in text
         return named and (config.flag("tie_word_embeddings") is True) == tied
 

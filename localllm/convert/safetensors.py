@@ -7,7 +7,6 @@ until checked: every range must lie in the file and have the size of its shape.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import struct
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.errors import ConvertError
+from localllm.convert.files import open_file
 from localllm.convert.jsonfile import parse_json, read_json
 from localllm.convert.tensor import U8, LazyTensor
 from localllm.positioned import read_at
@@ -42,10 +42,7 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self.file = io.FileIO(path)
-        except OSError as error:
-            raise ConvertError(f"{path}: cannot be opened: {error.strerror}") from None
+        self.file = open_file(path)
         try:
             self.size = os.fstat(self.file.fileno()).st_size
             self.tensors = self._tensors()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.convert.errors import ConvertError
+from localllm.convert.files import read_file
 
-_MAX_BYTES = 1 << 28  # the largest seen has 5 MB
 UNIGRAM, BPE = 1, 2  # kinds of models
 _KINDS = {UNIGRAM: "Unigram", BPE: "BPE", 3: "word", 4: "char"}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -34,12 +34,7 @@ class Pieces:
 
 def read_pieces(path: Path) -> Pieces:
     """Read the pieces of a BPE or unigram model; ConvertError for another kind or a damaged file."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a SentencePiece model")
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConvertError(f"{path}: cannot be read: {error.strerror}") from None
+    data = read_file(path)
     try:
         return _pieces(path, data)
     except (ValueError, TypeError, IndexError, struct.error):

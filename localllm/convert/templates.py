@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from localllm.convert.errors import ConvertError
+from localllm.convert.files import check_inside, read_file
 from localllm.convert.jsonfile import read_json
 
 _MAX_BYTES = 1 << 20  # the largest seen has 50 KB
@@ -30,9 +30,10 @@ def template_keys(folder: Path, settings: Mapping[str, Any], known: Mapping[str,
             if isinstance(entry, dict) and isinstance(entry.get("template"), str):
                 templates[str(entry.get("name"))] = entry["template"]
     if (path := folder / "chat_template.jinja").is_file():
-        templates["default"] = _read(path)
+        templates["default"] = read_file(path, _MAX_BYTES).decode("utf-8", "replace")
+    check_inside(folder / "additional_chat_templates")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _read(path)
+        templates[path.stem] = read_file(path, _MAX_BYTES).decode("utf-8", "replace")
     named = {re.sub("[^A-Za-z0-9]", "_", name): text for name, text in templates.items() if name != "default"}
     keys: dict[str, Any] = {f"{_KEY}.{name}": text for name, text in named.items()}
     if named:
@@ -40,13 +41,3 @@ def template_keys(folder: Path, settings: Mapping[str, Any], known: Mapping[str,
     if "default" in templates:
         keys[_KEY] = templates["default"]
     return keys
-
-
-def _read(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConvertError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > _MAX_BYTES:
-        raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a chat template")
-    return data.decode("utf-8", "replace")

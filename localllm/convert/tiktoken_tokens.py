@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.errors import ConvertError
+from localllm.convert.files import read_file
 from localllm.convert.tokens import CONTROL, NORMAL, TokenizerFiles, Tokens, add_tokens
 from localllm.printable import printable
 from localllm.tokenizer.encoders import BYTE_LETTERS
@@ -93,12 +94,7 @@ def from_tiktoken(files: TokenizerFiles, kind: Kind) -> dict[str, Any]:
 
 def _read(path: Path, rows: int) -> dict[bytes, int]:
     """Return the ranks of tokens."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a vocabulary")
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConvertError(f"{path}: cannot be read: {error.strerror}") from None
+    lines = read_file(path, _MAX_BYTES).splitlines()
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(lines, 1):
         try:

@@ -13,6 +13,7 @@ from localllm.confined import Confined, ConfinedError, folder_tokenizer
 from localllm.convert.bpe_tokens import from_bytes, from_merges, from_pieces, from_utf8
 from localllm.convert.encoder_tokens import from_unigram, from_unigram_pieces, from_wordpiece
 from localllm.convert.errors import ConvertError
+from localllm.convert.files import read_file
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.plain_bpe import as_fast
 from localllm.convert.plamo_tokens import FILE as PLAMO
@@ -133,7 +134,7 @@ def _pieces_file(folder: Path) -> Path | None:
 
 def _differences(path: Path, ours: Tokenizer, around: bool) -> tuple[str, ...]:
     """Compare both tokenizers on a text; return a note if ids, or with `around` the tokens around it, differ."""
-    json = path.read_text(encoding="utf-8")
+    json = read_file(path).decode("utf-8", "replace")
     try:
         with Confined(folder_tokenizer.__name__, folder_tokenizer.limits(json)) as confined:
             theirs = confined.call({"json": json, "text": _CHECK})

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.errors import ConvertError
+from localllm.convert.files import read_lines
 from localllm.convert.tokens import CONTROL, NORMAL, TokenizerFiles, Tokens
 from localllm.printable import printable
 
@@ -55,12 +56,7 @@ def from_world(files: TokenizerFiles) -> dict[str, Any]:
 def _read(files: TokenizerFiles) -> dict[int, bytes]:
     """Return the bytes of tokens by id."""
     path = files.folder / FILE
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a vocabulary")
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConvertError(f"{path}: cannot be read: {error}") from None
+    lines = read_lines(path, _MAX_BYTES)
     found: dict[int, bytes] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():

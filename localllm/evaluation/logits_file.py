@@ -7,6 +7,7 @@ scale * n. Rows are padded to an even length. Values below e^-16 times the large
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from localllm.evaluation.likelihood import F32
 from localllm.evaluation.windows import Windows
 from localllm.notice import Notice, Setting
 from localllm.outputs import new_file
+from localllm.regular import open_regular
 
 MAGIC = b"_logits_"
 HEAD = len(MAGIC) + 12
@@ -34,7 +36,7 @@ def _row(vocabulary: int) -> int:
 
 
 def is_logits_file(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
@@ -43,7 +45,7 @@ class LogitsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("rb")
+        self._file = io.BufferedReader(open_regular(path))
         try:
             self.windows, self.vocabulary = self._head()
         except BaseException:

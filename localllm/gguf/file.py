@@ -7,9 +7,7 @@ A tensor is a `plan.Tensor`. Nothing is mapped: metadata is copied when the file
 
 from __future__ import annotations
 
-import io
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +23,7 @@ from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray
 from localllm.positioned import expect, read_at
 from localllm.printable import printable
+from localllm.regular import NotRegular, open_regular
 
 MetadataValue = bool | int | float | str | NDArray[Any] | StringArray
 
@@ -38,9 +37,9 @@ class _Shard:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not stat.S_ISREG(path.stat().st_mode):  # before open, which would wait for a pipe's writer
-                raise GGUFError(path, "file", "is not a regular file; give the path of a GGUF file")
-            self.file = io.FileIO(path)
+            self.file = open_regular(path)
+        except NotRegular as error:
+            raise GGUFError(path, "file", f"{error.strerror}; give the path of a GGUF file") from None
         except (OSError, ValueError) as error:
             raise GGUFError(path, "file", f"cannot be opened: {_reason(error)}") from None
         try:

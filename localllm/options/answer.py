@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from localllm.notice import Notice, Written
 from localllm.options.declare import Options, option
 from localllm.options.kinds import JSON, Kind, OptionError, checked, whole
+from localllm.regular import read_text
 
 if TYPE_CHECKING:
     from localllm.answer.structure import Asked, Structure
@@ -39,8 +40,7 @@ def _stops(value: Any) -> bool:
 def content(name: str | os.PathLike[str], what: str) -> str:
     """Return the text of a file."""
     try:
-        with open(name, encoding="utf-8") as file:
-            text = file.read(_MOST_FILE)
+        text = read_text(name, _MOST_FILE, "strict")
     except (OSError, ValueError) as error:
         raise OptionError(f"{name}: the {what} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not text.strip():

@@ -1,12 +1,16 @@
-"""From the scheduler's thread to the event loop: the events of one or several requests as an async iterator."""
+"""From other threads to the event loop: the events of requests as an async iterator, and work that nobody waits for."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from localllm.scheduler.request import Event, Failed, Finished, Request, Ticket
 
+T = TypeVar("T")
 Submit = Callable[[Request, Callable[[Event], None]], Ticket]
 
 
@@ -39,3 +43,31 @@ async def events(submit: Submit, requests: Sequence[Request]) -> AsyncGenerator[
     finally:
         for ticket in tickets:
             ticket.cancel()
+
+
+async def in_daemon(call: Callable[[], T], unwanted: Callable[[T], None]) -> T:
+    """Return what `call` returns in a thread of its own, for which the end of the program does not wait.
+
+    asyncio.to_thread waits for its threads at the end. If the caller is cancelled, `unwanted` gets the result.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(deliver: Callable[[Any], None], value: Any, good: bool) -> None:
+        if not future.cancelled():
+            deliver(value)
+        elif good:
+            threading.Thread(target=unwanted, args=(value,), daemon=True).start()
+
+    def work() -> None:
+        deliver: Callable[[Any], None] = future.set_result
+        value: Any
+        try:
+            value, good = call(), True
+        except BaseException as error:
+            deliver, value, good = future.set_exception, error, False
+        with suppress(RuntimeError):  # the loop has ended, and the program is about to
+            loop.call_soon_threadsafe(finish, deliver, value, good)
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    return await future

@@ -76,6 +76,14 @@ class Unavailable(LocalLLMError):
     """Cannot be had now, and waiting may not help."""
 
 
+class Unloadable(Unavailable):
+    """A model that cannot be loaded. Clients learn no more; `reason` is for whoever runs the server."""
+
+    def __init__(self, message: str, reason: LocalLLMError) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class Loading(_Later):
     """The model is being loaded."""
 

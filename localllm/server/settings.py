@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from localllm.errors import LocalLLMError
 from localllm.options import ServeOptions
 from localllm.options.serve import KEY_BYTES, KEYS
+from localllm.regular import read_given
 from localllm.server.limits import Limits
 
 KEY_FILE_BYTES = 1 << 20
@@ -83,8 +83,7 @@ def keys_in(path: str) -> Sequence[str]:
     if not path:
         return ()
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(KEY_FILE_BYTES + 1)
+        data = read_given(path, KEY_FILE_BYTES)
     except OSError as error:
         raise SettingsError(f"cannot read the API keys in {path}: {error.strerror}") from None
     lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]

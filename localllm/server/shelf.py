@@ -10,13 +10,16 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
 from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting
 from localllm.printable import printable
-from localllm.server.errors import TooManyRequests, UnknownModel
+from localllm.regular import inside
+from localllm.server.bridge import in_daemon
+from localllm.server.errors import TooManyRequests, UnknownModel, Unloadable
 from localllm.server.info import Info, info_of
 from localllm.server.served import Served
 
@@ -50,6 +53,7 @@ class Shelf:
         infos = [(path, info_of(name, path, embeds=embeds)) for name, path in places]
         self._places = {info.id: _Place(path, info, bytes=info.file_bytes) for path, info in infos}
         self._load, self._memory = load, memory
+        self._loading: list[_Place] = []  # changed by the threads that load
         self._turn = asyncio.Lock()  # one load at a time
         self._freed = asyncio.Condition()
 
@@ -68,6 +72,15 @@ class Shelf:
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Served]:
         """Load a model if needed, and keep it loaded inside the `with`."""
+        try:
+            async with self._kept(name) as served:
+                yield served
+        except Unloadable as error:
+            log.warning("%s", error.reason)
+            raise
+
+    @asynccontextmanager
+    async def _kept(self, name: str) -> AsyncIterator[Served]:
         place = self._place(name)
         place.users += 1
         try:
@@ -82,16 +95,29 @@ class Shelf:
                 self._freed.notify_all()
 
     async def load(self, name: str) -> None:
-        """Load a model now."""
-        async with self.using(name):
-            pass
+        """Load a model now. Unlike `using`, it tells everything about a model that cannot be loaded."""
+        try:
+            async with self._kept(name):
+                pass
+        except Unloadable as error:
+            raise error.reason from None
 
-    def end(self) -> None:
-        """Free all models, after the event loop has ended."""
+    def end(self) -> bool:
+        """Free all models, after the event loop has ended. Return whether a load goes on, which nothing can stop."""
         for place in self._held():
             assert place.served is not None
             place.served.close()
             place.served = None
+        return bool(self._loading)
+
+    def _opened(self, place: _Place) -> Served:
+        self._loading.append(place)
+        try:
+            return self._load(place.path)
+        except LocalLLMError as error:  # it names the path, and may quote the file
+            raise Unloadable(f"{place.info.id} cannot be loaded; the server's log says why", error) from None
+        finally:
+            self._loading.remove(place)
 
     def _place(self, name: str) -> _Place:
         place = self._places.get(name) or self._places.get(name.removesuffix(":latest"))
@@ -110,7 +136,7 @@ class Shelf:
             await self._make_room(place)
             place.info = replace(place.info, state="loading")
             try:
-                place.served = await asyncio.to_thread(self._load, place.path)
+                place.served = await in_daemon(partial(self._opened, place), Served.close)
                 place.bytes = place.served.bytes
                 await self._make_room(place)  # the cache may need more than what was free
             except BaseException:
@@ -158,6 +184,9 @@ def models_in(folder: Path) -> list[tuple[str, Path]]:
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*.gguf")):
         name = path.relative_to(folder).as_posix().removesuffix(".gguf")
+        if not inside(path, folder):
+            log.warning("%s is skipped: it is a link to a file outside %s", name, folder)
+            continue
         if path.name.startswith("mmproj") or not path.is_file():
             continue
         first, _, parts = name.rpartition("-00001-of-")

@@ -7,6 +7,7 @@ it checks sizes, not contents. So the bytes are read here; the library does all 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from localllm.printable import printable
+from localllm.regular import open_regular
 from localllm.sizes import size
 from localllm.store.errors import StoreError
 from localllm.store.hub import Hub, Interrupted, Listing, Remote
@@ -104,7 +106,7 @@ def fetch(hub: Hub, listing: Listing, wanted: Remote, blobs: Path, watch: Watch)
 
 def verify(hub: Hub, wanted: Remote, path: Path) -> None:
     """Delete a file that the library fetched, and raise StoreError, if it does not match its checksum."""
-    with open(path, "rb") as file:
+    with io.BufferedReader(open_regular(path)) as file:
         part = _Partial(file, wanted)
         part.take_up()
     if not part.matches():
@@ -146,6 +148,7 @@ def _read_all(hub: Hub, listing: Listing, wanted: Remote, part: _Partial, watch:
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """Open a partial file for reading and writing; never one behind a link."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe is refused below
     try:
         descriptor = os.open(path, flags, 0o644)
     except OSError as error:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from localllm.regular import open_regular
 from localllm.store.folder import models_of
 from localllm.store.found import Found
 from localllm.store.labels import is_model
@@ -57,8 +58,8 @@ def main_commit(repo: Path) -> str:
     path = repo / "refs" / "main"
     try:
         regular(repo, path)
-        with open(path, encoding="ascii", errors="replace") as file:
-            commit = file.read(64).strip()
+        with open_regular(path) as file:
+            commit = file.read(64).decode("ascii", "replace").strip()
     except (Unusable, OSError):
         return ""
     return commit if COMMIT.fullmatch(commit) else ""

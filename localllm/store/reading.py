@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from localllm.regular import open_regular
+
 MAX_JSON = 1 << 20  # bytes; manifests have a few hundred
 MAX_ENTRIES = 100_000  # files and folders of one store that are looked at
 MAX_DEPTH = 6
@@ -77,7 +79,7 @@ def read_object(root: Path, path: Path) -> dict[str, Any]:
     """Return the JSON object in a small file inside `root`. Unusable if there is none."""
     regular(root, path)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_JSON + 1)
     except OSError as error:
         raise Unusable(f"{path.name} cannot be read: {error.strerror}") from None

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from localllm.confined import Confined
+from localllm.regular import read_text
 from localllm.template.chat_template import MAX_SOURCE, ChatTemplate
 from localllm.template.errors import TemplateError
 
@@ -167,14 +167,16 @@ def given_template(given: str) -> Family:
     if "{{" in given or "{%" in given:
         return Family("given", given)
     try:
-        with Path(given).open(encoding="utf-8") as file:
-            return Family("given", file.read(MAX_SOURCE + 1))
+        source = read_text(given, 4 * MAX_SOURCE, "strict")
     except FileNotFoundError:
         names = ", ".join(family.name for family in FAMILIES)
         raise TemplateError(f"{given!r} is not a chat template: give a file, a Jinja text, or one of {names}") from None
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or error
         raise TemplateError(f"{given}: the chat template cannot be read: {problem}") from None
+    if not source.strip():
+        raise TemplateError(f"{given}: the chat template is empty")
+    return Family("given", source)
 
 
 def choose_template(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from localllm.cli.terminal.console import raw
 from localllm.errors import LocalLLMError
+from localllm.regular import open_regular
 
 _MOST_COPIED = 74_994  # bytes; more than this several terminals ignore
 
@@ -20,9 +20,7 @@ _MOST_COPIED = 74_994  # bytes; more than this several terminals ignore
 def text_of(path: Path, most: int) -> str:
     """Return the text of a file of at most `most` characters. LocalLLMError if there is none."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise LocalLLMError(f"{path}: is not a regular file; give the name of a text")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(4 * most + 1)
     except OSError as error:
         raise LocalLLMError(f"{path}: cannot be read: {error.strerror or error}") from None

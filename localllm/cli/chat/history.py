@@ -7,6 +7,7 @@ from pathlib import Path
 
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.outputs import OutputError, append, new_file
+from localllm.regular import open_regular
 
 MOST = 1000  # messages that are kept
 _MOST_TEXT = 20_000  # characters of one message; longer ones are not kept
@@ -22,7 +23,7 @@ class HistoryFile:
     def messages(self) -> list[str]:
         """Return the newest messages; lines that are none are skipped."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path, own=True) as file:
                 size = file.seek(0, 2)
                 file.seek(max(size - _MOST_FILE, 0))
                 lines = file.read(_MOST_FILE).split(b"\n")
@@ -45,7 +46,7 @@ class HistoryFile:
 
     def _shorten(self, messages: list[str]) -> None:
         try:
-            with new_file(self._path, force=True) as file:
+            with new_file(self._path, force=True, mode=0o600) as file:
                 file.write(b"".join(map(_line, messages)))
         except OutputError:
             return  # it is tried again next time

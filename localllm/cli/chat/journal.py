@@ -13,6 +13,7 @@ from time import strftime
 from localllm import __version__
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.outputs import OutputError, new_file
+from localllm.regular import open_regular
 
 MOST = 20  # conversations that are kept
 _MOST_FILE = 64 << 20  # bytes that are read
@@ -90,7 +91,7 @@ def last(folder: Path) -> Talked | None:
 def _talked(folder: Path) -> Iterator[Talked]:
     for path in _newest(folder):
         try:
-            with path.open("rb") as file:
+            with open_regular(path, own=True) as file:
                 record = json.loads(file.read(_MOST_FILE))
         except (OSError, ValueError, RecursionError):
             continue

@@ -18,6 +18,7 @@ from localllm.cache.prefix_files import SUFFIX
 from localllm.cache.prompt_cache import MAGIC
 from localllm.errors import LocalLLMError
 from localllm.quant.codecache import default_folder
+from localllm.regular import open_regular
 from localllm.store import Places, everything
 from localllm.store.owned import is_owned
 
@@ -61,7 +62,7 @@ def _is_prefix(path: Path, inside: tuple[str, ...]) -> bool:
     if len(inside) != 1 or not re.fullmatch(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}", path.name):
         return False
     try:
-        with open(path, "rb") as file:
+        with open_regular(path, own=True) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False

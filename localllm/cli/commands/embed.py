@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import LoadProgress
 from localllm.errors import LocalLLMError
 from localllm.printable import printable
+from localllm.regular import read_text
 
 
 def embed(own: Embed, name: str, given: Sequence[str], opening: Opening) -> None:
@@ -41,7 +41,7 @@ def _texts(own: Embed, given: Sequence[str]) -> list[str]:
     """The words of the command line, then the lines of a file or of stdin."""
     texts = list(given)
     if own.file:
-        texts += Path(own.file).read_text(encoding="utf-8", errors="replace").splitlines()
+        texts += read_text(own.file).splitlines()
     elif not texts and not sys.stdin.isatty():
         texts = sys.stdin.read().splitlines()
     texts = [text for text in texts if text.strip()]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm import load
+from localllm import load, regular
 from localllm.box import resolve
 from localllm.cli.options import Measuring
 from localllm.cli.terminal.answer import tell
@@ -90,7 +90,7 @@ def _report(name: str, device: str, own: Perplexity, windows: Windows, scores: S
 def read_text(file: str) -> str:
     """Return the text to measure on, from a file or from stdin."""
     if file:
-        return Path(file).read_text(encoding="utf-8", errors="replace")
+        return regular.read_text(file)
     text = "" if sys.stdin.isatty() else sys.stdin.read()
     if not text:
         raise LocalLLMError("no text: give one with -f FILE or through a pipe")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm import load
@@ -26,6 +25,7 @@ from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.held import held_text
 from localllm.options import AnswerOptions
+from localllm.regular import read_text
 from localllm.session import Session
 from localllm.speculation.errors import NoDrafts
 
@@ -41,7 +41,7 @@ def read_prompt(given: Sequence[str], file: str) -> str:
     """Return the prompt: command line, file and stdin, if given, in this order, separated by newlines."""
     parts = [text for text in given if text]
     if file and file != "-":
-        parts.append(Path(file).read_text(encoding="utf-8", errors="replace"))
+        parts.append(read_text(file))
     if file == "-" or not sys.stdin.isatty():
         parts.append(sys.stdin.read())
     prompt = "\n".join(part.removesuffix("\n") for part in parts if part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,7 +91,11 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
     try:
         run(make_app(service, settings, metrics, admission), settings, admission, sockets, ready)
     finally:
-        shelf.end()
+        loading = shelf.end()
+    if loading:  # the load's own threads would keep the program until it is done
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
 
 
 def plan_line(served: Served, parallel: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from localllm.errors import LocalLLMError
 from localllm.printable import printable
+from localllm.regular import open_regular
 
 MOST_BYTES = 32 << 20
 MOST_ROWS = 10_000
@@ -106,7 +107,7 @@ def run_of(name: str, results: Iterable[Mapping[str, Any]]) -> Run:
 def read_run(path: Path) -> Run:
     """Read the results in a file. RunError in one line if it holds none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror or error}") from None

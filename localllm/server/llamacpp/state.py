@@ -6,6 +6,7 @@ erases what a slot evaluated last.
 
 from __future__ import annotations
 
+from pathlib import Path
 from time import monotonic
 from typing import Any, cast, get_args
 
@@ -56,7 +57,7 @@ class State:
             "total_slots": self.settings.parallel,
             "model_alias": model.id,
             "model_ftype": model.quantization,
-            "model_path": model.path,
+            "model_path": Path(model.path).name,
             "modalities": {"vision": False, "video": False, "audio": False},
             "endpoint_slots": self.settings.slots,
             "endpoint_props": False,

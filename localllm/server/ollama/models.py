@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -36,7 +37,7 @@ class Models:
     async def show(self, request: Request, fields: Fields) -> Json:
         model = model_of(fields, self.service)
         return {
-            "modelfile": f"# Modelfile made by localllm\nFROM {model.path}\n",
+            "modelfile": f"# Modelfile made by localllm\nFROM {Path(model.path).name}\n",
             "parameters": "",
             "template": model.template,
             "details": details(model),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,3 +70,39 @@ def test_other_files_stay_and_errors_do_not_name_the_folder(files: SlotFiles, mo
         assert str(files._folder) not in str(raised.value)
         assert str(raised.value).startswith(("notes", "none"))
     assert (files._folder / "notes").read_text() == "mine"
+
+
+def test_what_is_no_file_is_refused_at_once(files: SlotFiles, model: localllm.Model) -> None:
+    """Opening a pipe would wait for a writer, in the thread that computes everybody's tokens."""
+    os.mkfifo(files._folder / "pipe")
+    (files._folder / "folder").mkdir()
+    sequence = model.engine.add()
+    for name in ("pipe", "folder"):
+        for attempt in (lambda name=name: files.save(name, sequence), lambda name=name: files.load(name)):
+            with pytest.raises(CacheFileError, match=f"{name}: (exists and is not|cannot be read: is not a regular)"):
+                attempt()
+    model.engine.release(sequence)
+
+
+def test_only_this_user_reads_saved_prompts(files: SlotFiles, model: localllm.Model) -> None:
+    sequence = model.engine.add()
+    model.engine.step([Rows(sequence, [1, 2, 3])])
+    files.save("a", sequence)
+    (files._folder / "a").chmod(0o644)  # as earlier versions wrote it
+    files.save("a", sequence)
+    model.engine.release(sequence)
+    assert (files._folder / "a").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
+def test_files_and_folders_of_others_are_refused(files: SlotFiles, model: localllm.Model) -> None:
+    sequence = model.engine.add()
+    model.engine.step([Rows(sequence, [1, 2, 3])])
+    files.save("a", sequence)
+    model.engine.release(sequence)
+    os.chown(files._folder / "a", 12345, -1)
+    with pytest.raises(CacheFileError, match="a: cannot be read: belongs to another user"):
+        files.load("a")
+    os.chown(files._folder, 12345, -1)
+    with pytest.raises(localllm.LocalLLMError, match="belongs to another user, who could read prompts"):
+        SlotFiles(files._folder, model)

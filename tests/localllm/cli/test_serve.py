@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +70,32 @@ def test_a_folder_of_slots_is_not_made(tmp_path: Path) -> None:
 def test_a_folder_of_slots_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "fixed").mkdir(mode=0o500)
     assert "permission denied" in refused("demo", "--slot-save-path", tmp_path / "fixed")
+
+
+LOADING = """
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
+import localllm.cli.commands.serve as command
+from localllm.cli.main import main
+
+def load(*words, **more):
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(time.sleep, 600)
+        print("loading", flush=True)
+        waiting.result()
+
+command.load = load
+sys.exit(main(["serve", "demo", "--port", "0"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopping_does_not_wait_for_a_load(number: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(number)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

@@ -4,6 +4,7 @@ writes them; tests/localllm/convert/hf_models.py made the folders."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -342,3 +343,58 @@ def test_kinds_of_layers_of_the_wrong_shape_are_one_line(kinds: Any, tmp_path: P
     with pytest.raises(ConvertError, match=r"layer_types .*sliding_attention or full_attention, \d+ times") as error:
         open_checkpoint(changed(tmp_path, "mxfp4", "config.json", layer_types=kinds))
     assert "\n" not in str(error.value)
+
+
+# -- links and special files ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(HF / "llama-shards", tmp_path / "model")
+    return tmp_path / "model"
+
+
+READ = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"),
+    *("additional_chat_templates/a.jinja", "README.md", "modules.json", "model-00001-of-00004.safetensors"),
+)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_no_link_leads_out_of_a_folder(name: str, folder: Path) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("/etc/passwd")
+    with pytest.raises(ConvertError, match=f"{name}: is a link to a file outside the folder") as error:
+        open_checkpoint(folder)
+    assert "root:" not in str(error.value)
+
+
+def test_no_folder_of_templates_leads_out_either(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.jinja").write_text("secret")
+    (folder / "additional_chat_templates").symlink_to(tmp_path / "other")
+    with pytest.raises(ConvertError, match="additional_chat_templates: is a link"):
+        open_checkpoint(folder)
+
+
+def test_a_snapshot_of_the_hub_is_read_through_its_links(folder: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "c0ffee", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(folder.iterdir())):
+        path.rename(blobs / f"{number}f00")
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}f00")
+    with open_checkpoint(snapshot) as model:
+        assert nmse(logits_of(model, IDS), STORED["llama-shards"]).max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_what_is_no_file_is_not_read(name: str, folder: Path) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    if name == "chat_template.jinja":
+        open_checkpoint(folder).close()  # as if there were none
+        return
+    with pytest.raises(ConvertError, match=r"no config\.json|holds no tokenizer"):
+        open_checkpoint(folder)

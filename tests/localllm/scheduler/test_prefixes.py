@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,28 @@ def test_damaged_files_are_left_alone(tmp_path: Path) -> None:
         assert files.best([1] * 300) == 0
         assert files.load([1] * 300) is None
     assert (tmp_path / "x.prefix").exists()
+
+
+def test_a_folder_of_prefixes_is_this_users_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Pipes and links in it are left alone, and nobody else reads what is saved there."""
+    folder = tmp_path / "cache"
+    with localllm.load("demo", backend="cpu", threads=1, ctx_size=1024) as model:
+        first = PrefixFiles(folder, model)
+        sequence = model.engine.add()
+        model.engine.step([localllm.engine.Rows(sequence, [3] * (LEAST + 5))])
+        first.save(sequence)
+        model.engine.release(sequence)
+        [path] = folder.iterdir()
+        assert (folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+        assert PrefixFiles(folder, model).best([3] * 500) == LEAST
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        os.mkfifo(folder / "pipe.prefix")
+        (folder / "folder.prefix").mkdir()
+        with caplog.at_level("INFO"):
+            assert PrefixFiles(folder, model).best([3] * 500) == 0
+        assert "is a link, which is not followed" in caplog.text
+        assert "is not a regular file but a pipe" in caplog.text
 
 
 def test_the_folder_keeps_to_its_size(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import shutil
 from collections.abc import AsyncIterator
@@ -207,7 +208,8 @@ def test_models_are_loaded_when_they_are_asked_for_and_unloaded_by_age(tmp_path:
             assert set(ModelService(shelf).loads()) == {"b", "deep/c"}
             assert (await http.post("/v1/chat/completions", json={**body, "model": "x"})).status_code == 404
             broken = await http.post("/v1/chat/completions", json={**body, "model": "broken"})
-            assert broken.status_code == 500
+            assert broken.status_code == 503
+            assert str(tmp_path) not in broken.text
             listed = (await http.get("/v1/models")).json()
             assert {model["id"] for model in listed["data"]} == set(states)
 
@@ -232,6 +234,17 @@ def test_a_model_that_does_not_fit_with_its_cache_is_refused_and_freed() -> None
     assert len(loaded) == 1
     with pytest.raises(BackendError, match="closed"):
         loaded[0].model.logits([1])
+
+
+def test_links_out_of_a_folder_of_models_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "models"
+    (folder / "below").mkdir(parents=True)
+    shutil.copy(DEMO, folder / "below" / "a.gguf")
+    (folder / "b.gguf").symlink_to("below/a.gguf")
+    (folder / "out.gguf").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "pipe.gguf")
+    assert [name for name, _ in models_in(folder)] == ["b", "below/a"]
+    assert "out is skipped: it is a link to a file outside" in caplog.text
 
 
 def test_a_folder_without_models_is_told(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 from pathlib import Path
 from typing import Any
@@ -231,13 +230,13 @@ def test_a_folder_says_the_next_step(tmp_path: Path) -> None:
 def test_finding_opens_no_weights(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {str(path) for path in home.rglob("*") if path.is_file() and path.read_bytes().startswith(GGUF)}
     opened: list[str] = []
-    original = builtins.open
+    original = os.open
 
     def noted(file: Any, *words: Any, **more: Any) -> Any:
         opened.append(os.path.realpath(file) if isinstance(file, str | Path) else "")
         return original(file, *words, **more)
 
-    monkeypatch.setattr(builtins, "open", noted)
+    monkeypatch.setattr(os, "open", noted)
     assert len(everything(places(home))) == 10
     assert len(opened) > 5  # manifests
     assert not weights & set(opened)

@@ -82,7 +82,7 @@ REFUSED = {
     "/frobnicate a b": "unknown command /frobnicate; /help lists the commands (a space before / sends the line",
     "/clear now": "error: wrong usage; write /clear alone",
     "/read /no/such": "error: /no/such: cannot be read: No such file or directory",
-    "/read /dev/null": "error: /dev/null: is not a regular file; give the name of a text",
+    "/read /dev/null": "error: /dev/null: cannot be read: is not a regular file but a device",
     "/save /no/such/talk": "error: no such folder: /no/such; create it first",
     "/copy": "error: nothing to copy: nothing has been answered yet",
     "/edit": "error: /edit needs a terminal",

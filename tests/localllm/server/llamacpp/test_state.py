@@ -42,7 +42,7 @@ def test_several_models_are_loaded_on_demand() -> None:
 def test_props() -> None:
     body = call(ScriptedService(), "/props", settings=Settings(parallel=3)).json()
     assert body["total_slots"] == 3
-    assert body["model_path"] == "/models/tiny.gguf"
+    assert body["model_path"] == "tiny.gguf"
     assert body["model_alias"] == "tiny"
     assert body["default_generation_settings"]["n_ctx"] == 4096
     assert body["default_generation_settings"]["params"]["seed"] == 4294967295

@@ -45,7 +45,7 @@ def test_show(body: Any) -> None:
     assert found["model_info"]["general.parameter_count"] == 1_000_000
     assert found["model_info"]["llama.context_length"] == 8192
     assert found["model_info"]["llama.embedding_length"] == 64
-    assert "FROM /models/tiny.gguf" in found["modelfile"]
+    assert "FROM tiny.gguf\n" in found["modelfile"]
     assert found["template"].startswith("{% for m in messages %}")
 
 

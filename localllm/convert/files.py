@@ -1,0 +1,48 @@
+"""Files of a model's folder, which come from strangers: regular, bounded, and never reached by links out of the folder.
+
+A link such as `chat_template.jinja -> /etc/passwd` would put a file of this computer into the model that the user then
+gives away. The Hugging Face hub's cache keeps its files as links to `blobs` of the same model; these are followed.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from localllm.convert.errors import ConvertError
+from localllm.regular import inside, open_regular, read_regular
+
+MOST_BYTES = 1 << 28  # the largest tokenizer.json seen has 35 MB
+
+
+def open_file(path: Path) -> io.FileIO:
+    """Open a file of a folder; ConvertError if it cannot be opened, or leads out of the folder."""
+    check_inside(path)
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be opened: {error.strerror or error}") from None
+
+
+def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file of a folder; ConvertError as in `open_file`, and for more than `most` bytes."""
+    check_inside(path)
+    try:
+        return read_regular(path, most)
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def read_lines(path: Path, most: int = MOST_BYTES) -> list[str]:
+    """Return the lines of a UTF-8 file of a folder, without their ends; ConvertError as in `read_file`."""
+    try:
+        text = read_file(path, most).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConvertError(f"{path}: cannot be read: {error}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def check_inside(path: Path, folder: Path | None = None) -> None:
+    """Raise ConvertError if links lead from a file or folder out of `folder`, usually the one that it is in."""
+    if not inside(path, folder or path.parent):
+        raise ConvertError(f"{path}: is a link to a file outside the folder; replace it by the file itself")
