@@ -88,7 +88,7 @@ def test_a_thought_is_a_field_of_its_own_or_left_in_the_content() -> None:
     apart, inline = answered(Usual()), answered(Usual(), reasoning_format="none")
     assert apart["reasoning_content"]
     assert not apart["content"]
-    assert inline["content"].strip() == apart["reasoning_content"].strip()
+    assert inline["content"] == f"<think>\n{apart['reasoning_content']}"  # with its start, as in llama-server
     assert "reasoning_content" not in inline
     server = Usual.of(None, True, {})
     assert answered(server)["content"] == inline["content"]
