@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localllm.answer.formats import find_format
+from localllm.answer.thinking import Thinking, with_thinking
 from localllm.answer.thought import begin
+from localllm.confined import Confined
+from localllm.template import ChatTemplate, renderer
 from tests.conftest import reference
 from tests.localllm.answer.support import Read, read
 
 DATA: dict[str, Any] = json.loads((Path(__file__).with_name("data") / "chat_cases.json").read_text(encoding="utf-8"))
 CASES: list[dict[str, Any]] = DATA["cases"]
 BEGUN = [case for case in (*DATA["prompts"], *CASES) if "begun" in case]
+TAILS = {  # (template, whether thinking is off, what it writes before an answer)
+    (case["template"], case.get("off", False), case.get("tail", ""))
+    for case in (*DATA["prompts"], *CASES)
+    if "begun" not in case
+}
 NAMES = sorted({case["template"] for case in CASES})
 
 _FENCE = "an answer with a schema is held to the bare JSON, so no fence can come"
@@ -119,6 +128,22 @@ def test_prompts_of_continued_answers(name: str) -> None:
     cases = [case for case in BEGUN if case["template"] == name]
     differing = [case for case in cases if "".join(prompted(case)[0].split()) != "".join(case["prompt"].split())]
     assert bool(differing) == (name in PROMPTS), differing
+
+
+@cache
+def _confined() -> Confined:
+    return renderer()
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in TAILS}))
+def test_prompts_think_unless_told_otherwise(name: str) -> None:
+    """What a template writes before an answer: models that can think do, also where it takes silence for "off"."""
+    source = reference("templates", f"{name}.jinja").read_text(encoding="utf-8")
+    template = ChatTemplate(source, "<s>", "</s>", confined=_confined())
+    for off, tail in ((off, tail) for other, off, tail in TAILS if other == name):
+        variables = with_thinking(source, Thinking(False if off else None).variables)
+        prompt = template.render([{"role": "user", "content": "Hey there!"}], True, None, variables).text
+        assert prompt.endswith(tail)
 
 
 @pytest.mark.parametrize("name", sorted(DATA["templates"]))
