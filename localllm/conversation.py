@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localllm.answer.thinking import with_thinking
 from localllm.cache import keep_held
 from localllm.cache.prompt_cache import Kept, read, restore, save
 from localllm.confined import Confined
@@ -72,7 +73,7 @@ class Conversation:
         """Write the next answers by these options. Another system prompt replaces the first message."""
         self._asked_of = options.asked  # first, because it may raise
         self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
-        self._variables = options.template_variables
+        self._variables = with_thinking(self._template.source, options.template_variables)
         self._stop = (*options.stops, *self._template.stops)
         if options.system_prompt != self._system:
             self._system = options.system_prompt

@@ -211,6 +211,7 @@ class Model(LoadedModel):
         their names and parameters. Everything else is as in `generate`. A warning reports each change that the template
         required.
         """
+        from localllm.answer.thinking import with_thinking
         from localllm.template import ChatEncoder
 
         if isinstance(messages, str):
@@ -225,7 +226,8 @@ class Model(LoadedModel):
         template, note = self.template
         for message in messages:
             self.check_length(str(message.get("content") or ""))
-        rendered = template.render(messages, tools=tools, extra=answer.template_variables)
+        variables = with_thinking(template.source, answer.template_variables)
+        rendered = template.render(messages, tools=tools, extra=variables)
         for told in (*([note] if note else []), *rendered.notes):
             warnings.warn(told, stacklevel=2)
         self.check_length(rendered.text)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.forced import forced_calls
 from localllm.answer.grammars import Format
-from localllm.answer.incoming import SPACES
 from localllm.answer.lazy import offered_calls
 from localllm.answer.structure import Asked, Grammar, Structure, StructureError, compile_structure
-from localllm.answer.thought import after_thought, budgeted, thought_of
+from localllm.answer.thought import after_thought, before_content, budgeted, thought_of
 
 if TYPE_CHECKING:
     from localllm.scheduler.request import Constraint
@@ -50,11 +49,7 @@ def structured(vocabulary: GrammarVocabulary, structure: Structure) -> Callable[
 
 def _as_content(grammar: Grammar, format_: Format, prompt_tail: str, vocabulary: GrammarVocabulary) -> Grammar:
     """Return the grammar between the markers that stand around content in this format."""
-    before, after = format_.around
-    tail = prompt_tail.rstrip(SPACES)
-    begun = format_.channels is not None and not tail.endswith(format_.channels.start)
-    if not before or begun or tail.endswith(before.rstrip()):
-        before = ""
+    before, after = before_content(format_, prompt_tail), format_.around[1]
     parts = [vocabulary.spelled(before) if before else "", grammar.start]
     if after:
         parts.append(f"({vocabulary.spelled(after)})?")

@@ -21,7 +21,7 @@ class Header:
     """The kind of a message. "goes on" continues the previous message."""
 
     kind: Literal["content", "reasoning", "call", "goes on"]
-    name: str = ""  # of the tool
+    name: str = ""  # of the tool, as the header has it
 
     @classmethod
     def read(cls, channels: Channels, header: str) -> Header:
@@ -33,7 +33,7 @@ class Header:
         if recipients[-1:] == ["self"]:
             return cls("reasoning")
         if recipients:
-            return cls("call", recipients[-1].removeprefix("functions."))
+            return cls("call", recipients[-1])
         named = _CHANNEL.findall(header)
         return cls("reasoning") if named[-1:] == ["analysis"] else cls("content")
 

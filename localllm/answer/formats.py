@@ -7,7 +7,7 @@ families mix them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localllm.answer.grammars import (
     Calls,
@@ -38,6 +38,7 @@ class Row:
     channels: Channels | None = None
     dropped: tuple[str, ...] = ()
     around: tuple[str, str] = ("", "")  # what stands before and after content
+    calls_in_thought: bool = False  # the models are known to call without ending their thought; else a thought is one
 
 
 THOUGHTS: tuple[tuple[str, ThoughtMarks], ...] = (  # a text of the template; the first match is taken
@@ -181,6 +182,7 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
             prefix="functions.",
             whole_id=True,
         ),
+        calls_in_thought=True,
     ),
     Row(
         "hunyuan-3",
@@ -202,8 +204,8 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
         ),
     ),
     Row("minimax-m2", ("<minimax:tool_call>",), _invoke(("<minimax:tool_call>", "</minimax:tool_call>"))),
-    Row("deepseek-v3.2", ("DSML", "function_calls"), _dsml("function_calls")),
-    Row("deepseek-v4", ("DSML", "tool_calls"), _dsml("tool_calls")),
+    Row("deepseek-v3.2", ("DSML", "function_calls"), _dsml("function_calls"), calls_in_thought=True),
+    Row("deepseek-v4", ("DSML", "tool_calls"), _dsml("tool_calls"), calls_in_thought=True),
     Row(
         "deepseek-r1",
         ("<｜tool▁call▁begin｜>", "```json"),
@@ -214,10 +216,23 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
         "gemma-4",
         ("<|tool_call>",),
         NamedCalls(begin=(Pattern("<|tool_call>call:{name}"),), end=("<tool_call|>",), style=GEMMA),
+        dropped=("<|channel>",),  # some answers write it twice before a thought
     ),
     Row("seed", ("<seed:tool_call>",), _parameters(("<seed:tool_call>", "</seed:tool_call>"), lines=False)),
+    Row(
+        "ling-3",
+        ("<|role_end|>", "<arg_key>", "<arg_value>"),
+        _arg_tags("<tool_call>{name}"),
+        dropped=("<|role_end|>",),  # some answers spell their end in letters
+        calls_in_thought=True,
+    ),
     Row("glm", ("<arg_key>", "<arg_value>"), _arg_tags("<tool_call>{name}")),
-    Row("qwen3-coder", ("<function=", "<parameter="), _parameters(("<tool_call>", "</tool_call>"), lines=True)),
+    Row(
+        "qwen3-coder",
+        ("<function=", "<parameter="),
+        _parameters(("<tool_call>", "</tool_call>"), lines=True),
+        calls_in_thought=True,
+    ),
     Row(
         "minicpm5",
         ('<function name="', '<param name="'),
@@ -306,15 +321,30 @@ def find_format(template: str) -> Format:
     row = next((row for row in ROWS if all(text in template for text in row.texts)), None)
     found = next((thinking for text, thinking in THOUGHTS if text in template), None)
     if row is None:
-        return Format("hermes", found or THINK, HERMES, thinks=found is not None, native=False)
-    thinking = row.thinking or found
+        thinking = _spaced(found or THINK, template)
+        return Format("hermes", thinking, HERMES, thinks=found is not None, native=False)
+    known = row.thinking or found
     return Format(
         row.name,
-        thinking or THINK,
+        _spaced(known or THINK, template),
         row.calls,
         row.channels,
         row.dropped,
         row.around,
-        thinking is not None and bool(thinking.start),
+        known is not None and bool(known.start),
         native=_TOOLS.search(template) is not None,
+        calls_in_thought=row.calls_in_thought,
     )
+
+
+def _spaced(thinking: ThoughtMarks, template: str) -> ThoughtMarks:
+    """Return marks with the line breaks that a template writes next to them."""
+    start, end = thinking.start, thinking.end
+    if not start:
+        return thinking
+    counts = (start + _BREAK in template, _BREAK + end in template, 1 + (end + 2 * _BREAK in template))
+    lead, before, after = ("\n" * int(count) for count in counts)
+    return replace(thinking, spaces=(lead, before, after if end + _BREAK in template else ""))
+
+
+_BREAK = r"\n"  # a line break as the strings of a template spell it

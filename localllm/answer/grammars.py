@@ -54,6 +54,7 @@ class ThoughtMarks:
     ended_by: tuple[str, ...] = ()  # markers that also end it, and count
     anywhere: bool = False  # the markers are control tokens, which no prose has: they count within content, too
     resume: str = ""  # between the end and what follows
+    spaces: tuple[str, str, str] = ("", "", "")  # what the template writes after the start, before and after the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,7 @@ class Format:
     around: tuple[str, str] = ("", "")  # what stands before and after content
     thinks: bool = False  # the template knows of thoughts
     native: bool = True  # the template describes the tools to the model; else `with_tools` does
+    calls_in_thought: bool = False  # the model calls tools without ending its thought first
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -45,17 +45,17 @@ class Incoming:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
-        self._taken: list[str] | None = None
-        self._mark = _NOWHERE  # where recording began
+        self._records: list[_Record] = []
         self.ended = False
 
     def push(self, text: str) -> None:
-        if self._mark != _NOWHERE and self._at - self._mark > MOST_BACK:
-            self._mark = _NOWHERE
-        keep = min(self._at, self._mark) if self._mark != _NOWHERE else self._at
+        for record in self._records:
+            record.check(self._at)
+        keep = min([self._at, *(record.start for record in self._records)])
         self._text = self._text[keep:] + text
         self._at -= keep
-        self._mark -= keep if self._mark != _NOWHERE else 0
+        for record in self._records:
+            record.start -= keep if record.start != _NOWHERE else 0
 
     def close(self) -> None:
         self.ended = True
@@ -63,21 +63,24 @@ class Incoming:
     # -- recording -------------------------------------------------------------------------------------------------
 
     def record(self) -> None:
-        """Remember everything that is taken from here on."""
-        self._taken, self._mark = [], self._at
+        """Remember everything that is taken from here on, until `back` or `forget`. Records nest."""
+        self._records.append(_Record(self._at, [len(outer.taken) for outer in self._records]))
 
     def back(self) -> str:
-        """Stop remembering, and go back to where that began; return what could not be brought back."""
-        taken, mark = self._taken, self._mark
-        self.forget()
-        if taken is None or mark == _NOWHERE or self._at - mark > MOST_BACK:
-            return "".join(taken or ())
-        self._at = mark
+        """End the last record, and go back to where it began. Return what was taken if that is too far."""
+        record = self._records.pop()
+        record.check(self._at)
+        if record.start == _NOWHERE:
+            return "".join(record.taken)
+        self._at = record.start
+        for outer, length in zip(self._records, record.outer, strict=True):
+            del outer.taken[length:]
         return ""
 
     def forget(self) -> None:
-        """Stop remembering."""
-        self._taken, self._mark = None, _NOWHERE
+        """End the last record, if there is one."""
+        if self._records:
+            self._records.pop()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -85,8 +88,8 @@ class Incoming:
         """Return the next `count` characters, which have arrived, and go past them."""
         taken = self._text[self._at : self._at + count]
         self._at += len(taken)
-        if self._taken is not None and taken:
-            self._taken.append(taken)
+        for record in self._records if taken else ():
+            record.taken.append(taken)
         return taken
 
     def peek(self, count: int = 1) -> Wait[str]:
@@ -107,6 +110,13 @@ class Incoming:
             if self.ended or left >= len(text) or not text.startswith(self._text[self._at :]):
                 return False
             yield
+
+    def accept_one(self, texts: Iterable[str]) -> Wait[str]:
+        """Go past the one of `texts` that comes next, and return it; "" if none does."""
+        for text in sorted(texts, key=len, reverse=True):
+            if (yield from self.accept(text)):
+                return text
+        return ""
 
     def flow(self, pattern: re.Pattern[str], most: int, show: Show) -> Wait[int]:
         """Show up to `most` of the next characters, stopping at the first that does not match `pattern` (`[...]*`).
@@ -168,6 +178,21 @@ class Incoming:
 
 
 _SPACES = re.compile(f"[{SPACES}]*")
+
+
+class _Record:
+    """What was taken since `start`. `outer`: how much each outer record had taken when this one began."""
+
+    __slots__ = ("outer", "start", "taken")
+
+    def __init__(self, start: int, outer: list[int]) -> None:
+        self.start, self.outer = start, outer
+        self.taken: list[str] = []
+
+    def check(self, at: int) -> None:
+        """Give up going back if the text since `start` is too long to keep."""
+        if self.start != _NOWHERE and at - self.start > MOST_BACK:
+            self.start = _NOWHERE
 
 
 def run_whole(parser: Callable[[Incoming], Wait[_T]], text: str) -> tuple[_T, bool]:

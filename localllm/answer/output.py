@@ -1,11 +1,14 @@
 """`Output`: the parts of an answer as the reader finds them.
 
-White space between a thought, the content and the calls is dropped, so it is held back until text follows.
+White space before and after a thought, the content and a call is dropped, so it is held back until text follows.
+Content that goes on after a call or a thought keeps the white space between its two parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Literal
 
 from localllm.answer.incoming import MOST_SPACES, SPACES
@@ -25,28 +28,27 @@ class Output:
         self._held = ""  # white space that may end the text
         self._flowing = False  # in white space that is too long to wait for its end
         self._stripping = False  # white space comes before the text
+        self._spoke = False  # content was shown
+        self._gap = ""  # white space at the end of the content before the last thought or call
+        self._skipped = ""  # white space dropped since then
         self.blank = True
         self.called = False  # the last thing was a call
 
     def drain(self) -> tuple[Part, ...]:
         """Return the parts since the last time, parts of one kind joined."""
-        joined: list[Part] = []
-        for part in self._parts:
-            last = joined[-1] if joined else None
-            if isinstance(part, Content) and isinstance(last, Content):
-                joined[-1] = Content(last.text + part.text)
-            elif isinstance(part, Reasoning) and isinstance(last, Reasoning):
-                joined[-1] = Reasoning(last.text + part.text)
-            elif isinstance(part, CallArguments) and isinstance(last, CallArguments) and last.index == part.index:
-                joined[-1] = CallArguments(part.index, last.json + part.json)
-            else:
-                joined.append(part)
+        joined = tuple(_joined(list(run)) for _, run in groupby(self._parts, _kind_of))
         self._parts.clear()
-        return tuple(joined)
+        return joined
 
-    def enter(self, kind: Kind) -> None:
-        """Begin a thought or content. White space before and after what was said until now is dropped."""
-        self._kind, self._held, self._stripping, self._flowing, self.blank = kind, "", True, False, True
+    def enter(self, kind: Kind, resumed: bool = False) -> None:
+        """Begin a thought or content. White space at the end of the text until now is dropped, or kept as a gap.
+
+        `resumed`: the text has begun before, so white space at its start belongs to it.
+        """
+        if self._kind == "content":
+            self._gap = self._gap if self.blank else self._held
+        self._skipped = ""
+        self._kind, self._held, self._stripping, self._flowing, self.blank = kind, "", not resumed, False, True
         self.called = False
 
     def skip(self) -> None:
@@ -57,10 +59,12 @@ class Output:
     def text(self, text: str) -> None:
         """Show more of the thought or the content."""
         if self._stripping:
-            text = text.lstrip(SPACES)
+            stripped = text.lstrip(SPACES)
+            self._skipped = (self._skipped + text[: len(text) - len(stripped)])[:MOST_SPACES]
+            text = stripped
         body = text.rstrip(SPACES)
         if body:
-            self._show(self._held + body)
+            self._show(self._between() + self._held + body)
             self._held, self._flowing, self._stripping = "", False, False
             self.blank = self.called = False
             text = text[len(body) :]
@@ -69,8 +73,28 @@ class Output:
             return
         self._held += text
         if len(self._held) > MOST_SPACES:
-            self._show(self._held)
-            self._held, self._flowing = "", True
+            self._show(self._between() + self._held)
+            self._held, self._flowing, self._stripping = "", True, False
+
+    def _between(self) -> str:
+        """Return the white space between content and the content that goes on here, and note that it does."""
+        if self._kind != "content":
+            return ""
+        gap = (self._gap or self._skipped) if self._spoke and self.blank else ""
+        self._spoke, self._gap, self._skipped = True, "", ""
+        return gap
+
+    def trial(self) -> Output:
+        """Return an output for calls that may turn out to be none."""
+        return Output(self._make_id)
+
+    def calls(self, parts: Iterable[Part]) -> None:
+        """Show the calls of a trial."""
+        for part in parts:
+            if isinstance(part, CallStart):
+                self.start(part.name, part.id)
+            elif isinstance(part, CallArguments):
+                self.arguments(part.json)
 
     def start(self, name: str, id_: str = "") -> None:
         """Begin a call; the id of a model that writes long ones is kept."""
@@ -93,3 +117,38 @@ class Output:
     def _show(self, text: str) -> None:
         if text:
             self._parts.append(Content(text) if self._kind == "content" else Reasoning(text))
+
+
+def whole_calls(parts: Sequence[Part]) -> bool:
+    """Return whether the arguments of all calls in `parts` are whole objects; `parts` have been drained."""
+    texts = {part.index: "" for part in parts if isinstance(part, CallStart)}
+    texts |= {part.index: part.json for part in parts if isinstance(part, CallArguments)}
+    try:
+        return bool([json.loads(text) for text in texts.values()])
+    except (ValueError, RecursionError):
+        return False
+
+
+def _kind_of(part: Part) -> object:
+    """Return a key that parts share if they can be joined."""
+    match part:
+        case Reasoning() | Content():
+            return type(part)
+        case CallStart(index):
+            return index, "start"
+        case CallArguments(index):
+            return index, "arguments"
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    """Return parts of one kind as one."""
+    first = parts[0]
+    match first:
+        case Reasoning():
+            return Reasoning("".join(part.text for part in parts if isinstance(part, Reasoning)))
+        case Content():
+            return Content("".join(part.text for part in parts if isinstance(part, Content)))
+        case CallStart():
+            return first
+        case CallArguments(index):
+            return CallArguments(index, "".join(part.json for part in parts if isinstance(part, CallArguments)))

@@ -30,7 +30,7 @@ from localllm.answer.grammars import (
 )
 from localllm.answer.incoming import Incoming, Markers, Wait
 from localllm.answer.literal import LOOSE, literal
-from localllm.answer.output import Output
+from localllm.answer.output import Output, whole_calls
 from localllm.answer.parts import Part
 from localllm.answer.tags import nested_call, tagged_call
 from localllm.answer.thought import thought_of
@@ -48,8 +48,9 @@ def make_id() -> str:
 class AnswerReader:
     """Reads one answer.
 
-    Calls are read if there are `tools` (OpenAI's form). `thinking`: whether the prompt has begun a thought; None: as
-    the end of the prompt, `prompt_tail`, says.
+    `tools`: those that may be called, in OpenAI's form. `prompt_tail`: the end of the prompt, which says whether a
+    thought has begun. `inline`: thoughts stay in the content, as the model writes them; so do calls without
+    `read_calls`. `resumed`: the prompt has begun the thought or the content itself, so its start is not shown inline.
     """
 
     def __init__(
@@ -57,13 +58,16 @@ class AnswerReader:
         format_: Format,
         tools: Sequence[Mapping[str, Any]] = (),
         prompt_tail: str = "",
-        thinking: bool | None = None,
         make_id: Callable[[], str] = make_id,
+        *,
+        inline: bool = False,
+        read_calls: bool = True,
+        resumed: bool = False,
     ) -> None:
-        self._format = format_
+        self._format, self._inline, self._read_calls = format_, inline, read_calls
         self._text = Incoming()
         self._out = Output(make_id)
-        self._context = Context(self._text, self._out, Schemas(tools))
+        self._context = Context(self._text, self._out, Schemas(tools if read_calls else ()))
         channels, calls = format_.channels, format_.calls
         thought = format_.thinking if channels is None else ThoughtMarks("", "")  # headers say what is a thought
         self._ends = () if channels is None else (*channels.ends, channels.start)
@@ -72,9 +76,12 @@ class AnswerReader:
         headed = channels is not None and isinstance(calls, NamedCalls)  # a message's header begins the call
         opens = (calls.section[0], *calls.opens()) if self._context.tools and not headed else ()
         closes = calls.section[1] if opens else ""
-        self._content_markers = Markers((thought.start, thought.end, *format_.dropped, *opens, closes, *self._ends))
-        self._thought_markers = Markers((thought.end, *thought.ended_by, *opens))
-        self._run = self._channels(prompt_tail) if format_.channels is not None else self._plain(prompt_tail, thinking)
+        plain = (thought.start, thought.end, *format_.dropped, *self._ends)
+        self._content_markers, self._plain_markers = Markers((*plain, *opens, closes)), Markers(plain)
+        called = opens if format_.calls_in_thought else ()
+        self._thought_markers = Markers((thought.end, *thought.ended_by, *called))
+        tail = prompt_tail
+        self._run = self._channels(tail, resumed) if channels is not None else self._plain(tail, resumed)
         self._finished = False
         next(self._run, None)
 
@@ -95,17 +102,19 @@ class AnswerReader:
 
     # -- text with markers -----------------------------------------------------------------------------------------
 
-    def _plain(self, prompt_tail: str, thinking: bool | None) -> Wait[None]:
-        if thought_of(self._format, prompt_tail) == "open" if thinking is None else thinking:
-            self._out.enter("reasoning")
-            yield from self._thought()
+    def _plain(self, prompt_tail: str, resumed: bool) -> Wait[None]:
+        if thought_of(self._format, prompt_tail) == "open":
+            start = self._format.thinking.start.rstrip()
+            yield from self._thought("" if resumed else prompt_tail[prompt_tail.rindex(start) :], resumed)
         yield from self._content()
 
-    def _content(self) -> Wait[str]:
-        """Read content, and the thoughts and calls in it; return the marker that ends it, or ""."""
+    def _content(self, calls: bool = True) -> Wait[str]:
+        """Read content, and the thoughts and `calls` in it; return the marker that ends it, or ""."""
+        markers = self._content_markers if calls else self._plain_markers
         while True:
-            yield from self._bare_call()
-            marker = yield from self._text.until(self._content_markers, self._out.text)
+            if calls:
+                yield from self._bare_call()
+            marker = yield from self._text.until(markers, self._out.text)
             if not marker or marker in self._ends:
                 return marker
             yield from self._marker(marker)
@@ -114,9 +123,8 @@ class AnswerReader:
         """Read what a marker in content begins."""
         out, thinking, calls = self._out, self._format.thinking, self._format.calls
         if marker == thinking.start and (out.blank or thinking.anywhere):
-            out.enter("reasoning")
-            yield from self._thought()
-        elif marker == thinking.end and (out.blank or thinking.anywhere):
+            yield from self._thought(marker)
+        elif marker == thinking.end and (out.blank or thinking.anywhere) and not self._inline:
             out.skip()  # the prompt has ended the thought, or there was none
         elif marker in self._format.dropped or (marker == calls.section[1] and out.called):
             out.skip()
@@ -125,34 +133,77 @@ class AnswerReader:
         else:
             out.text(marker)
 
-    def _thought(self) -> Wait[None]:
-        """Read a thought; a call ends it, too."""
+    def _thought(self, start: str, resumed: bool = False) -> Wait[None]:
+        """Read a thought, which began with `start`. A call in it is a part of it, unless the format says otherwise."""
         thinking = self._format.thinking
+        if self._inline and thinking.ended_by and (yield from self._text.follows(thinking.ended_by)):
+            start = ""  # it has nothing but its start
+        self._enter_thought(start, resumed)
         while True:
             marker = yield from self._text.until(self._thought_markers, self._out.text)
             if not marker:
                 return
             if marker == thinking.end or marker in thinking.ended_by:
-                self._out.enter("content")
+                self._leave_thought(marker if marker == thinking.end else "")
                 if marker != thinking.end:
                     yield from self._marker(marker)
                 return
-            if (yield from self._call(marker, strict=True)):
+            if (yield from (self._call(marker, strict=True) if self._out.blank else self._last_calls(marker))):
                 return
+
+    def _enter_thought(self, start: str, resumed: bool) -> None:
+        if self._inline:
+            self._out.text(start)
+        else:
+            self._out.enter("reasoning", resumed)
+
+    def _leave_thought(self, end: str) -> None:
+        if self._inline:
+            self._out.text(end)
+        else:
+            self._out.enter("content")
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _call(self, marker: str, strict: bool = False) -> Wait[bool]:
         """Read the calls behind a marker; show it as text if there are none. `strict`: only those of known tools."""
         self._text.record()
-        called = yield from self._calls(marker, strict)
+        called = yield from self._calls(marker, replace(self._context, strict=strict))
         if not called:
             self._out.text(marker)
             self._out.text(self._text.back())
         return called
 
-    def _calls(self, marker: str, strict: bool) -> Wait[bool]:
-        form, context = self._format.calls, replace(self._context, strict=strict)
+    def _last_calls(self, marker: str) -> Wait[bool]:
+        """Read the calls behind a marker in a thought. They count if they are whole, and nothing follows them.
+
+        Otherwise the model only mentions them: they are a part of the thought.
+        """
+        text, trial = self._text, self._out.trial()
+        context = replace(self._context, out=trial, strict=True)
+        opens, close = (self._format.calls.section[0], *self._format.calls.opens()), self._format.calls.section[1]
+        text.record()
+        following = marker
+        while following:
+            text.record()
+            if not (yield from self._calls(following, context)):
+                text.back()
+                break
+            yield from text.spaces()
+            if (yield from text.accept(close)):
+                yield from text.spaces()
+            following = yield from text.accept_one(opens)
+        calls = trial.drain()
+        if (yield from text.peek()) or not whole_calls(calls):
+            self._out.text(marker)
+            self._out.text(text.back())
+            return False
+        text.forget()
+        self._out.calls(calls)
+        return True
+
+    def _calls(self, marker: str, context: Context) -> Wait[bool]:
+        form = self._format.calls
         if isinstance(form, JsonCalls):
             return (yield from json_calls(context, form))
         if isinstance(form, PythonCalls):
@@ -183,14 +234,16 @@ class AnswerReader:
 
     # -- messages with headers -------------------------------------------------------------------------------------
 
-    def _channels(self, prompt_tail: str) -> Wait[None]:
+    def _channels(self, prompt_tail: str, resumed: bool) -> Wait[None]:
         channels = self._format.channels
         assert channels is not None
         header = open_header(channels, prompt_tail)
+        begun = header is not None and resumed
         if header is None:
             header = yield from self._header("", False)
         while True:
-            marker = yield from self._message(header)
+            marker = yield from self._message(header, begun)
+            begun = False
             if not marker:
                 return
             header = yield from self._header(marker, channels.kind == "arrows")
@@ -217,18 +270,37 @@ class AnswerReader:
             self._out.text(text)
         return Header("goes on")
 
-    def _message(self, header: Header) -> Wait[str]:
-        """Read a message; return the marker that ends it, or ""."""
+    def _message(self, header: Header, begun: bool) -> Wait[str]:
+        """Read a message; return the marker that ends it, or "". `begun`: the prompt has a part of it."""
+        thinking = self._format.thinking
         if header.kind == "reasoning":
-            self._out.enter("reasoning")
-            return (yield from self._text.until(self._end_markers, self._out.text))
-        if header.kind != "goes on":
-            self._out.enter("content")
-        if header.kind == "call" and isinstance(self._format.calls, NamedCalls) and self._context.tools:
-            gap = yield from self._text.spaces()
-            if (yield from self._text.peek()) == "{":
-                self._context.start(header.name)
-                yield from literal(self._text, LOOSE, self._out.arguments)
-            else:
-                self._out.text(gap)
-        return (yield from self._content())
+            self._enter_thought("" if begun else thinking.start, begun)
+            marker = yield from self._text.until(self._end_markers, self._out.text)
+            self._leave_thought(marker and thinking.end)
+            return marker
+        if header.kind != "goes on" and not self._inline:
+            self._out.enter("content", begun)
+        if header.kind == "call" and isinstance(self._format.calls, NamedCalls):
+            if not self._reads(header.name):
+                return (yield from self._text.until(self._end_markers, lambda text: None))
+            yield from self._headed_call(header.name.removeprefix(self._format.calls.prefix))
+        return (yield from self._content(calls=header.kind == "call"))
+
+    def _reads(self, recipient: str) -> bool:
+        """Return whether a message to a tool is read. One to a tool that nobody offered is for nobody here."""
+        calls, tools = self._format.calls, self._context.tools
+        assert isinstance(calls, NamedCalls)
+        if not self._read_calls or not calls.prefix:
+            return True
+        return bool(tools) and (recipient.startswith(calls.prefix) or recipient in tools)
+
+    def _headed_call(self, name: str) -> Wait[None]:
+        """Read the arguments of a call whose tool the header has named."""
+        if not self._context.tools:
+            return
+        gap = yield from self._text.spaces()
+        if (yield from self._text.peek()) == "{":
+            self._context.start(name)
+            yield from literal(self._text, LOOSE, self._out.arguments)
+        else:
+            self._out.text(gap)

@@ -133,6 +133,9 @@ def nested_call(context: Context, form: NestedCalls) -> Wait[bool]:
 def _element(text: Incoming, prefix: str, key: str, schema: Property, depth: int = 0) -> Wait[str | None]:
     """Return the JSON of what stands in an element, and go past its end; None if it is broken."""
     parts: list[str] = []
+    if schema.types is not None and "string" in schema.types:  # a text, whatever stands in it
+        ended = yield from text.until(Markers((f"{prefix}</{key}>",)), parts.append)
+        return argument("".join(parts), schema.types) if ended else None
     inside: list[tuple[str, str]] = []  # (key, JSON)
     tag = Markers((prefix + "<",))
     while (yield from text.until(tag, parts.append)):
@@ -158,6 +161,6 @@ def _joined(inside: list[tuple[str, str]], own: str, schema: Property) -> str:
         return f"[{', '.join(value for _, value in inside)}]"
     if inside:
         return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in inside) + "}"
-    if not own.strip() and types is not None and "string" not in types and types & {"array", "object"}:
+    if not own.strip() and types is not None and types & {"array", "object"}:
         return "[]" if "array" in types else "{}"
     return argument(own, types)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+SWITCHES = frozenset(("enable_thinking", "thinking"))  # variables of templates that switch thinking on or off
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a model that can think shall do so. None: as its template does by default."""
+    """How a model that can think shall do so. None: nothing is said, so it thinks (`with_thinking`)."""
 
     enabled: bool | None = None
     effort: str = ""  # low, medium, high: for templates that know it; "none": not at all
@@ -36,3 +39,15 @@ class Thinking:
         if self.budget is not None:
             found["thinking_budget"] = self.budget
         return found
+
+
+def with_thinking(template: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of a chat template. If its model can think, it does so unless the variables say otherwise.
+
+    Some templates take an undefined `enable_thinking` for "off", though their models were trained to think.
+    """
+    from localllm.answer.formats import find_format
+
+    if not SWITCHES.isdisjoint(variables) or not find_format(template).thinks:
+        return dict(variables)
+    return {"enable_thinking": True, **variables}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.answer.constraint import GrammarVocabulary
-from localllm.answer.grammars import Format
+from localllm.answer.grammars import Format, ThoughtMarks
 from localllm.answer.incoming import SPACES
 from localllm.answer.structure import Grammar
 
@@ -33,6 +33,56 @@ def thought_of(format_: Format, prompt_tail: str) -> Thought:
     if format_.channels is not None and not tail.endswith(format_.channels.start):
         return "over"  # the prompt has begun a message that is none
     return "possible" if format_.thinks else "over"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How a prompt ends if it begins the answer: with `opening`, thought, `closing` and content, in this order.
+
+    They replace the last `cut` characters of the prompt. `opening` and `closing` are markers, as the template writes
+    them; thought and content are the model's.
+    """
+
+    cut: int = 0
+    opening: str = ""
+    thought: str = ""
+    closing: str = ""
+    content: str = ""
+
+
+def begin(format_: Format, prompt_tail: str, thought: str, content: str | None) -> Begun:
+    """Return how a prompt that ends with `prompt_tail` begins an answer with this thought and content.
+
+    Without content (None) the thought goes on. A format without thoughts drops it.
+    """
+    thinking = format_.thinking
+    lead, before, after = thinking.spaces
+    open_ = thought_of(format_, prompt_tail) == "open"
+    if not (thought and format_.thinks) and not (open_ and content is not None):
+        return Begun(closing=before_content(format_, prompt_tail) if content else "", content=content or "")
+    cut, opening = (0, "") if open_ else (_closed_thought(thinking, prompt_tail), thinking.start + lead)
+    if content is None:
+        return Begun(cut, opening, thought)
+    closing = f"{before}{thinking.end}{after}{thinking.resume}{format_.around[0]}"
+    return Begun(cut, opening, thought, closing, content)
+
+
+def _closed_thought(thinking: ThoughtMarks, prompt_tail: str) -> int:
+    """Return the length of the empty thought at the end of a prompt, or of the marker that ends none; 0 without."""
+    tail = prompt_tail.rstrip(SPACES)
+    if not tail.endswith(thinking.end):
+        return 0
+    rest = tail.removesuffix(thinking.end)
+    empty = rest.rstrip(SPACES)
+    return len(prompt_tail) - len(empty.removesuffix(thinking.start) if empty.endswith(thinking.start) else rest)
+
+
+def before_content(format_: Format, prompt_tail: str) -> str:
+    """Return the marker that comes before content after this prompt, or ""."""
+    before, channels = format_.around[0], format_.channels
+    tail = prompt_tail.rstrip(SPACES)
+    begun = channels is not None and not tail.endswith(channels.start)
+    return "" if begun or tail.endswith(before.rstrip()) else before
 
 
 # -- grammars --------------------------------------------------------------------------------------------------------

@@ -9,12 +9,15 @@ from typing import Any
 from localllm.answer.formats import find_format
 from localllm.answer.grammars import Format
 from localllm.answer.messages import CallForm, call_form, fitted
+from localllm.answer.thinking import with_thinking
+from localllm.answer.thought import begin
 from localllm.engine import ContextFull
+from localllm.held import end_of
 from localllm.model import Model
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
-from localllm.server.turn import Completion, Turn
+from localllm.server.turn import Completion, Continued, Turn
 from localllm.template import ChatEncoder, ChatTemplate
-from localllm.template.origin import MODEL, Text, joined
+from localllm.template.origin import MODEL, OWN, Text, joined
 
 FILL = {  # the role of a token, and the keys under which files name it
     "prefix": ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"),
@@ -50,12 +53,13 @@ _FILL_TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens before an answer, and their text."""
+    """The tokens before an answer, and their text. `tail`: its end, before what it has of the answer itself."""
 
     ids: list[int]
     text: str
     stops: tuple[str, ...] = ()
     resumed: bool = False  # the answer continues a text
+    tail: str = ""
 
 
 class Prompts:
@@ -83,23 +87,37 @@ class Prompts:
     def of_turn(self, turn: Turn, tools: Sequence[Mapping[str, Any]]) -> Prompt:
         """Render a conversation. TemplateError, ContextFull or BadRequest if that is not possible."""
         messages = [dict(message) for message in turn.messages]
-        begun, continued = "", turn.continued and bool(messages) and messages[-1].get("role") == "assistant"
-        if continued:
-            begun = str(messages.pop().get("content") or "")
+        continued = turn.continued and bool(messages) and messages[-1].get("role") == "assistant"
+        last = messages.pop() if continued else {}
         for message in messages:
             self._check_length(str(message.get("content") or ""))
-        template, variables = self.template, {**turn.thinking.variables, **turn.template_variables}
+        template = self.template
+        variables = with_thinking(template.source, {**turn.thinking.variables, **turn.template_variables})
         if self._call_form is None:
             self._call_form = call_form(template)
         messages = fitted(messages, tools, self.format, self._call_form)
         told = list(tools) if tools and self.format.native else None
         prompted = variables.pop("add_generation_prompt", True) is not False or continued
         rendered = template.render(messages, prompted, told, variables)
-        text = joined((rendered.text, Text.of(begun, MODEL)))
+        if continued:
+            text, tail = self._begun(rendered.text, last, turn.continues)
+        else:
+            text, tail = rendered.text, end_of(rendered.text)
         self._check_length(text)
         if self._encoder is None:
             self._encoder = ChatEncoder(self._model.words, template.source)
-        return Prompt(self._encoder.encode(text), str.__str__(text), template.stops, bool(begun))
+        resumed = continued and bool(last.get("content") or last.get("reasoning_content"))
+        return Prompt(self._encoder.encode(text), str.__str__(text), template.stops, resumed, tail)
+
+    def _begun(self, prompt: Text, message: Mapping[str, Any], part: Continued) -> tuple[Text, str]:
+        """Return a prompt with the start of the answer, and its end before that."""
+        thought, content = (str(message.get(name) or "") for name in ("reasoning_content", "content"))
+        whole = content if part == "content" or (part == "" and content) else None
+        found = begin(self.format, end_of(prompt), thought, whole)
+        opened = joined((prompt[: len(prompt) - found.cut], Text.of(found.opening, OWN)))
+        closed = joined((opened, Text.of(found.thought, MODEL), Text.of(found.closing, OWN)))
+        tail = closed if whole is not None or not found.thought else opened
+        return joined((closed, Text.of(found.content, MODEL))), end_of(tail)
 
     def _check_length(self, text: str) -> None:
         """Raise PromptTooLong, before any work, for a text that no context of this size can hold."""

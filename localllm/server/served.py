@@ -12,14 +12,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from localllm.answer.grammars import Format, ThoughtMarks
 from localllm.answer.parts import CallStart, Content, Part
 from localllm.answer.reader import AnswerReader
 from localllm.answer.structure import Asked
 from localllm.cache.slot_files import SlotFiles
 from localllm.closing import Closing
 from localllm.embedding import normalized, pair
-from localllm.held import end_of, held, held_text
+from localllm.held import held, held_text
 from localllm.model import Model
 from localllm.notice import Notice, Setting
 from localllm.scheduler.draft_model import DraftModel
@@ -138,15 +137,22 @@ class Served(Closing):
         """Return the request for a turn, and what makes a reader of its answer."""
         tools = tools_of(turn)
         prompt = self.prompts.of_turn(turn, tools)
-        format_, tail = self.prompts.format, end_of(prompt.text)
+        format_, tail = self.prompts.format, prompt.tail
         forced = turn.tool_choice == "required" or bool(turn.forced_tool)
         structure, budget = turn.generation.structure, turn.thinking.budget
         asked = Asked(structure, tools, turn.parallel_calls, budget, forced)
         constraint = held(self.model, asked, self.prompts.template, tail)
         visible = format_.visible(self.model.words.special)
-        request = replace(self._request(prompt, turn.generation), visible=visible, constraint=constraint)
-        read = format_ if not turn.thinking.inline else _inline(format_)
-        return request, lambda: AnswerReader(read, () if turn.calls_inline else tools, tail)
+        request = self._request(prompt, turn.generation)
+        request = replace(request, visible=visible, constraint=constraint, resumed=True)  # content is its tokens' text
+        return request, lambda: AnswerReader(
+            format_,
+            tools,
+            tail,
+            inline=bool(turn.thinking.inline),
+            read_calls=not turn.calls_inline,
+            resumed=prompt.resumed,
+        )
 
     def _request(self, prompt: Prompt, generation: Generation) -> Request:
         context = self.model.context
@@ -233,13 +239,6 @@ def tools_of(turn: Turn) -> list[Mapping[str, Any]]:
         if not tools:
             raise BadRequest(f"tool_choice names {turn.forced_tool!r}, which is not among the tools", "tool_choice")
     return tools
-
-
-def _inline(format_: Format) -> Format:
-    """Return the format of a reader that leaves thoughts in the content."""
-    if format_.channels is not None:
-        raise NotSupported("reasoning_format none: this model writes thoughts as messages of their own; use auto")
-    return replace(format_, thinking=ThoughtMarks("", ""))
 
 
 def drafts_of(model: Model) -> Drafts | None:

@@ -10,13 +10,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from localllm.answer.thinking import SWITCHES
 from localllm.options import SamplingOptions
 from localllm.scheduler.interfaces import Load
 from localllm.server.info import Info
 from localllm.server.shelf import Shelf
 from localllm.server.turn import Completion, EmbedResult, SlotAction, Thinking, Turn, TurnEvent
-
-SWITCHES = ("enable_thinking", "thinking")  # variables of templates that a request's own thinking sets
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from localllm.scheduler.request import Logprob, Usage
 
 Json = dict[str, Any]
 ToolChoice = Literal["auto", "none", "required"]
+Continued = Literal["", "content", "reasoning_content"]
 SlotAction = Literal["save", "restore", "erase"]
 
 
@@ -59,6 +60,7 @@ class Turn:
     thinking: Thinking = field(default_factory=Thinking)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False  # the last message is the assistant's, and is continued
+    continues: Continued = ""  # which part of it; "": its content, or its thought if it has no content
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from localllm.answer.formats import find_format
 from localllm.template.origin import MODEL, OWN, marked
 
 if TYPE_CHECKING:
@@ -32,34 +33,34 @@ class _Origins:
     """The special tokens that count at each place of a text."""
 
     marks: bytes
-    control: Set[int]
-    written: Set[int]
-    tokens: Set[int]  # both
+    tokens: Set[int]  # that the template writes
+    answers: Set[int]  # of them, those that an answer is written in
 
     def allows(self, token: int, start: int, stop: int) -> bool:
         """Return whether `token` at [start, stop) counts; the least trusted part of that text decides."""
         origin = min(self.marks[start:stop])
-        return origin == OWN or (token not in self.control and (token not in self.written or origin == MODEL))
+        return origin == OWN or token in (self.answers if origin == MODEL else ()) or token not in self.tokens
 
 
 class ChatEncoder:
     """Encodes the conversations rendered by the template with this source.
 
     A control token in the text of a user, system message, tool, name or schema is plain text. So are user-defined
-    tokens that the template writes, such as `<tool_call>`; in the model's own turns these count. Other user-defined
-    tokens, such as runs of spaces or emoticons, count everywhere. With `parse_content` all count everywhere.
+    tokens that the template writes. In the model's own turns those of thoughts and calls count, such as `<tool_call>`,
+    and those of turns and roles do not. Other user-defined tokens, such as runs of spaces or emoticons, count
+    everywhere. With `parse_content` all count everywhere.
     """
 
     def __init__(self, tokenizer: Encoder, source: str, parse_content: bool = False) -> None:
         self._tokenizer, self._parse_content = tokenizer, parse_content
         special = tokenizer.special
-        self._control = frozenset(token for token in special.values() if tokenizer.is_control(token))
-        self._written = frozenset(
+        control = frozenset(token for token in special.values() if tokenizer.is_control(token))
+        written = frozenset(
             token
             for text, token in special.items()
-            if token not in self._control and text.strip(" \t\r\n\u2581") and text in source
+            if token not in control and text.strip(" \t\r\n\u2581") and text in source
         )
-        self._tokens = self._control | self._written
+        self._tokens, self._answers = control | written, written & find_format(source).visible(special)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a rendered conversation: one BOS if the file requires it, no EOS. A plain string is user
@@ -67,7 +68,7 @@ class ChatEncoder:
 
         A template that writes BOS and a file that adds it give one BOS, not two.
         """
-        origins = _Origins(marked(text).marks, self._control, self._written, self._tokens)
+        origins = _Origins(marked(text).marks, self._tokens, self._answers)
         guard = None if self._parse_content else origins
         tokenizer = self._tokenizer
         plain = str.__str__(text)  # slices of a marked text are slow

@@ -91,10 +91,11 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
             "eos_token": Text.of(request["eos"], OWN),
         }
     )
-    # Some templates insist on these: tools even if there are none, and two names of older ones.
-    functions = given(json.dumps(tools or [], indent=4, ensure_ascii=False))
+    # Some templates insist on these: tools even if there are none, their descriptions, and two names of older ones.
+    described = [_described(tool) for tool in tools or []]
+    functions = given(json.dumps(described, indent=4, ensure_ascii=False))
     insisted = {"functions": functions, "datetime": given(now.strftime("%d %B %Y"))} | variables
-    insisted["tools"] = given(tools or [])
+    insisted["tools"] = given(described)
     first_error: TemplateError | None = None
     incomplete: dict[str, Any] | None = None
     for (changed, notes), chosen in product(_variants(messages), (variables, insisted)):
@@ -111,6 +112,12 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
         assert first_error is not None
         raise first_error
     return incomplete
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool whose function has a description, if only an empty one."""
+    function = tool.get("function")
+    return tool | {"function": {"description": "", **function}} if isinstance(function, dict) else tool
 
 
 def _marked(message: Message) -> Message:

@@ -112,4 +112,4 @@ def _continued(fields: Fields, messages: list[Json]) -> bool:
     last: Mapping[str, Any] = messages[-1]
     if last.get("tool_calls"):
         raise fields.wrong("messages", "the last message has tool_use; send its tool_result as the user's message")
-    return last["role"] == "assistant" and bool(last["content"])
+    return last["role"] == "assistant" and bool(last["content"] or last.get("reasoning_content"))

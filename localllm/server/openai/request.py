@@ -10,9 +10,9 @@ from localllm.server.openai.generation import MAX_ALTERNATIVES, Asked, read_gene
 from localllm.server.openai.messages import read_messages
 from localllm.server.openai.thinking import read_thinking
 from localllm.server.openai.tools import read_tools
-from localllm.server.turn import Json, Turn
+from localllm.server.turn import Continued, Json, Turn
 
-CONTINUATIONS = ("content", "reasoning_content")
+CONTINUATIONS: tuple[Continued, ...] = ("content", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ def read_chat(fields: Fields, client: str, most: int | None = None) -> ChatReque
         calls_inline=not fields.flag("parse_tool_calls", True),
         thinking=read_thinking(fields, variables),
         continued=_continued(fields, messages),
+        continues=_continues(fields),
         template_variables=_variables(fields, variables),
     )
     return ChatRequest(turn, asked, read_show(fields, tools.legacy))
@@ -101,6 +102,12 @@ def _continued(fields: Fields, messages: list[Json]) -> bool:
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         raise fields.wrong("messages", "the last two messages are both the assistant's; join them")
     return True
+
+
+def _continues(fields: Fields) -> Continued:
+    """Return which part of the last message the answer continues; "" leaves it to what the message has."""
+    value = fields.data.get("continue_final_message")
+    return next((part for part in CONTINUATIONS if part == value), "")
 
 
 def _variables(fields: Fields, variables: Json) -> Json:

@@ -96,10 +96,13 @@ def read(
     tail: str = "",
     tools: Sequence[dict[str, Any]] = TOOLS,
     cuts: Sequence[int] = (),
+    *,
+    inline: bool = False,
+    resumed: bool = False,
 ) -> Read:
     """Read a text that arrives in pieces, cut at these places."""
     numbers = count()
-    reader = AnswerReader(format_, tools, tail, make_id=lambda: f"id{next(numbers)}")
+    reader = AnswerReader(format_, tools, tail, make_id=lambda: f"id{next(numbers)}", inline=inline, resumed=resumed)
     places = [0, *sorted(cuts), len(text)]
     pieces = [text[start:end] for start, end in pairwise(places)]
     parts = [part for piece in pieces for part in reader.push(piece)]

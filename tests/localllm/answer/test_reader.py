@@ -223,7 +223,7 @@ def test_thoughts_and_content(text: str, tail: str, reasoning: str, content: str
 
 
 def test_a_thought_that_is_said_to_have_begun() -> None:
-    reader = AnswerReader(HERMES, prompt_tail="Well, I'm", thinking=True)
+    reader = AnswerReader(HERMES, prompt_tail="<think>\n")
     parts = (*reader.push(" unsure.</think>No."), *reader.finish())
     assert [(type(part).__name__, getattr(part, "text", "")) for part in parts] == [
         ("Reasoning", "unsure."),
@@ -231,15 +231,87 @@ def test_a_thought_that_is_said_to_have_begun() -> None:
     ]
 
 
-def test_a_call_ends_a_thought() -> None:
-    call = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
-    found = read(HERMES, f"I look.\n{call}\n</think>\nDone.", "<think>")
-    assert (found.reasoning, found.values, found.content) == ("I look.", [WEATHER], "Done.")
+JSON_CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+TAG_CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(("format_", "call"), [(HERMES, JSON_CALL), (CODER, TAG_CALL)], ids=["hermes", "coder"])
+def test_a_call_that_a_thought_mentions_is_thought(format_: Any, call: str) -> None:
+    thought = f"The format would be {call} but I must not."
+    found = read(format_, f"{thought}\n</think>\nNo.", "<think>")
+    assert (found.reasoning, found.calls, found.content) == (thought, [], "No.")
+    found = read(format_, f"{thought}\n</think>\n{call}", "<think>")
+    assert (found.reasoning, found.values, found.content) == (thought, [WEATHER], "")
+
+
+@pytest.mark.parametrize("more", ["", "\n", f"\n{TAG_CALL}\n"])
+def test_a_family_that_calls_without_ending_its_thought(more: str) -> None:
+    found = read(CODER, f"I look.\n{TAG_CALL}{more}", "<think>")
+    assert (found.reasoning, found.values, found.content) == ("I look.", [WEATHER] * (2 if "call" in more else 1), "")
+    assert read(HERMES, f"I look.\n{JSON_CALL}{more}", "<think>").calls == []
+
+
+@pytest.mark.parametrize("size", [100, 10_000])
+def test_a_long_call_in_an_unended_thought(size: int) -> None:
+    """Longer than what the reader goes back over, too."""
+    call = TAG_CALL.replace("Rome", "R" * size)
+    found = read(CODER, f"I look.\n{call}", "<think>")
+    assert (found.reasoning, found.values) == ("I look.", [("get_weather", {"city": "R" * size})])
+    found = read(CODER, f"E.g. {call} or so.\n</think>Hi.", "<think>", cuts=range(1, size, 7))
+    assert (found.reasoning, found.calls, found.content) == (f"E.g. {call} or so.", [], "Hi.")
 
 
 def test_a_call_of_an_unknown_tool_in_a_thought_is_thought() -> None:
-    text = 'E.g. <tool_call>{"name": "NAME", "arguments": {}}</tool_call> or so.'
-    assert read(HERMES, text, "<think>").reasoning == text
+    text = "E.g. <tool_call>\n<function=NAME>\n</function>\n</tool_call>"
+    assert read(CODER, text, "<think>").reasoning == text
+
+
+def test_a_cut_call_in_a_thought_is_thought() -> None:
+    text = f"I look.\n{TAG_CALL}"[:-40]
+    assert read(CODER, text, "<think>").reasoning == text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "content"),
+    [
+        ("Before\n", "\nafter", "Before\nafter"),
+        ("Before\n\n", "after", "Before\n\nafter"),
+        ("Before", "\nafter", "Before\nafter"),
+        ("Before ", "\n", "Before"),
+        ("", "\nafter", "after"),
+    ],
+)
+def test_content_that_goes_on_after_a_call_keeps_the_white_space(before: str, after: str, content: str) -> None:
+    assert read(HERMES, before + JSON_CALL + after).content == content
+    assert read(HERMES, before + JSON_CALL + "\n" + JSON_CALL + after).content == content
+
+
+@pytest.mark.parametrize("tail", ["<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n"])
+def test_thoughts_that_stay_in_the_content(tail: str) -> None:
+    """With their start, which may stand in the prompt; calls that they mention are no calls."""
+    text = f"E.g. {JSON_CALL}, no.\n</think>\n\nHi.\n"
+    begun = "<think>\n"
+    found = read(HERMES, (text if tail.endswith(begun) else begun + text) + JSON_CALL, tail, inline=True)
+    assert (found.reasoning, found.values, found.content) == ("", [WEATHER], begun + text.rstrip())
+
+
+def test_harmony_thoughts_that_stay_in_the_content() -> None:
+    text = "<|channel|>analysis<|message|>Hm.<|end|>"
+    found = read(HARMONY, f"{text}<|start|>assistant<|channel|>final<|message|>Hi.", "<|start|>assistant", inline=True)
+    assert (found.reasoning, found.content) == ("", f"{text}Hi.")
+
+
+@pytest.mark.parametrize(
+    ("tail", "text", "expected"),
+    [
+        ("<think>\n", " sure.</think>\nYes.", (" sure.", "Yes.")),
+        ("<|start|>assistant<|channel|>analysis<|message|>", " sure.", (" sure.", "")),
+        ("<|start|>assistant<|channel|>final<|message|>", " sure.", ("", " sure.")),
+    ],
+)
+def test_white_space_at_the_start_of_what_continues(tail: str, text: str, expected: tuple[str, str]) -> None:
+    found = read(HERMES if tail.startswith("<think>") else HARMONY, text, tail, resumed=True)
+    assert (found.reasoning, found.content) == expected
 
 
 HARMONIES = [
@@ -254,6 +326,12 @@ HARMONIES = [
     ("<|channel|>final <|constrain|>json<|message|>{}", "", "{}"),
     ("Hi.", "", "Hi."),
     ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assist", "Hm.", ""),
+    ("<|channel|>commentary to=python <|constrain|>code<|message|>print()", "", ""),  # no such tool was offered
+    (
+        " to=container.exec<|channel|>commentary<|message|>ls<|end|><|start|>assistant<|channel|>final<|message|>a",
+        "",
+        "a",
+    ),
 ]
 
 
@@ -261,6 +339,13 @@ HARMONIES = [
 def test_harmony(text: str, reasoning: str, content: str) -> None:
     found = read(HARMONY, text, "<|start|>assistant")
     assert (found.reasoning, found.content, found.calls) == (reasoning, content, [])
+
+
+def test_calls_in_a_message_to_the_user_are_text() -> None:
+    call = '<atem:function_calls><atem:invoke name="search">\n</atem:invoke></atem:function_calls>'
+    for begun, calls in ((" to=user<|message|>", 0), (" to=search<|message|>", 1)):
+        found = read(named("muse", " to=self<|message|>"), begun + call, "<|start|>assistant")
+        assert (len(found.calls), found.content) == (calls, "" if calls else call)
 
 
 def test_without_tools_markers_of_calls_are_text() -> None:

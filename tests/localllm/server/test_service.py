@@ -23,6 +23,10 @@ THINKS = (
     "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>\n{% endif %}"
 )
 
+SILENCE_IS_OFF = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{% if not enable_thinking %}</think>{% endif %}"
+)
+
 
 @pytest.mark.parametrize(
     ("think", "asked", "expected"),
@@ -60,12 +64,12 @@ def test_variables_of_requests_come_first() -> None:
     assert asked.thinking.enabled
 
 
-def answered(usual: Usual, **body: Any) -> dict[str, Any]:
+def answered(usual: Usual, template: str = THINKS, **body: Any) -> dict[str, Any]:
     """The message that a model gives whose template begins a thought."""
 
     def load(path: Path) -> Served:
         served = opened(path)
-        served.model.use_template(given_template(THINKS))
+        served.model.use_template(given_template(template))
         return served
 
     async def run() -> dict[str, Any]:
@@ -88,11 +92,22 @@ def test_a_thought_is_a_field_of_its_own_or_left_in_the_content() -> None:
     apart, inline = answered(Usual()), answered(Usual(), reasoning_format="none")
     assert apart["reasoning_content"]
     assert not apart["content"]
-    assert inline["content"].strip() == apart["reasoning_content"].strip()
+    assert inline["content"] == f"<think>\n{apart['reasoning_content']}"  # with its start, as in llama-server
     assert "reasoning_content" not in inline
     server = Usual.of(None, True, {})
     assert answered(server)["content"] == inline["content"]
     assert answered(server, reasoning_format="deepseek") == apart
+
+
+def test_a_model_thinks_unless_told_otherwise_whatever_its_template_takes_silence_for() -> None:
+    assert "reasoning_content" in answered(Usual(), SILENCE_IS_OFF)
+    for usual, body in (
+        (Usual(), {"chat_template_kwargs": {"enable_thinking": False}}),
+        (Usual(), {"reasoning_effort": "none"}),
+        (Usual.of(False, False, {}), {}),
+        (Usual.of(None, False, {"enable_thinking": False}), {}),
+    ):
+        assert "reasoning_content" not in answered(usual, SILENCE_IS_OFF, **body)
 
 
 def test_a_server_that_does_not_think() -> None:

@@ -27,6 +27,8 @@ from localllm.server.settings import Settings
 from localllm.server.shelf import Shelf, models_in
 from localllm.template import given_template
 from tests.conftest import reference
+from tests.localllm.server.calls import events
+from tests.localllm.support import write_model
 from tests.localllm.test_embedding import write_embedder
 
 DEMO = Path(resolve("demo"))
@@ -367,6 +369,25 @@ def test_spaces_before_words_where_a_vocabulary_adds_them() -> None:
             told = (await http.post("/v1/completions", json={"prompt": "Once upon", **greedy})).json()
             same = (await http.post("/completion", json={"prompt": "Once upon", **greedy})).json()
             assert told["choices"][0]["text"] == same["content"] == " a time, there"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_content_is_the_text_of_its_tokens(tmp_path: Path, stream: bool) -> None:
+    """A first space, too, where a vocabulary writes words with the space before them."""
+    path = write_model(tmp_path / "m.gguf")
+    body = {"messages": [{"role": "user", "content": "Hi"}], "grammar": 'root ::= " ab"', "logprobs": True}
+
+    async def run() -> None:
+        async with client(Shelf([("m", path)], opened)) as http:
+            answer = await http.post("/v1/chat/completions", json={**body, "max_tokens": 8, "stream": stream})
+            said, tokens = "", ""
+            for event in events(answer) if stream else [answer.json()]:
+                for choice in event["choices"]:
+                    said += (choice["delta"] if stream else choice["message"]).get("content") or ""
+                    tokens += "".join(each["token"] for each in (choice["logprobs"] or {}).get("content", ()))
+            assert said == tokens == " ab"
 
     asyncio.run(run())
 

@@ -115,6 +115,20 @@ def test_what_templates_use(source: str, text: str) -> None:
     assert template.render([], extra={"name": "given", "messages": "not these"}).text == text
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'to ' + tools[0].function.description }}.", "to ."),  # as Functionary 3.1's does
+        ("{{ tools[0].function.description is defined }}", "False"),  # it can do without
+        ("{{ 'to ' + tools[0].function.description }}: {{ functions }}", None),
+    ],
+)
+def test_a_tool_without_a_description(source: str, text: str | None) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    found = ChatTemplate(source, "", "").render([], tools=[tool]).text
+    assert found == text or (text is None and '"name": "f"' in found)
+
+
 def test_tools_are_given() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     assert ChatTemplate("{{ tools[0].function.name }}", "", "").render([], tools=[tool]).text == "f"

@@ -251,6 +251,24 @@ def test_the_models_turns_keep_what_it_writes(vocabulary: Tokenizer, confined: C
     assert specials(ids, vocabulary) == turn
 
 
+def test_marks_of_turns_do_not_count_in_the_models_turns(confined: Confined) -> None:
+    """A client may write an assistant's message, too; marks of thoughts and calls are what a model writes itself."""
+    roles, own = ["<|assistant_start|>", "<|user_end|>"], ["<|inner_prefix|>", "<|tools_prefix|>"]
+    letters = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = Tokenizer.from_metadata(
+        {
+            KEY + "model": "llama",
+            KEY + "tokens": ["<unk>", *letters, *roles, *own],
+            KEY + "token_type": [2] + [6] * 256 + [4] * 4,
+            KEY + "scores": [0.0] * 261,
+        }
+    )
+    source = "{{ '" + roles[0] + "' ~ messages[0].content }}{# " + " ".join([*roles, *own]) + " #}"
+    talk = [{"role": "assistant", "content": "".join([*roles, *own])}]
+    rendered = ChatTemplate(source, "", "", confined=confined).render(talk)
+    assert specials(ChatEncoder(words, source).encode(rendered.text), words) == [roles[0], *own]
+
+
 def test_other_user_defined_tokens_count_everywhere(vocabulary: Tokenizer, confined: Confined) -> None:
     """Runs of blanks and the like are how the vocabulary writes text, whether or not a template has them too."""
     talk = [{"role": "user", "content": "a   b :-) c\n\nd"}]

@@ -91,7 +91,7 @@ def _continued(fields: Fields, messages: list[Json]) -> bool:
     last: Mapping[str, Any] = messages[-1] if messages else {}
     if last.get("tool_calls"):
         raise fields.wrong("input", "the last item is a call; send its output as an item of type function_call_output")
-    return last.get("role") == "assistant" and bool(last["content"])
+    return last.get("role") == "assistant" and bool(last["content"] or last.get("reasoning_content"))
 
 
 def _repeated(fields: Fields, turn: Turn) -> Json:

@@ -1,7 +1,6 @@
 """Prompts of MiniMax M3 and DeepSeek 3.2: those that llama-server of 2026-10-01 makes of the same templates.
 
-Requests say whether to think: where they do not, llama-server says yes, and the template decides here. prompts.json
-holds the requests, and llama-server's answers with the model in the box:
+prompts.json holds the requests, and llama-server's answers with the model in the box:
 
     llama-server -m localllm/models/demo/demo.gguf --jinja --chat-template-file ../shared/data/templates/NAME.jinja
     curl -d REQUEST http://127.0.0.1:8080/apply-template
