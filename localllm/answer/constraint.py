@@ -13,7 +13,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,7 +54,8 @@ class GrammarVocabulary:
         matcher = self._compiled.find(source)
         if matcher is None:
             matcher = self._compile(source)
-        return lambda: GrammarConstraint(matcher.deep_copy(), self.tokenizer.vocab_size, self.ends)
+        failed = partial(self._compiled.drop, source)  # copies share the states of their lexer, which are limited
+        return lambda: GrammarConstraint(matcher.deep_copy(), self.tokenizer.vocab_size, self.ends, failed)
 
     def _compile(self, source: str) -> LLMatcher:
         try:
@@ -199,6 +200,10 @@ class _Compiled:
             while len(self._kept) > _KEPT or sum(bytes_ for _, bytes_ in self._kept.values()) > _KEPT_BYTES:
                 self._kept.popitem(last=False)
 
+    def drop(self, source: str) -> None:
+        with self._lock:
+            self._kept.pop(source, None)
+
     def refuse(self, source: str, message: str) -> None:
         with self._lock:
             self._refused[_digest(source)] = message
@@ -238,8 +243,9 @@ class _Words:
 class GrammarConstraint:
     """The state of a grammar over one answer: a `Constraint` of `localllm.scheduler.request`."""
 
-    def __init__(self, matcher: LLMatcher, tokens: int, ends: Mask) -> None:
-        self._matcher, self._ends = matcher, ends
+    def __init__(self, matcher: LLMatcher, tokens: int, ends: Mask, failed: Callable[[], None]) -> None:
+        """`failed` is called when the grammar takes more than llguidance's limits allow."""
+        self._matcher, self._ends, self._failed = matcher, ends, failed
         self._bits = np.zeros((tokens + 31) // 32, np.int32)
         self._known = min(tokens, len(ends))  # logits may be more than tokens
         self._allowed: Mask | None = None
@@ -275,6 +281,7 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._failed()
             raise StructureError(f"the grammar failed: {told(self._matcher.get_error())}")
 
 
