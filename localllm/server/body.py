@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from localllm.printable import printable
 from localllm.server.errors import BadRequest, TooLarge, TooSlow
+from localllm.server.lanes import Lane
 from localllm.server.limits import Limits
 from localllm.server.turn import Json
 
@@ -25,6 +26,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or what fol
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _DIGITS = 400  # of a whole number
 LARGE = 256 << 10  # bytes: from here on streams would notice the pause
+BODIES = "localllm.bodies"  # the key of a request's scope that has the lane for large ones
 
 
 async def read_json(request: Request, limits: Limits) -> Json:
@@ -34,7 +36,10 @@ async def read_json(request: Request, limits: Limits) -> Json:
             body = await _body(request, limits.body_bytes)
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
-    return parse(body, limits) if len(body) < LARGE else await asyncio.to_thread(parse, body, limits)
+    if len(body) < LARGE:
+        return parse(body, limits)
+    lane: Lane = request.scope.get(BODIES) or Lane("body")
+    return await lane.run(lambda: parse(body, limits))
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -60,7 +65,7 @@ def parse(body: bytes, limits: Limits) -> Json:
     """Return the object that `body` is."""
     if not body.strip():
         raise BadRequest("the body is empty; send a JSON object")
-    _check_items(body, limits.items)
+    _check_items(body, limits)
     try:
         data = json.loads(
             body.decode("utf-8-sig"),
@@ -84,10 +89,15 @@ def parse(body: bytes, limits: Limits) -> Json:
     return data
 
 
-def _check_items(body: bytes, most: int) -> None:
-    """Refuse a body with more than `most` values before they are made: a list of 2 bytes takes 64 in memory."""
-    if _marks(body) > most and _marks(_STRING.sub(b"", body)) > most:
-        raise TooLarge(f"the body has more than {most} values, which is the limit")
+def _check_items(body: bytes, limits: Limits) -> None:
+    """Refuse a body with too many values before they are made: a list of 2 bytes takes 64 in memory."""
+    for _ in range(2):
+        many, objects = _marks(body) > limits.items, body.count(b"{") > limits.objects
+        if not many and not objects:
+            return
+        body = _STRING.sub(b"", body)
+    what, most = ("values", limits.items) if many else ("objects", limits.objects)
+    raise TooLarge(f"the body has more than {most} {what}, which is the limit")
 
 
 def _marks(body: bytes) -> int:

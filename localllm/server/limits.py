@@ -12,6 +12,7 @@ class Limits:
     body_bytes: int = 32 << 20
     depth: int = 100  # JSON inside JSON
     items: int = 2_000_000  # values of a body, keys included
+    objects: int = 20_000  # of a body: messages, parts and tools are read one by one
     requests: int = 256  # open at once: running, streaming and queued
     client_requests: int = 64  # of one client, or of one API key
     client_tokens: int = 0  # of one client in a minute: evaluated and written; 0: no limit

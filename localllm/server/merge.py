@@ -7,13 +7,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+AT_ONCE = 64  # answers of one request that run or wait for their turn
 AHEAD = 64  # events of all streams that may wait for the reader
 
 
-async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield the events of all streams. All of them are closed at the end, or when one fails; its error is raised."""
+async def merged(streams: Sequence[AsyncIterator[T]], most: int = 0) -> AsyncGenerator[tuple[int, T], None]:
+    """Yield the events of all streams. All of them are closed at the end, or when one fails; its error is raised.
+
+    With `most`, only so many run at once: the others begin when some have ended.
+    """
+    places = asyncio.Semaphore(most or max(len(streams), 1))
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(AHEAD)
-    tasks = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
+    tasks = [asyncio.create_task(_pump(number, stream, queue, places)) for number, stream in enumerate(streams)]
     try:
         left = len(tasks)
         while left:
@@ -31,11 +36,15 @@ async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[in
 
 
 async def _pump(
-    number: int, stream: AsyncIterator[T], queue: asyncio.Queue[tuple[int, T] | BaseException | None]
+    number: int,
+    stream: AsyncIterator[T],
+    queue: asyncio.Queue[tuple[int, T] | BaseException | None],
+    places: asyncio.Semaphore,
 ) -> None:
     try:
-        async for event in stream:
-            await queue.put((number, event))
+        async with places:
+            async for event in stream:
+                await queue.put((number, event))
         await queue.put(None)
     except Exception as error:
         await queue.put(error)

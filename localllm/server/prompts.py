@@ -11,7 +11,6 @@ from localllm.answer.grammars import Format
 from localllm.answer.messages import CallForm, call_form, fitted
 from localllm.answer.thinking import with_thinking
 from localllm.answer.thought import begin
-from localllm.engine import ContextFull
 from localllm.held import end_of
 from localllm.model import Model
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
@@ -65,8 +64,10 @@ class Prompt:
 class Prompts:
     """Makes prompts for one model."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, beside: bool = False) -> None:
+        """`beside`: render in a child process that is not the model's own, so that neither waits for the other."""
+        self._model, self._beside = model, beside
+        self._own_template: ChatTemplate | None = None
         self._encoder: ChatEncoder | None = None
         self._format: Format | None = None
         self._call_form: CallForm | None = None
@@ -75,7 +76,17 @@ class Prompts:
     def template(self) -> ChatTemplate:
         if self._model.encodes:
             raise NotSupported("this model has an encoder, which reads one text and no chat; ask for a completion")
-        return self._model.template[0]
+        template = self._model.template[0]
+        if not self._beside:
+            return template
+        if self._own_template is None:
+            self._own_template = template.beside()
+        return self._own_template
+
+    def close(self) -> None:
+        """End the child process that is not the model's own."""
+        if self._own_template is not None:
+            self._own_template.close()
 
     @property
     def format(self) -> Format:
@@ -89,8 +100,7 @@ class Prompts:
         messages = [dict(message) for message in turn.messages]
         continued = turn.continued and bool(messages) and messages[-1].get("role") == "assistant"
         last = messages.pop() if continued else {}
-        for message in messages:
-            self._check_length(str(message.get("content") or ""))
+        self.check_length(*(str(message.get("content") or "") for message in messages))
         template = self.template
         variables = with_thinking(template.source, {**turn.thinking.variables, **turn.template_variables})
         if self._call_form is None:
@@ -103,7 +113,7 @@ class Prompts:
             text, tail = self._begun(rendered.text, last, turn.continues)
         else:
             text, tail = rendered.text, end_of(rendered.text)
-        self._check_length(text)
+        self.check_length(text)
         if self._encoder is None:
             self._encoder = ChatEncoder(self._model.words, template.source)
         resumed = continued and bool(last.get("content") or last.get("reasoning_content"))
@@ -119,15 +129,14 @@ class Prompts:
         tail = closed if whole is not None or not found.thought else opened
         return joined((closed, Text.of(found.content, MODEL))), end_of(tail)
 
-    def _check_length(self, text: str) -> None:
-        """Raise PromptTooLong, before any work, for a text that no context of this size can hold."""
-        try:
-            self._model.check_length(text)
-        except ContextFull:
-            context, least = self._model.context, -(-len(text) // self._model.words.longest)
+    def check_length(self, *texts: str) -> None:
+        """Raise PromptTooLong, before any work, for texts that no context of this size can hold together."""
+        context, length = self._model.context, sum(map(len, texts))
+        least = -(-length // self._model.words.longest)
+        if context and least > context:
             size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
             message = f"the prompt has at least {least} tokens and exceeds {size}; shorten it"
-            raise PromptTooLong(message, least, context) from None
+            raise PromptTooLong(message, least, context)
 
     def of_text(self, completion: Completion) -> Prompt:
         """Tokenize a text, or check token ids."""
@@ -140,7 +149,7 @@ class Prompts:
             if wrong is not None:
                 raise BadRequest(f"token {wrong} is not in the vocabulary of {most} tokens", "prompt")
             return Prompt(list(prompt), "", resumed=True)
-        self._check_length(prompt)
+        self.check_length(prompt)
         ids = self._model.words.encode(prompt, completion.add_special, completion.parse_special)
         return Prompt(ids, prompt, resumed=bool(prompt))
 
@@ -171,7 +180,7 @@ class Prompts:
             raise NotSupported("this model has no tokens for infilling; use a model trained to fill gaps in code")
         before = completion.prompt if isinstance(completion.prompt, str) else words.decode(completion.prompt)
         after = completion.suffix or ""
-        self._check_length(before + after)
+        self.check_length(before, after)
         ids = [prefix, *self._plain(before), suffix, *self._plain(after), middle]
         start = [words.bos] if words.add_bos and words.bos is not None else []
         context, answer = self._model.context, completion.generation.max_tokens

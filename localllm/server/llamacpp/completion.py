@@ -16,7 +16,7 @@ from localllm.server.http import client, sse
 from localllm.server.llamacpp.answer import Answer
 from localllm.server.llamacpp.prompts import split, tokens
 from localllm.server.llamacpp.request import wanted
-from localllm.server.merge import merged
+from localllm.server.merge import AT_ONCE, merged
 from localllm.server.pieces import Pieces
 from localllm.server.settings import Settings
 from localllm.server.turn import Completion, Json, Service, TurnEvent
@@ -81,7 +81,7 @@ async def _events(
 ) -> AsyncGenerator[Json, None]:
     """Yield the chunks of all answers; `streams` have n answers each."""
     left = len(answers)
-    async with aclosing(merged(streams)) as events:
+    async with aclosing(merged(streams, max(AT_ONCE // n, 1))) as events:
         async for number, event in events:
             answer = answers[number * n + event.answer]
             if answer.done is not None:

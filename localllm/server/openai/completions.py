@@ -11,7 +11,7 @@ from starlette.responses import Response
 from localllm.server.collected import closing
 from localllm.server.fields import Fields
 from localllm.server.http import client, sse
-from localllm.server.merge import merged
+from localllm.server.merge import AT_ONCE, merged
 from localllm.server.openai.completed import CompletionWriter, Echo
 from localllm.server.openai.generation import MAX_ALTERNATIVES, Asked, read_generation, settled
 from localllm.server.openai.head import DONE, new_head
@@ -107,7 +107,8 @@ class Completions:
 
     async def _events(self, model: str, completions: list[Completion], pieces: Pieces) -> Events:
         streams = [self._service.complete(model, completion) for completion in completions]
-        async with closing(merged(streams)) as events:
+        each = completions[0].generation.n
+        async with closing(merged(streams, max(AT_ONCE // each, 1))) as events:
             async for number, event in events:
                 await load(pieces, event)
                 yield number, event

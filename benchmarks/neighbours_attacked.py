@@ -1,0 +1,253 @@
+"""How long a client waits for a short answer while another one does its worst: one row for each attack.
+
+    python benchmarks/neighbours_attacked.py [MODEL] [--only WORD ...] [--seconds 30] [--checkout FOLDER] [--label TEXT]
+    python benchmarks/neighbours_attacked.py --table
+
+The server listens on 127.0.0.1 and has the usual options. The attacker's address is 127.0.0.1, the neighbour's
+127.0.0.2. The neighbour asks for 4 tokens again and again, alone at first, then while the attack's requests are open and
+for at most `--seconds`. A server that has not recovered then is started anew. `--checkout` is the folder of the server's
+source: an older one gives the times before a change. One JSON line per attack goes to
+benchmarks/results/neighbours_attacked.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from compare import RESULTS, ROOT, machine
+from neighbours_attacks import ATTACKS, Held, Sent
+
+OUT = Path(os.environ.get("X_OUT") or RESULTS / "neighbours_attacked.jsonl")
+ATTACKER, NEIGHBOUR = "127.0.0.1", "127.0.0.2"
+MOST = 2.0  # seconds that a neighbour may wait beyond its time alone
+ALONE = 10  # answers without an attack
+
+
+@dataclass(slots=True)
+class Row:
+    """The neighbour's waits in seconds, alone and during an attack."""
+
+    label: str
+    attack: str
+    alone: list[float]
+    waits: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # of the neighbour
+    statuses: list[int] = field(default_factory=list)  # of the attacker; -1: cut off, or the time was over
+    seconds: float = 0.0  # of the attack
+    memory: int = 0  # of the server after it, in MiB
+
+    @property
+    def beyond(self) -> float:
+        """The longest wait beyond the time alone."""
+        return max(self.waits, default=0.0) - median(self.alone)
+
+
+def ask(port: int, path: str, body: Any, source: str, seconds: float) -> tuple[int, bytes]:
+    """Send a request from an address; return its status and answer, or -1 and the error."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds, source_address=(source, 0))
+    try:
+        connection.request("POST", path, data, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        return -1, repr(error).encode()
+    finally:
+        connection.close()
+
+
+class Neighbour:
+    """A client that asks for 4 tokens again and again."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._number = port, 0
+
+    def once(self, row: Row | None = None, seconds: float = 60) -> float:
+        """Ask once; return how long it took."""
+        self._number += 1
+        body = {"messages": [{"role": "user", "content": f"canary {self._number}"}], "max_tokens": 4}
+        began = time.perf_counter()
+        status, answer = ask(self._port, "/v1/chat/completions", body, NEIGHBOUR, seconds)
+        took = time.perf_counter() - began
+        if row is not None:
+            row.waits.append(round(took, 3))
+            if status != 200:
+                row.failures.append(f"{status} {answer[:150].decode(errors='replace')}")
+        return took
+
+
+@contextmanager
+def serving(model: str, checkout: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run the server of a checkout; give its process and port."""
+    with tempfile.NamedTemporaryFile("wb") as log:
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        words = [sys.executable, "-m", "localllm", "serve", model, "--port", "0"]
+        process = subprocess.Popen(words, cwd=checkout, env=environment, stdout=log, stderr=log)
+        try:
+            while not (found := re.search(r"listening on http://\S+:(\d+)", Path(log.name).read_text())):
+                if process.poll() is not None:
+                    raise SystemExit(Path(log.name).read_text())
+                time.sleep(0.1)
+            yield process, int(found[1])
+        finally:
+            process.kill()
+            process.wait()
+
+
+def memory(process: subprocess.Popen[bytes]) -> int:
+    """The memory of a process in MiB; 0 where the system does not tell."""
+    with suppress(OSError):
+        found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
+        return int(found[1]) >> 10 if found else 0
+    return 0
+
+
+def send(port: int, sent: Sent, row: Row, seconds: float) -> list[threading.Thread]:
+    """Send the requests of an attack, each in a thread."""
+    threads = []
+    for path, body in sent.requests():
+
+        def work(path: str = path, body: Any = body) -> None:
+            row.statuses.append(ask(port, path, body, ATTACKER, seconds)[0])
+
+        threads.append(threading.Thread(target=work, daemon=True))
+        threads[-1].start()
+        time.sleep(sent.pause)
+    return threads
+
+
+@contextmanager
+def held(port: int, connections: Held) -> Iterator[None]:
+    """Hold connections open."""
+    opened: list[socket.socket] = []
+    try:
+        for _ in range(connections.count):
+            with suppress(OSError):
+                opened.append(socket.create_connection(("127.0.0.1", port), 5, (ATTACKER, 0)))
+                opened[-1].sendall(connections.data)
+        yield
+    finally:
+        for each in opened:
+            each.close()
+
+
+def attacked(port: int, name: str, row: Row, seconds: float) -> None:
+    """Run an attack, and the neighbour beside it."""
+    attack, neighbour = ATTACKS[name], Neighbour(port)
+    began = time.perf_counter()
+
+    def left() -> float:
+        return seconds - (time.perf_counter() - began)
+
+    if isinstance(attack, Held):
+        with held(port, attack):
+            while left() > 0.5 * seconds:
+                neighbour.once(row, max(left(), 1))
+                time.sleep(0.2)
+    else:
+        threads = send(port, attack, row, seconds)
+        time.sleep(0.1)
+        while left() > 0:
+            neighbour.once(row, max(left(), 1))
+            if not any(thread.is_alive() for thread in threads):
+                break
+            time.sleep(0.2)
+        row.statuses += [-1] * sum(thread.is_alive() for thread in threads)
+    row.seconds = round(time.perf_counter() - began, 2)
+
+
+def measure(model: str, checkout: Path, label: str, names: list[str], seconds: float) -> list[Row]:
+    rows: list[Row] = []
+    while len(rows) < len(names):  # a new server whenever the old one has not recovered
+        with serving(model, checkout) as (process, port):
+            neighbour, alone = Neighbour(port), list[float]()
+            for name in names[len(rows) :]:
+                for _ in range(ALONE if alone else ALONE + 2):
+                    alone.append(round(neighbour.once(), 3))
+                row = Row(label, name, alone[-ALONE:])
+                attacked(port, name, row, seconds)
+                row.memory = memory(process)
+                rows.append(row)
+                print(line(row), file=sys.stderr, flush=True)
+                write(row, model)
+                if neighbour.once(seconds=5) > 2 * max(alone) + 0.2 or row.memory > 2048:
+                    break
+                alone = alone[:0] + alone[-ALONE:]
+    return rows
+
+
+def write(row: Row, model: str) -> None:
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    with OUT.open("a") as file:
+        file.write(json.dumps({"when": when, "model": model, **asdict(row), "machine": machine()}) + "\n")
+
+
+def line(row: Row) -> str:
+    failed = f" {len(row.failures)} failed" if row.failures else ""
+    late = "  <<<" if row.beyond > MOST or row.failures else ""
+    return (
+        f"{row.label}: {row.attack:24} alone {median(row.alone):.3f} median {median(row.waits or [0]):.3f} "
+        f"max {max(row.waits, default=0):.3f}{failed} ({row.seconds:.1f} s, {row.memory} MiB){late}"
+    )
+
+
+def table() -> str:
+    """The Markdown of the stored results: the newest row of each label and attack."""
+    rows: dict[tuple[str, str], Row] = {}
+    for text in OUT.read_text().splitlines():
+        found = json.loads(text)
+        row = Row(**{name: found[name] for name in Row.__slots__})  # type: ignore[attr-defined]
+        rows[row.label, row.attack] = row
+    labels = list(dict.fromkeys(label for label, _ in rows))
+    head = "| attack | " + " | ".join(f"{label}: alone, median, max, s" for label in labels) + " |"
+    lines = [head, "|---|" + "---:|" * len(labels)]
+    for attack in dict.fromkeys(attack for _, attack in rows):
+        cells = [_cell(rows.get((label, attack))) for label in labels]
+        lines.append(f"| {attack} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    failed = f" ({len(row.failures)} failed)" if row.failures else ""
+    return f"{median(row.alone):.2f}, {median(row.waits or [0]):.2f}, {max(row.waits, default=0):.2f}{failed}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="attacks whose name has one of these")
+    parser.add_argument("--seconds", type=float, default=30, help="that an attack lasts at most [30]")
+    parser.add_argument("--checkout", type=Path, default=ROOT, help="source of the server")
+    parser.add_argument("--label", default="now", help="name of the column")
+    parser.add_argument("--table", action="store_true", help="print the stored results")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table())
+        return
+    names = [name for name in ATTACKS if not arguments.only or any(word in name for word in arguments.only)]
+    rows = measure(arguments.model, arguments.checkout.resolve(), arguments.label, names, arguments.seconds)
+    late = [row.attack for row in rows if row.beyond > MOST or row.failures]
+    print(f"{len(rows)} attacks; too long or failed: {', '.join(late) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

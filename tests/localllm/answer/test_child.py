@@ -1,0 +1,187 @@
+"""Grammars of strangers: a child compiles them first, within limits; refusals are remembered, and nothing else compiles.
+
+`rules` takes minutes of work for a few kilobytes: each rule names the next one three times.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import localllm
+from localllm.answer import child as child_module
+from localllm.answer.child import GrammarChild
+from localllm.answer.constraint import GrammarVocabulary, NotCompiled
+from localllm.answer.structure import Structure, StructureError, compile_structure
+from localllm.confined import Confined, ConfinedError, ConfinedStopped, ResourceLimits
+from localllm.tokenizer import Tokenizer
+
+GBNF = 'root ::= "yes" | "no"'
+
+
+def rules(count: int) -> str:
+    lines = [f"r{n} ::= r{n + 1} r{n + 1} | r{n + 1}" for n in range(count)]
+    return "\n".join(["root ::= r0", *lines, f'r{count} ::= "a"'])
+
+
+@pytest.fixture(scope="module")
+def words() -> Iterator[Tokenizer]:
+    with localllm.load("demo", backend="cpu", threads=1, ctx_size=64) as model:
+        assert model.tokenizer is not None
+        yield model.tokenizer
+
+
+@pytest.fixture
+def vocabulary(words: Tokenizer) -> GrammarVocabulary:
+    return GrammarVocabulary(words, words.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def child(words: Tokenizer) -> Iterator[GrammarChild]:
+    made = GrammarVocabulary(words, words.vocab_size).new_child()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The requests that children get."""
+    found: list[dict[str, Any]] = []
+    real = Confined.call
+
+    def call(
+        self: Confined,
+        request: dict[str, Any],
+        limits: ResourceLimits | None = None,
+        cancel: threading.Event | None = None,
+    ) -> dict[str, Any]:
+        found.append(request)
+        return real(self, request, limits, cancel)
+
+    monkeypatch.setattr(Confined, "call", call)
+    return found
+
+
+def grammar(**what: Any) -> Any:
+    return compile_structure(Structure(**what))
+
+
+@pytest.mark.parametrize(
+    ("what", "first"),
+    [
+        ({"gbnf": GBNF}, b"y"),
+        ({"lark": 'start: "yes" | "no"'}, b"y"),
+        ({"regex": "(yes|no)"}, b"n"),
+        ({"schema": {"enum": ["yes"]}}, b'"'),
+        ({"any_object": True}, b"{"),
+    ],
+)
+def test_what_passes_is_used_as_before(
+    vocabulary: GrammarVocabulary, child: GrammarChild, what: dict[str, Any], first: bytes
+) -> None:
+    made = grammar(**what)
+    with pytest.raises(NotCompiled):
+        vocabulary.known().begin(made)
+    allowed = vocabulary.checked(child, threading.Event()).begin(made)().allowed()
+    alone = GrammarVocabulary(vocabulary.tokenizer, vocabulary.width).begin(made)().allowed()
+    assert (allowed == alone).all()
+    token = next(n for n in range(vocabulary.width) if vocabulary.tokenizer.piece(n) == first)
+    assert allowed[token]
+    assert (vocabulary.known().begin(made)().allowed() == allowed).all()  # it is compiled now
+
+
+def test_gbnf_is_converted_in_the_child_only(
+    vocabulary: GrammarVocabulary, child: GrammarChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(text: str) -> str:
+        raise AssertionError("converted here")
+
+    monkeypatch.setattr("llguidance.gbnf_to_lark.gbnf_to_lark", convert)
+    vocabulary.checked(child, threading.Event()).begin(grammar(gbnf=GBNF))().allowed()
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ({"gbnf": "root ::= nowhere"}, "cannot be read: Rule 'nowhere' not found"),
+        ({"lark": 'start: "a" b'}, "cannot be used"),
+        ({"regex": "a{1000000000}"}, "cannot be used|failed"),
+        ({"gbnf": rules(1500)}, "takes more than|cannot be used"),
+    ],
+)
+def test_refusals_are_remembered(
+    vocabulary: GrammarVocabulary, child: GrammarChild, calls: list[dict[str, Any]], what: dict[str, Any], says: str
+) -> None:
+    made, messages = grammar(**what), []
+    for view in (vocabulary.checked(child, threading.Event()), vocabulary.known(), vocabulary):
+        with pytest.raises(StructureError, match=says) as raised:
+            view.begin(made)
+        messages.append(str(raised.value))
+    assert len(set(messages)) == 1
+    assert sum("grammar" in call and call["grammar"] == made.source for call in calls) <= 2  # once with a vocabulary
+
+
+def test_a_grammar_that_takes_too_long_ends_and_the_next_one_is_compiled(
+    vocabulary: GrammarVocabulary, child: GrammarChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "_LIMITS", ResourceLimits(seconds=0.2, wall=60, memory=256 << 20))
+    checked = vocabulary.checked(child, threading.Event())
+    with pytest.raises(StructureError, match=r"takes more than 0\.2 s.*make it smaller"):
+        checked.begin(grammar(gbnf=rules(1400)))
+    monkeypatch.undo()
+    checked.begin(grammar(gbnf=GBNF))().allowed()
+
+
+def test_a_grammar_that_takes_too_much_memory_is_refused(
+    vocabulary: GrammarVocabulary, child: GrammarChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "_LIMITS", ResourceLimits(seconds=60, wall=60, memory=8 << 20))
+    with pytest.raises(StructureError, match="make it smaller"):
+        vocabulary.checked(child, threading.Event()).begin(grammar(regex="a{999999999}"))
+
+
+def test_a_compilation_ends_when_nobody_waits_for_it(vocabulary: GrammarVocabulary, child: GrammarChild) -> None:
+    made, stop = grammar(gbnf=rules(1450)), threading.Event()
+    stop.set()
+    with pytest.raises(ConfinedStopped):
+        vocabulary.checked(child, stop).begin(made)
+    with pytest.raises(NotCompiled):  # not refused: the next client may ask for it
+        vocabulary.known().begin(made)
+
+
+def test_a_child_that_cannot_start_refuses_nothing_for_ever(
+    vocabulary: GrammarVocabulary, child: GrammarChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(*_: object) -> dict[str, Any]:
+        raise ConfinedError("no child process can be started")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Confined, "call", call)
+        with pytest.raises(ConfinedError):
+            vocabulary.checked(child, threading.Event()).begin(grammar(gbnf=GBNF))
+    vocabulary.checked(child, threading.Event()).begin(grammar(gbnf=GBNF))
+
+
+def test_an_answer_that_exhausts_a_grammar_leaves_the_next_one_a_fresh_copy(vocabulary: GrammarVocabulary) -> None:
+    """All copies of a compiled grammar share a lexer, whose number of states is limited."""
+    made = grammar(regex="(b|c)a{1000000000}")
+    for _ in range(2):
+        constraint = vocabulary.begin(made)()
+        first, second = (next(n for n in range(vocabulary.width) if vocabulary.tokenizer.piece(n) == letter)
+                         for letter in (b"b", b"a"))  # fmt: skip
+        assert constraint.allowed()[first]
+        constraint.accept(first)
+        with pytest.raises(StructureError, match="the grammar failed"):  # here, or where it is accepted
+            assert constraint.allowed()[second]
+            constraint.accept(second)
+
+
+def test_control_tokens_are_found_in_long_texts_in_linear_time(vocabulary: GrammarVocabulary) -> None:
+    mark, token = next((text, id_) for text, id_ in vocabulary.tokenizer.special.items()
+                       if vocabulary.tokenizer.is_control(id_) and text)  # fmt: skip
+    text = "x" * 500_000  # the square of it would take hours
+    assert vocabulary.parts(f"{text}{mark}{text}") == [text, token, text]
+    assert vocabulary.spelled(f"a{mark}") == f'"a" <[{token}]>'
