@@ -187,14 +187,15 @@ class Served(Closing):
 
         def run() -> EmbedResult:
             model = self._embedding()
+            before = model.engine.steps
             ids = [model.prompt_ids(text) if isinstance(text, str) else list(text) for text in texts]
             way = model.embedder.pooling(pooling)
             vectors = list(model.embedder.vectors(ids, way))
             tokens = sum(map(len, ids))
             if way == "none":
-                return EmbedResult([], tokens, [rows.tolist() for rows in vectors])
+                return EmbedResult([], tokens, [rows.tolist() for rows in vectors], model.engine.steps - before)
             found = list(normalized(vectors)) if normalize and way != "rank" else vectors
-            return EmbedResult([one.tolist() for one in found], tokens)
+            return EmbedResult([one.tolist() for one in found], tokens, steps=model.engine.steps - before)
 
         return await self.work(run)
 
@@ -203,10 +204,11 @@ class Served(Closing):
 
         def run() -> EmbedResult:
             model = self._embedding()
+            before = model.engine.steps
             scores = model.rank(query, documents)
             words, data = model.words, model.file.metadata
             tokens = sum(len(pair(words, data, query, document)) for document in documents)  # the query with each
-            return EmbedResult([[float(score)] for score in scores], tokens)
+            return EmbedResult([[float(score)] for score in scores], tokens, steps=model.engine.steps - before)
 
         return await self.work(run)
 
@@ -247,7 +249,7 @@ def drafts_of(model: Model) -> Drafts | None:
     speculation = model.speculation
     if speculation is None:
         return None
-    costs, longest = speculation.costs, min(speculation.options.draft_max, speculation.costs.most - 1)
+    costs, longest = speculation.costs, min(speculation.options.most_drafted, speculation.costs.most - 1)
     drafter = DraftModel(*speculation.drafting, costs, longest) if speculation.drafting is not None else None
     return Drafts(costs, longest, drafter, repeats=speculation.options.kind != "draft")
 

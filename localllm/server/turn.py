@@ -201,3 +201,4 @@ class EmbedResult:
     vectors: list[list[float]]
     tokens: int
     rows: list[list[list[float]]] = field(default_factory=list)  # texts, tokens, width
+    steps: int = 0  # passes of the model

@@ -251,6 +251,7 @@ def test_embeddings_need_a_model_that_embeds() -> None:
         )
         async with client(vectors) as http:
             answer = (await http.post("/v1/embeddings", json={"input": ["a cat", "a dog"]})).json()
+            assert "\nllamacpp:n_decode_total 1.0\n" in (await http.get("/metrics")).text
         with localllm.load("demo", backend="cpu", threads=1, embeddings=True) as model:
             expected = model.embed(["a cat", "a dog"])
         for found, vector in zip(answer["data"], expected, strict=True):
