@@ -83,6 +83,7 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
     tools = request["tools"]
     variables = (
         {"documents": None}
+        | _dates(now)
         | given(request["extra"])
         | {
             "tools": given(tools),
@@ -91,9 +92,8 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
             "eos_token": Text.of(request["eos"], OWN),
         }
     )
-    # Some templates insist on these: tools even if there are none, and two names of older ones.
-    functions = given(json.dumps(tools or [], indent=4, ensure_ascii=False))
-    insisted = {"functions": functions, "datetime": given(now.strftime("%d %B %Y"))} | variables
+    # Some templates insist on these: tools even if there are none, and an older name for them.
+    insisted = {"functions": given(json.dumps(tools or [], indent=4, ensure_ascii=False))} | variables
     insisted["tools"] = given(tools or [])
     first_error: TemplateError | None = None
     incomplete: dict[str, Any] | None = None
@@ -111,6 +111,11 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
         assert first_error is not None
         raise first_error
     return incomplete
+
+
+def _dates(now: datetime) -> dict[str, str]:
+    """Return today's date under the names that templates read, each in the form that llama.cpp gives."""
+    return {"date_string": given(now.strftime("%d %b %Y")), "datetime": given(now.strftime("%b %d %Y"))}
 
 
 def _marked(message: Message) -> Message:

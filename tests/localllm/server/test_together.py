@@ -104,6 +104,21 @@ def test_answers_under_load_are_those_of_an_idle_server() -> None:
     asyncio.run(run())
 
 
+def test_several_answers_with_the_log_probabilities_of_their_prompt() -> None:
+    body = {"prompt": "Once upon", "max_tokens": 8, "seed": 4, "temperature": 3.0, "echo": True, "logprobs": 1}
+
+    async def run() -> None:
+        async with client(one_model()) as http:
+            two = (await http.post("/v1/completions", json={**body, "n": 2})).json()["choices"]
+            for number, choice in enumerate(two):
+                [alone] = (await http.post("/v1/completions", json={**body, "seed": 4 + number})).json()["choices"]
+                assert choice == {**alone, "index": number}
+        assert two[0]["logprobs"]["tokens"][:2] == ["Once", " upon"]
+        assert two[0]["text"] != two[1]["text"]
+
+    asyncio.run(run())
+
+
 def test_streams_carry_the_same_text() -> None:
     async def run() -> None:
         body = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0, "max_tokens": 20}
