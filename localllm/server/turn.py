@@ -130,6 +130,7 @@ class ModelInfo(Protocol):
     trained_context: int
     vocabulary: int
     width: int
+    tokenizer: str  # the kind as the file names it: llama, gpt2, ...
     parameters: int
     file_bytes: int
     path: str
