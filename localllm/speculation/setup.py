@@ -19,7 +19,7 @@ from localllm.speculation.vocabulary import Mapping, Vocabulary, match
 
 SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds per pass in Python, 2 % of this
 
-_ITSELF = "the draft model is the model itself, so drafting cannot make it faster; use a smaller one"
+_ITSELF = "it is the model itself, so drafting cannot make it faster; use a smaller one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Speculation:
         self._mapping: Mapping | None = None
         self._itself = drafting is not None and _same_file(target, drafting)
         if self._itself and options.kind == "auto":
-            self._draft, drafting, self.refused = None, None, _ITSELF
+            self._draft, drafting, self.refused = None, None, f"the draft model is not used: {_ITSELF}"
         if drafting is not None:
             try:
                 self._mapping = match(target.vocabulary, drafting.vocabulary)
@@ -80,7 +80,7 @@ class Speculation:
         """What will not be used of it, and why; "" if all may be. A `Notice`."""
         one = f"{1e3 * self.costs.seconds(1):.2f} ms"
         if self.refused or self._itself:
-            return self.refused or _ITSELF
+            return self.refused or f"the draft model saves no time: {_ITSELF}"
         if self._too_short:
             what, instead = ("the draft model", "draft") if self._draft is not None else ("speculation", "ngram")
             reason = f"{what} is not used: a pass of the model takes only {one}, too little for drafting to pay"

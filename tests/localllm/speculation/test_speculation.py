@@ -286,7 +286,7 @@ def test_more_drafted_tokens_than_a_pass_takes_are_clamped_with_a_note() -> None
 
 @pytest.mark.parametrize(("kind", "drafts"), [(None, False), ("draft", True)])
 def test_a_model_as_its_own_draft_is_noted(kind: str | None, drafts: bool) -> None:
-    with pytest.warns(UserWarning, match="the draft model is the model itself") as told:
+    with pytest.warns(UserWarning, match="it is the model itself") as told:
         model = localllm.load("demo", ctx_size=64, model_draft="demo", spec=kind)
     with model:
         assert len(told) == 1
