@@ -15,18 +15,20 @@ what to do.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import os
 
+TYPE_CHECKING = False  # true for type checkers; importing it from typing would delay the command line's first line
 if TYPE_CHECKING:
+    from typing import Any
+
     from localllm.errors import LocalLLMError
     from localllm.generation.statistics import Piece, Statistics
     from localllm.model import Model, load
     from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
     from localllm.session import Session
 
-if not (_here := Path(__file__).parent).joinpath("quant", "__init__.py").is_file():
-    __path__.append(str(_here.parent))  # a checkout without symbolic links: the other packages are next to this folder
+if not os.path.isfile(os.path.join(_here := os.path.dirname(os.path.abspath(__file__)), "quant", "__init__.py")):
+    __path__.append(os.path.dirname(_here))  # a checkout without symbolic links: the other packages are beside it
 
 __all__ = [
     "AnswerOptions",

@@ -81,6 +81,7 @@ class Engine:
         self.executable, self.pool, self.limits = executable, pool, limits
         self.start = start
         self.watch: Watches | None = None  # told of every step
+        self.steps = 0  # number of finished steps
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
@@ -171,6 +172,7 @@ class Engine:
             results = self._run(rows, batch, wanted)
             for part in rows:
                 part.sequence.settle()
+            self.steps += 1
             return results
         except BaseException:
             for part, start in zip(rows, starts, strict=True):

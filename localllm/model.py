@@ -83,8 +83,8 @@ class Model(LoadedModel):
             if draft is not None:
                 draft.close()
             raise
-        if self.speculation.unused:
-            warnings.warn(self.speculation.unused, NotUsed, stacklevel=2)
+        for note in self.speculation.notes:
+            warnings.warn(note, NotUsed, stacklevel=2)
         if self.speculation.refused and draft is not None:
             draft.close()
             draft = None
@@ -102,8 +102,8 @@ class Model(LoadedModel):
             return
         drafts = self.draft is not None and bool(options.model_draft)
         self.speculation = Speculation(self.reader(), options, self.draft.reader() if drafts and self.draft else None)
-        if self.speculation.unused:
-            warnings.warn(self.speculation.unused, NotUsed, stacklevel=2)
+        for note in self.speculation.notes:
+            warnings.warn(note, NotUsed, stacklevel=2)
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile
 from localllm.machine.memory import memory
 from localllm.models import Config, Head, Pooler, architecture_of, read_config, record
-from localllm.notice import Notice, Setting
+from localllm.notice import Notice, NotUsed, Setting
 from localllm.options import LoadOptions
 from localllm.options.diffusion import CANVAS
 from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value, summarize
@@ -69,7 +70,7 @@ def bind(
     config = read_config(file.metadata, architecture.name)
     diffuses = architecture.diffusion and not embeddings
     most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
-    context = context_of(options.ctx_size, config, most)
+    context = _within_positions(context_of(options.ctx_size, config, most), file, options)
     plan = record(config, architecture, weights or file.tensors, context, embeddings)
     pooler = None
     if embeddings or architecture.encoder:
@@ -182,6 +183,21 @@ def free_memory() -> int:
 def _needed(window: int, rows: int) -> int:
     """Return how many blocks one sequence needs in layers with a window, to run a step of `rows` rows."""
     return -(-(window + SLACK + rows) // BLOCK) + 2
+
+
+def _within_positions(context: int, file: GGUFFile, options: LoadOptions) -> int:
+    """Return the context, clamped with a note to the positions whose embeddings the file holds.
+
+    Measurements (`any_cache`) need the size that was asked for, so for them the plan refuses it.
+    """
+    table = file.tensors.get("position_embd.weight")
+    held = int(table.shape[0]) if table is not None and len(table.shape) == 2 else context
+    if not 0 < held < context or not options.ctx_size or options.any_cache:
+        return context
+    told = f": the model has embeddings of {held} positions, so this is its context"
+    note = Notice(Setting("ctx_size", context), told)
+    warnings.warn(note, NotUsed, stacklevel=2)
+    return held
 
 
 def context_of(asked: int, config: Config, most: int = DEFAULT_CONTEXT) -> int:

@@ -43,6 +43,8 @@ class Output:
 def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[str]] = ()) -> None:
     """Raise OutputError if `path` may not be written: it exists and `force` is False, it is not a regular file, its
     folder is missing, or it is one of the files in `reading`, which the command reads, under any name or link."""
+    if os.fspath(path) == "-":
+        raise OutputError("-: this output cannot go to stdout, because a file appears only when complete; name a file")
     try:
         found = os.lstat(path)
     except FileNotFoundError:

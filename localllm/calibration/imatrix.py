@@ -30,6 +30,7 @@ F64 = NDArray[np.float64]
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 _MOST = (1 << 31) - 1  # maximum of a count: the older format stores int32
+_MOST_TOKENS = 2.0**62  # of a count: it must fit int64
 _LIMIT = 1 << 28  # maximum numbers in a file of the older format; a larger count means damage
 _MOST_BYTES = 4 * _LIMIT  # of such a file
 
@@ -206,9 +207,13 @@ def _read_gguf(path: Path) -> Imatrix:
                     f"{path}: {printable(base)} needs {_SUMS[1:]} and {_COUNTS[1:]}, both F32; make the file again"
                 )
             sums, numbers = (np.ascontiguousarray(t.read(0, t.rows)).view("<f4").ravel() for t in (tensor, counts))
-            if not sums.size or not numbers.size or sums.size % numbers.size or not np.isfinite(numbers).all():
+            if not sums.size or not numbers.size or sums.size % numbers.size:
                 raise LocalLLMError(
                     f"{path}: {printable(base)} has {sums.size} sums for {numbers.size} counts; make it again"
+                )
+            if not (abs(numbers) < _MOST_TOKENS).all():
+                raise LocalLLMError(
+                    f"{path}: {printable(base)} has a count that is not a number of tokens; make it again"
                 )
             entries[base] = Entry(sums.reshape(numbers.size, -1).astype(np.float32), np.rint(numbers).astype(np.int64))
         if not entries:

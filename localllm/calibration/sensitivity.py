@@ -119,6 +119,8 @@ class Trial(Closing):
         """
         names = [name for name in candidates if self._tensor(name) is not None]
         found: dict[str, list[Effect]] = {}
+        if self._progress is not None:
+            self._progress("measuring tensors", 0, len(names))
         for portion in portions(self._swapped, names, memory):
             moments = collect(self._model, self._windows, portion, None)
             for name in portion:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,19 +27,21 @@ from localllm.notice import BeyondTraining, NotUsed
 ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, and return the exit code."""
+def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] | None = None) -> int:
+    """Run a command line, and return the exit code. `begin` is called once Ctrl-C is handled."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in (words[: words.index("--")] if "--" in words else words)
     if debug:
         words.remove("--debug")
     _make_streams_safe()
     with guarded():
-        return _guarded_main(words, debug)
+        return _guarded_main(words, debug, begin)
 
 
-def _guarded_main(words: list[str], debug: bool) -> int:
+def _guarded_main(words: list[str], debug: bool, begin: Callable[[], None] | None) -> int:
     try:
+        if begin is not None:
+            begin()
         with unwinding(), _warnings_as_notes():
             _dispatch(words)
         sys.stdout.flush()

@@ -77,7 +77,10 @@ class ServeOptions(Options):
         None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
         shown=Notice(Written("no limit", "-1")), help="maximum answer length of requests that give none",
     )  # fmt: skip
-    alias: str = option("", "-a", "--alias", metavar="NAME", help="name of the model for clients (default: its file)")
+    alias: str = option(
+        "", "-a", "--alias", metavar="NAME,...", help="names of the model for clients (default: its file)"
+    )
+    tags: str = option("", "--tags", metavar="TAG,...", help="tags that /v1/models lists; they change nothing else")
     models: str = option(
         "", "--models", "--models-dir", kind=PATH, metavar="FOLDER", offers="files",
         help="offer every GGUF file in this folder; each is loaded when a request names it",

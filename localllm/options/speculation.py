@@ -32,13 +32,11 @@ class SpeculationOptions(Options):
     )  # fmt: skip
     draft_max: int = option(
         MOST_DRAFTED, "--draft-max", "--draft", "--draft-n",
-        help="maximum number of drafted tokens", kind=whole(1), unit="tokens",
+        help=f"maximum number of drafted tokens, {MOST_DRAFTED} or fewer", kind=whole(1), unit="tokens",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
-        if self.draft_max > MOST_DRAFTED:
-            raise OptionError(f"{self.draft_max} drafted tokens: give 1 to {MOST_DRAFTED}")
         if self.spec == "draft" and not self.model_draft:
             raise OptionError(
                 Notice(
@@ -48,6 +46,11 @@ class SpeculationOptions(Options):
             )  # fmt: skip
         if self.model_draft and self.spec == "ngram":
             raise OptionError("a draft model was given, but ngram does not use it: use draft or auto")
+
+    @property
+    def most_drafted(self) -> int:
+        """Maximum number of drafted tokens: `draft_max`, clamped to what a pass can verify."""
+        return min(self.draft_max, MOST_DRAFTED)
 
     @property
     def kind(self) -> str:

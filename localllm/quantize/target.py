@@ -10,7 +10,7 @@ from localllm.calibration.mix import best
 from localllm.calibration.sensitivity import Trial, fit_kld
 from localllm.quant import FORMATS
 from localllm.quant.mixes import Options, role
-from localllm.quantize.jobs import Job, QuantizeError, given_jobs, quantizable, size_of
+from localllm.quantize.jobs import Job, QuantizeError, check, copy_jobs, given_jobs, quantizable, size_of
 from localllm.quantize.source import Source
 
 # Formats to choose from: those found in good mixes. Rows whose length is not a multiple of 256 use the second list.
@@ -62,10 +62,18 @@ def jobs_for(
     windows: int = WINDOWS,
     progress: Callable[[str, int, int], None] | None = None,
     force: bool = False,
-) -> tuple[list[Job], float]:
-    """Return the jobs that reach the goal, and their measured divergence on the text. `force`: as in LoadOptions."""
+    allow_requantize: bool = False,
+) -> tuple[list[Job], float | None]:
+    """Return the jobs that reach the goal, and their measured divergence on the text. `force`: as in LoadOptions.
+
+    A file that fits as it is keeps every tensor, and nothing is measured (None). Otherwise QuantizeError for quantized
+    tensors, unless `allow_requantize`.
+    """
+    if _fits(source, goal, options):
+        return copy_jobs(source), None
     choices = candidates(source, options, imatrix is not None)
     coarsest = {name: min(formats, key=_bits) for name, formats in choices.items()}
+    check(given_jobs(source, coarsest), list(coarsest), allow_requantize)  # before anything is measured
     _check_possible(source, goal, coarsest)
     with Trial(
         source.path, text, ctx_size=CONTEXT, windows=windows, imatrix=imatrix, threads=threads, progress=progress,
@@ -80,6 +88,12 @@ def jobs_for(
         else:
             formats, kld = fit_kld(trial, effects, goal.max_kld)
     return given_jobs(source, {**coarsest, **formats}), kld
+
+
+def _fits(source: Source, goal: Goal, options: Options) -> bool:
+    """Return whether a file is within the size as it is, and no option asks for formats."""
+    asked = options.output or options.embedding or options.overrides
+    return bool(goal.max_bytes) and not asked and size_of(source, copy_jobs(source)) <= goal.max_bytes
 
 
 def _check_possible(source: Source, goal: Goal, coarsest: Mapping[str, str]) -> None:

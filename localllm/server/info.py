@@ -34,6 +34,7 @@ class Info:
     trained_context: int = 0
     vocabulary: int = 0
     width: int = 0
+    tokenizer: str = ""
     template: str = ""
     bos: str = ""
     eos: str = ""
@@ -74,6 +75,7 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
                 context=model.context if model is not None else trained,
                 trained_context=trained,
                 vocabulary=len(tokens) if isinstance(tokens, Sized) else 0,
+                tokenizer=str(data.get("tokenizer.ggml.model", "")),
                 width=_number(data.get(f"{architecture.name}.embedding_length")),
                 template=template if isinstance(template, str) else "",
                 bos=_token(model, "bos"),

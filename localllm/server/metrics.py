@@ -66,7 +66,7 @@ COUNTERS = (
     ("prompt_seconds", "prompt_seconds", "Seconds spent on prompts"),
     ("tokens_predicted", "tokens_predicted", "Tokens of answers"),
     ("tokens_predicted_seconds", "tokens_predicted_seconds", "Seconds spent on answers"),
-    ("n_decode", "n_decode", "Steps of the scheduler"),
+    ("n_decode", "n_decode", "Passes of the model"),
     ("drafted", "spec_decode_num_draft_tokens", "Tokens drafted"),
     ("accepted", "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted"),
     ("drafts", "spec_decode_num_drafts", "Drafts verified"),
@@ -136,10 +136,11 @@ class Metrics(Collector):
         if usage.answer_tokens:
             self._first.observe(usage.first_token_seconds)
 
-    def embedded(self, tokens: int, seconds: float) -> None:
-        """Count texts that became vectors or scores."""
+    def embedded(self, tokens: int, seconds: float, texts: int, steps: int) -> None:
+        """Count texts that became vectors or scores, and the passes that took them."""
         with self.tally.lock:
-            self.tally.add({"prompt_tokens": tokens, "prompt_seconds": seconds})
+            self.tally.add({"prompt_tokens": tokens, "prompt_seconds": seconds, "n_decode": steps})
+            self.tally.busy += texts if steps else 0
         self.evaluated(tokens)
 
     def responded(self, route: str, status: int, seconds: float) -> None:

@@ -174,13 +174,13 @@ class Observed:
     ) -> EmbedResult:
         started = time.monotonic()
         found = await self.service.embed(model, texts, pooling, normalize)
-        self.metrics.embedded(found.tokens, time.monotonic() - started)
+        self.metrics.embedded(found.tokens, time.monotonic() - started, len(texts), found.steps)
         return found
 
     async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult:
         started = time.monotonic()
         found = await self.service.rank(model, query, documents)
-        self.metrics.embedded(found.tokens, time.monotonic() - started)
+        self.metrics.embedded(found.tokens, time.monotonic() - started, len(documents), found.steps)
         return found
 
     async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:

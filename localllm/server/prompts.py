@@ -48,6 +48,8 @@ _FILL_TEXTS = {
     "repository": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "separator": ("<|file_sep|>", "<file_sep>"),
 }
+_PROJECT = "myproject\n"  # as llama-server names the repository, whose name no request has
+_SNIPPET = "\n\n--- snippet ---\n\n"  # what it puts before a file, for models without a token for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +200,11 @@ class Prompts:
             if len(found) >= room:
                 break
             text = text[-room * self._model.words.longest :]  # more than that cannot fit
-            plain = f"{text}\n" if separator is None else f"{name}\n{text}"
-            found = [*([] if separator is None else [separator]), *self._plain(plain), *found]
+            named = self._plain(_SNIPPET) if separator is None else [separator, *self._plain(f"{name}\n")]
+            found = [*named, *self._plain(text), *found]
         else:
-            if repository is not None and separator is not None:
-                found = [repository, *self._plain("repository\n"), *found]
+            if repository is not None:
+                found = [repository, *self._plain(_PROJECT), *found]
         return found[-room:]
 
     def _plain(self, text: str) -> list[int]:

@@ -263,11 +263,11 @@ class Served(Closing):
             ids = [model.prompt_ids(text) if isinstance(text, str) else list(text) for text in some]
             return list(model.embedder.vectors(ids, way)), sum(map(len, ids))
 
-        vectors, tokens = await self._in_parts(texts, run)
+        vectors, tokens, steps = await self._in_parts(model, texts, run)
         if way == "none":
-            return EmbedResult([], tokens, [rows.tolist() for rows in vectors])
+            return EmbedResult([], tokens, [rows.tolist() for rows in vectors], steps)
         found = list(normalized(vectors)) if normalize and way != "rank" else vectors
-        return EmbedResult([one.tolist() for one in found], tokens)
+        return EmbedResult([one.tolist() for one in found], tokens, steps=steps)
 
     async def rank(self, query: str, documents: Sequence[str]) -> EmbedResult:
         """Return one score for each document."""
@@ -281,26 +281,32 @@ class Served(Closing):
             tokens = sum(len(pair(words, data, query, document)) for document in some)  # the query with each
             return [float(score) for score in model.rank(query, some)], tokens
 
-        scores, tokens = await self._in_parts(documents, run, len(query))
-        return EmbedResult([[score] for score in scores], tokens)
+        scores, tokens, steps = await self._in_parts(model, documents, run, len(query))
+        return EmbedResult([[score] for score in scores], tokens, steps=steps)
 
     async def _in_parts(
-        self, texts: Sequence[P], run: Callable[[Sequence[P]], tuple[list[R], int]], each: int = 0
-    ) -> tuple[list[R], int]:
-        """Run a job for a few texts at a time, so that those of others come in between; add its results up.
+        self, model: Model, texts: Sequence[P], run: Callable[[Sequence[P]], tuple[list[R], int]], each: int = 0
+    ) -> tuple[list[R], int, int]:
+        """Run a job for a few texts at a time, so that those of others come in between.
 
-        Each text counts with `each` characters more.
+        Return its results, and the number of their tokens and steps. Each text counts with `each` characters more.
         """
+
+        def counted(some: Sequence[P]) -> tuple[list[R], int, int]:
+            before = model.engine.steps
+            results, count = run(some)
+            return results, count, model.engine.steps - before
+
         found: list[R] = []
-        tokens = first = 0
+        tokens = steps = first = 0
         while first < len(texts):
             last, size = first, 0
             while last < len(texts) and (last == first or size + len(texts[last]) + each <= PART):
                 size += len(texts[last]) + each
                 last += 1
-            results, count = await self._vectors.run(partial(run, texts[first:last]))
-            found, tokens, first = found + results, tokens + count, last
-        return found, tokens
+            results, count, passes = await self._vectors.run(partial(counted, texts[first:last]))
+            found, tokens, steps, first = found + results, tokens + count, steps + passes, last
+        return found, tokens, steps
 
     def _embedding(self) -> Model:
         if not self.embeds:
@@ -338,7 +344,7 @@ def drafts_of(model: Model) -> Drafts | None:
     speculation = model.speculation
     if speculation is None:
         return None
-    costs, longest = speculation.costs, min(speculation.options.draft_max, speculation.costs.most - 1)
+    costs, longest = speculation.costs, min(speculation.options.most_drafted, speculation.costs.most - 1)
     drafter = DraftModel(*speculation.drafting, costs, longest) if speculation.drafting is not None else None
     return Drafts(costs, longest, drafter, repeats=speculation.options.kind != "draft")
 

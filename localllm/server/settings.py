@@ -29,6 +29,8 @@ class Settings:
     keys: frozenset[bytes] = frozenset()  # SHA-256 of each API key; none: everybody may use the server
     hosts: tuple[str, ...] = ()  # names of this server besides localhost, in lower case; "*": any
     origins: tuple[str, ...] = ()  # pages that may use it; "*": any, "localhost": those of this machine
+    aliases: tuple[str, ...] = ()  # names of the only model; the first one is its id
+    tags: tuple[str, ...] = ()
     parallel: int = 4
     pooling: str = "auto"
     max_tokens: int | None = None  # of an answer, where a request does not say
@@ -61,6 +63,8 @@ class Settings:
             keys=frozenset(digest(key) for key in keys),
             hosts=tuple(name.lower().rstrip(".") for name in (*addresses, *options.allowed_host)),
             origins=tuple(origin.rstrip("/") for origin in options.cors),
+            aliases=_listed(options.alias),
+            tags=_listed(options.tags),
             parallel=options.parallel,
             pooling=options.pooling,
             max_tokens=max_tokens,
@@ -73,6 +77,11 @@ class Settings:
             verbose=options.verbose,
             log_prompts=options.log_prompts,
         )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """Return the different parts of a text with commas."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def digest(key: str) -> bytes:

@@ -132,6 +132,7 @@ class ModelInfo(Protocol):
     trained_context: int
     vocabulary: int
     width: int
+    tokenizer: str  # the kind as the file names it: llama, gpt2, ...
     parameters: int
     file_bytes: int
     path: str
@@ -211,3 +212,4 @@ class EmbedResult:
     vectors: list[list[float]]
     tokens: int
     rows: list[list[list[float]]] = field(default_factory=list)  # texts, tokens, width
+    steps: int = 0  # passes of the model

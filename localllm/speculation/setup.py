@@ -19,6 +19,8 @@ from localllm.speculation.vocabulary import Mapping, Vocabulary, match
 
 SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds per pass in Python, 2 % of this
 
+_ITSELF = "it is the model itself, so drafting cannot make it faster; use a smaller one"
+
 
 @dataclass(frozen=True, slots=True)
 class Reader:
@@ -28,6 +30,13 @@ class Reader:
     vocabulary: Vocabulary
 
 
+def _same_file(one: Reader, other: Reader) -> bool:
+    try:
+        return one.vocabulary.path.samefile(other.vocabulary.path)
+    except OSError:
+        return False
+
+
 class Speculation:
     """Speculation for a model: the costs of its passes and of the draft model's, and acceptance rates so far."""
 
@@ -35,6 +44,9 @@ class Speculation:
         """If the vocabularies do not match, there is no draft in automatic mode, and else a SpeculationError."""
         self.options, self._draft, self.refused = options, drafting, ""  # why the draft model cannot draft
         self._mapping: Mapping | None = None
+        self._itself = drafting is not None and _same_file(target, drafting)
+        if self._itself and options.kind == "auto":
+            self._draft, drafting, self.refused = None, None, f"the draft model is not used: {_ITSELF}"
         if drafting is not None:
             try:
                 self._mapping = match(target.vocabulary, drafting.vocabulary)
@@ -55,18 +67,27 @@ class Speculation:
         return self.options.kind == "auto" and self.costs.seconds(1) < SHORTEST_PASS
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What will not be used of the options, and why. Each is a `Notice`."""
+        given, most = self.options.draft_max, self.options.most_drafted
+        clamped = Notice(
+            Setting("draft_max", given), f": at most {most} tokens are drafted, because a pass verifies no more"
+        )
+        return (*((clamped,) if given > most else ()), *((self.unused,) if self.unused else ()))
+
+    @property
     def unused(self) -> str:
         """What will not be used of it, and why; "" if all may be. A `Notice`."""
         one = f"{1e3 * self.costs.seconds(1):.2f} ms"
-        if self.refused:
-            return self.refused
+        if self.refused or self._itself:
+            return self.refused or f"the draft model saves no time: {_ITSELF}"
         if self._too_short:
             what, instead = ("the draft model", "draft") if self._draft is not None else ("speculation", "ngram")
             reason = f"{what} is not used: a pass of the model takes only {one}, too little for drafting to pay"
             return Notice(f"{reason}; use it anyway with ", Setting("spec", instead))
         if self._draft_costs is None:
             return ""
-        step, longest = self._draft_costs.seconds(1), min(self.options.draft_max, self.costs.most - 1)
+        step, longest = self._draft_costs.seconds(1), min(self.options.most_drafted, self.costs.most - 1)
         if outlook(self.costs, self.costs.seconds(1), 0, 1.0, 1.0, step, longest) > 0:
             return ""
         passes = f"one of its passes takes {1e3 * step:.2f} ms, one of the model {one}"
@@ -91,4 +112,4 @@ class Speculation:
             assert self._draft_costs is not None
             drafter = ModelDrafter(self._draft.engine, self._mapping, self._draft_costs)
             draftings.append(Drafting(drafter, self._draft_judge))
-        return Speculator(tuple(draftings), self.costs, min(self.options.draft_max, self.costs.most - 1))
+        return Speculator(tuple(draftings), self.costs, min(self.options.most_drafted, self.costs.most - 1))

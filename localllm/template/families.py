@@ -6,6 +6,8 @@ give a template (`given_template`).
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -160,11 +162,11 @@ FAMILIES: tuple[Family, ...] = (  # the first match is taken
 
 
 def given_template(given: str) -> Family:
-    """Return the format that a user gives: by its name, as the name of a file, or as a Jinja text."""
+    """Return the format that a user gives: by its name, as the name of a file, or as a text, in Jinja or plain."""
     named = next((family for family in FAMILIES if family.name == given), None)
     if named is not None:
         return named
-    if "{{" in given or "{%" in given:
+    if "{{" in given or "{%" in given or _is_plain_text(given):
         return Family("given", given)
     try:
         source = read_text(given, 4 * MAX_SOURCE, "strict")
@@ -177,6 +179,12 @@ def given_template(given: str) -> Family:
     if not source.strip():
         raise TemplateError(f"{given}: the chat template is empty")
     return Family("given", source)
+
+
+def _is_plain_text(given: str) -> bool:
+    """Return whether this is a template without Jinja, as llama-server takes it, and not a mistyped file name."""
+    file = os.path.exists(given) or "/" in given or "\\" in given or re.search(r"\.\w+$", given)
+    return len(given.split()) > 1 and not file
 
 
 def choose_template(

@@ -83,6 +83,7 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
     tools = request["tools"]
     variables = (
         {"documents": None}
+        | _dates(now)
         | given(request["extra"])
         | {
             "tools": given(tools),
@@ -91,10 +92,9 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
             "eos_token": Text.of(request["eos"], OWN),
         }
     )
-    # Some templates insist on these: tools even if there are none, their descriptions, and two names of older ones.
+    # Some templates insist on these: tools even if there are none, their descriptions, and an older name for them.
     described = [_described(tool) for tool in tools or []]
-    functions = given(json.dumps(described, indent=4, ensure_ascii=False))
-    insisted = {"functions": functions, "datetime": given(now.strftime("%d %B %Y"))} | variables
+    insisted = {"functions": given(json.dumps(described, indent=4, ensure_ascii=False))} | variables
     insisted["tools"] = given(described)
     first_error: TemplateError | None = None
     incomplete: dict[str, Any] | None = None
@@ -118,6 +118,11 @@ def _described(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool whose function has a description, if only an empty one."""
     function = tool.get("function")
     return tool | {"function": {"description": "", **function}} if isinstance(function, dict) else tool
+
+
+def _dates(now: datetime) -> dict[str, str]:
+    """Return today's date under the names that templates read, each in the form that llama.cpp gives."""
+    return {"date_string": given(now.strftime("%d %b %Y")), "datetime": given(now.strftime("%b %d %Y"))}
 
 
 def _marked(message: Message) -> Message:

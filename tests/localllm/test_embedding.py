@@ -17,6 +17,7 @@ from localllm.engine import ContextFull
 from localllm.gguf import open_gguf
 from localllm.gguf.writer import NewTensor, write_gguf
 from localllm.model import Model
+from localllm.notice import NotUsed
 from tests.localllm.support import PROGRAM, write_model
 from tests.models.kit import EMBEDDERS, KitModel
 from tests.models.support import Driver, nmse, open_model, plan_of
@@ -214,3 +215,13 @@ def test_command_line(files: dict[str, Path], tmp_path: Path) -> None:
         assert (done.stdout, done.returncode > 0) == ("", True)
         assert problem in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_context_beyond_the_embedded_positions_is_clamped_with_a_note(tmp_path: Path) -> None:
+    """llama-server caps it at the trained length."""
+    path = write_embedder(tmp_path / "m.gguf", "bert-mean")
+    with pytest.warns(NotUsed, match="ctx_size=5000: the model has embeddings of 256 positions"):
+        model = localllm.load(path, ctx_size=5000)
+    with model, localllm.load(path) as usual:
+        assert model.context == 256
+        assert (model.embed("abc") == usual.embed("abc")).all()

@@ -179,6 +179,19 @@ def test_every_command_overwrites_with_force_alone(
 
 
 @pytest.mark.parametrize("name", ["perplexity", "imatrix", "quantize"])
+def test_no_command_writes_a_file_named_like_stdout(
+    name: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(commands(tiny, Path("-"))[name]) == 1
+    assert capsys.readouterr() == (
+        "",
+        "error: -: this output cannot go to stdout, because a file appears only when complete; name a file\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["perplexity", "imatrix", "quantize"])
 def test_no_command_writes_over_what_it_reads(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The model under another name, its second part, and the text."""
     model = write_model(tmp_path / "tiny.gguf")

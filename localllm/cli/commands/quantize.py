@@ -72,8 +72,12 @@ def quantize(own: Quantize) -> None:
         note = ""
         if asked.kind == MIXED:
             windows = own.chunks or WINDOWS
-            jobs, kld = jobs_for(source, goal, options, text, imatrix, own.threads, windows, progress, own.force)
-            note = f", KL divergence {kld:.5f} on {own.file}"
+            jobs, kld = jobs_for(
+                source, goal, options, text, imatrix, own.threads, windows, progress, own.force, own.allow_requantize
+            )
+            note = f", KL divergence {kld:.5f} on {own.file}" if kld is not None else ""
+            if kld is None:
+                say(f"note: {source.path.name} fits as it is, so every tensor keeps its format", YELLOW)
         if own.dry_run:
             show(source, jobs, imatrix, own)
             return
@@ -227,10 +231,14 @@ def _method(
         yield METHODS[own.method](model, windows, {job.name: job.after for job in jobs}, progress)
 
 
+def _mixed_type(jobs: list[Job]) -> int | None:
+    return file_type_of(jobs) if any(job.changes for job in jobs) else None
+
+
 def _write(source: Source, target: Path, asked: _Asked, jobs: list[Job], how: Settings, own: Quantize) -> str:
     """Write the file, and return its SHA-256."""
     digest = hashlib.sha256()
-    file_type = asked.mix.file_type if asked.mix else file_type_of(jobs) if asked.kind == MIXED else None
+    file_type = asked.mix.file_type if asked.mix else _mixed_type(jobs) if asked.kind == MIXED else None
     name = own.imatrix if own.imatrix != AUTO else f"measured on {own.file}"
     keys = metadata(source.stored, file_type, how.imatrix, name)
     with conversion(jobs, source.tensors, how) as tensors:

@@ -14,6 +14,7 @@ from localllm.cli.tool_options import Quantize
 from localllm.errors import LocalLLMError
 from localllm.evaluation import ModelSource, Scores, cut, evaluate, statistics
 from localllm.model import load
+from localllm.notice import Notice, said
 from localllm.quantize.conversion import Error
 from localllm.quantize.jobs import Job, check, size_of
 from localllm.quantize.source import Source
@@ -58,7 +59,7 @@ def _notes(jobs: Sequence[Job], imatrix: Imatrix | None, own: Quantize) -> Itera
     try:
         check(jobs, known, own.allow_requantize)
     except LocalLLMError as problem:
-        yield f"note: {problem}"
+        yield Notice("note: ", said(problem))
 
 
 def error_table(jobs: Sequence[Job], errors: Mapping[str, Error]) -> str:

@@ -46,7 +46,11 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
     if own.slot_save_path:
         check_folder(Path(own.slot_save_path))
     format_ = given_template(own.chat_template) if own.chat_template else None
-    places = models_in(Path(own.models)) if own.models else [(own.alias or _title(name), Path(resolve(name)))]
+    places = (
+        models_in(Path(own.models))
+        if own.models
+        else [(settings.aliases[0] if settings.aliases else _title(name), Path(resolve(name)))]
+    )
     sockets = listen(settings)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until all is ready: an error while opening is one line

@@ -104,10 +104,10 @@ class LoadProgress:
             return
         begun = self._begun.setdefault(what, perf_counter())
         if what not in self._tasks:
-            if done >= total or perf_counter() - begun < BAR_AFTER:
+            if done >= total or (self._bars is None and perf_counter() - begun < BAR_AFTER):
                 return
             self._tasks[what] = self._open().add_task(printable(what), total=total)
-        self._open().update(self._tasks[what], completed=done)
+        self._open().update(self._tasks[what], completed=done, visible=done < total)
 
     def _open(self) -> Progress:
         if self._bars is None:

@@ -28,6 +28,8 @@ from localllm.server.shapes import llamacpp
 from localllm.server.turn import Generation, Json, ModelInfo, SlotAction
 
 RETRY_SECONDS = 2
+_KEPT = ("preserve_thinking", "clear_thinking", "truncate_history_thinking", "drop_thinking")  # template variables
+_EFFORTS = ("reasoning_effort", "reasoning_strength")
 
 
 class State:
@@ -170,6 +172,13 @@ class State:
 
 
 def _template(model: ModelInfo) -> Json:
-    """What the template can do, by llama.cpp's names."""
+    """What requests may contain, by llama.cpp's names. Messages are changed until the template accepts them."""
     tools, thinking = "tools" in model.capabilities, "thinking" in model.capabilities
-    return {"supports_tools": tools, "supports_tool_calls": tools, "supports_reasoning_content": thinking}
+    calls = ("tools", "tool_calls", "parallel_tool_calls", "object_arguments")
+    return {
+        **dict.fromkeys(("supports_string_content", "supports_typed_content", "supports_system_role"), True),
+        **{f"supports_{name}": tools for name in calls},
+        "supports_reasoning_content": thinking,
+        "supports_preserve_reasoning": any(name in model.template for name in _KEPT),
+        "supports_reasoning_effort": any(name in model.template for name in _EFFORTS),
+    }

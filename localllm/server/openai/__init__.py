@@ -21,7 +21,11 @@ from localllm.server.turn import Service
 def routes(service: Service, settings: Settings) -> list[Route]:
     """Return the routes of OpenAI's API."""
     chat, completions = Chat(service, settings), Completions(service, settings)
-    responses, embeddings, models = Responses(service, settings), Embeddings(service, settings), Models(service)
+    responses, embeddings, models = (
+        Responses(service, settings),
+        Embeddings(service, settings),
+        Models(service, settings),
+    )
     limits = settings.limits
     return [
         *post(("/v1/chat/completions", "/chat/completions"), chat.complete, limits),

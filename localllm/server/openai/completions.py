@@ -50,8 +50,6 @@ def read_completion(fields: Fields, client: str, most: int | None = None) -> Com
         raise fields.wrong("best_of", "only the same number as n is supported")
     if n * len(prompts) > MAX_CHOICES:
         raise fields.wrong("n", f"{n} answers to each of {len(prompts)} prompts are more than {MAX_CHOICES}")
-    if echo and logprobs is not None and n > 1:
-        raise fields.wrong("echo", "together with logprobs, n must be 1")
     return CompletionRequest(prompts, asked, fields.optional_text("suffix"), echo, read_show(fields))
 
 

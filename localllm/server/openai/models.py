@@ -8,14 +8,17 @@ from starlette.requests import Request
 
 from localllm.server.errors import UnknownModel
 from localllm.server.fields import Fields
+from localllm.server.settings import Settings
 from localllm.server.turn import Json, ModelInfo, Service
+
+_VOCABULARIES = {"llama": 1, "gpt2": 2, "gemma4": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}  # llama_vocab_type
 
 
 class Models:
     """The handlers of the list of models and of one of them."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self._service, self._settings = service, settings
 
     async def every(self, request: Request, fields: Fields) -> Json:
         """List all models, those that are not loaded included."""
@@ -23,7 +26,7 @@ class Models:
         ids = [model.id for model in models]
         return {
             "object": "list",
-            "data": [model_json(model) for model in models],
+            "data": [self._entry(model) for model in models],
             "models": [tag_json(model) for model in models],
             "first_id": ids[0] if ids else None,
             "last_id": ids[-1] if ids else None,
@@ -36,7 +39,11 @@ class Models:
         found = next((model for model in self._service.models() if model.id == name), None)
         if found is None:
             raise UnknownModel(f"no model {name!r}; /v1/models lists them")
-        return model_json(found)
+        return self._entry(found)
+
+    def _entry(self, model: ModelInfo) -> Json:
+        """Return an entry of `data`, with llama.cpp's names and tags, which the server was started with."""
+        return model_json(model) | {"aliases": list(self._settings.aliases), "tags": list(self._settings.tags)}
 
 
 def model_json(model: ModelInfo) -> Json:
@@ -51,6 +58,7 @@ def model_json(model: ModelInfo) -> Json:
         "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "status": {"value": model.state},
         "meta": {
+            "vocab_type": _VOCABULARIES.get(model.tokenizer, 0),
             "n_vocab": model.vocabulary,
             "n_ctx": model.context,
             "n_ctx_train": model.trained_context,

@@ -197,3 +197,14 @@ def test_what_is_no_importance_is_refused(tmp_path: Path) -> None:
         read(REPOSITORY / "models" / "demo" / "draft.gguf")
     with pytest.raises(LocalLLMError, match="made for another model"):
         BOTH.importance("blk.0.a.weight", 1, 5)
+
+
+@pytest.mark.parametrize("count", [1e19, 3e38, -1e30, np.inf, np.nan])
+@pytest.mark.filterwarnings("error")
+def test_a_count_that_is_no_number_of_tokens_is_one_error(tmp_path: Path, count: float) -> None:
+    """Such a count does not fit an integer, and NumPy would warn of it on stderr."""
+    numbers = {"in_sum2": np.ones((1, 4), np.float32), "counts": np.full((1, 1), count, np.float32)}
+    tensors = [NewTensor(f"x.weight.{name}", "F32", value.shape, value.tobytes()) for name, value in numbers.items()]
+    write_gguf(tmp_path / "a.gguf", {"general.type": "imatrix"}, tensors)
+    with pytest.raises(LocalLLMError, match="not a number of tokens"):
+        read(tmp_path / "a.gguf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ SHORT = "note: the draft model is not used: a pass of the model takes only "
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture
+def twin(tiny: Path, tmp_path: Path) -> Path:
+    """A second file with the same weights."""
+    return Path(shutil.copy(tiny, tmp_path / "twin.gguf"))
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +56,9 @@ def test_a_context_beyond_training(tiny: Path, capsys: pytest.CaptureFixture[str
         localllm.load(tiny, ctx_size=600).close()
 
 
-def test_a_draft_for_a_model_that_is_fast_already(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_draft_for_a_model_that_is_fast_already(tiny: Path, twin: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, _ = run(capsys, tiny)
-    out, (note,) = run(capsys, tiny, "-md", tiny)
+    out, (note,) = run(capsys, tiny, "-md", twin)
     assert out == plain
     assert note.startswith(SHORT)
     assert note.endswith("; use it anyway with --spec draft")
@@ -90,8 +97,8 @@ def test_a_draft_of_another_vocabulary(tiny: Path, capsys: pytest.CaptureFixture
         localllm.load(tiny, model_draft="demo", spec="draft")
 
 
-def test_a_draft_that_cannot_be_faster(tiny: Path) -> None:
-    with localllm.load(tiny, model_draft=tiny, spec="draft") as model:
+def test_a_draft_that_cannot_be_faster(tiny: Path, twin: Path) -> None:
+    with localllm.load(tiny, model_draft=twin, spec="draft") as model:
         found = model.speculation
         assert found is not None
         found.costs, found._draft_costs = Costs({1: 0.020, 16: 0.021}), Costs({1: 0.025, 16: 0.025})

@@ -316,6 +316,8 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(tmp_path: Path, capsys:
     assert "| blk.0.ffn_up.weight | 4 x 288 | F32  | IQ4_NL (rows do not fit IQ2_XS) |" in said.out
     assert "5.62 KiB -> 1.76 KiB, 10.00 bits a weight (IQ4_NL)" in said.out
     assert "imatrix" not in said.err
+    assert main(["quantize", "demo", "Q4_0", "--dry-run"]) == 0
+    assert capsys.readouterr().err.endswith("or add --allow-requantize\n")  # as typed, not as in Python
     assert main(["quantize", "demo", "Q2_K_S", "--dry-run"]) == 0
     assert "note: this type needs --imatrix FILE, or --imatrix auto" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"]

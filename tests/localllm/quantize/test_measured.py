@@ -41,6 +41,28 @@ def test_a_size_is_kept_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert re.search(r"KL divergence 0\.\d+ on ", capsys.readouterr().out)
 
 
+def test_a_file_that_fits_is_copied_and_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_model(tmp_path / "m.gguf")
+    assert main(["quantize", str(source), str(tmp_path / "o.gguf"), "--fit", "1GB", *TEXT]) == 0  # quantized already
+    said = capsys.readouterr()
+    assert said.err == "note: m.gguf fits as it is, so every tensor keeps its format\n"
+    assert "(as it was)" in said.out
+    assert "divergence" not in said.out
+    assert formats(tmp_path / "o.gguf") == formats(source)
+    with open_gguf(source) as before, open_gguf(tmp_path / "o.gguf") as after:
+        assert after.metadata.get("general.file_type") == before.metadata.get("general.file_type")
+
+
+@pytest.mark.parametrize("goal", [("--fit", "60KB"), ("--max-kld", "0.1")])
+def test_a_quantized_file_is_refused_before_it_is_measured(
+    goal: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_model(tmp_path / "m.gguf")
+    monkeypatch.setattr("localllm.quantize.target.Trial", None)  # measuring would fail
+    assert main(["quantize", str(source), *goal, *TEXT]) == 1
+    assert capsys.readouterr().err.endswith("start from F16, BF16 or F32, or add --allow-requantize\n")
+
+
 def test_a_divergence_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_model(tmp_path / "m.gguf")
     assert run(source, tmp_path / "o.gguf", "--max-kld", "0.02", "--report") == 0

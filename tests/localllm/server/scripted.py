@@ -43,6 +43,7 @@ class Model:
     trained_context: int = 8192
     vocabulary: int = 256
     width: int = 64
+    tokenizer: str = "llama"
     parameters: int = 1_000_000
     file_bytes: int = 600_000
     path: str = "/models/tiny.gguf"

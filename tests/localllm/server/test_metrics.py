@@ -69,13 +69,13 @@ def test_answers_are_added_up() -> None:
     usage = Usage(10, 4, 6, 0.5, 1.0, 2.0, 5.0, drafted=8, accepted=7)
     metrics.answered(usage, "end")
     metrics.answered(usage, "length")
-    metrics.embedded(100, 1.0)
+    metrics.embedded(100, 1.0, 3, 1)
     for sequences in (1, 4, 4):
         metrics.step(sequences, drafts=1)
     _, values = read(metrics.text().decode())
     expected = {
         "prompt_tokens_total": 112, "prompt_tokens_cached_total": 8, "prompt_seconds_total": 5,
-        "tokens_predicted_total": 12, "tokens_predicted_seconds_total": 10, "n_decode_total": 3, "n_tokens_max": 16,
+        "tokens_predicted_total": 12, "tokens_predicted_seconds_total": 10, "n_decode_total": 4, "n_tokens_max": 16,
         "spec_decode_num_draft_tokens_total": 16, "spec_decode_num_accepted_tokens_total": 14,
         "spec_decode_num_drafts_total": 3, "prompt_tokens_seconds": 112 / 5, "predicted_tokens_seconds": 10 / 10,
         "requests_processing": 2, "requests_deferred": 3, "n_busy_slots_per_decode": 3,
@@ -119,7 +119,7 @@ def test_the_start_and_the_version_are_told() -> None:
     _, values = read(metrics.text().decode())
     assert values["localllm_start_time_seconds"] == metrics.started
     assert values[f'localllm_info{{version="{__version__}"}}'] == 1
-    metrics.embedded(70, 1.0)
+    metrics.embedded(70, 1.0, 1, 1)
     assert read(metrics.text().decode())[1]["localllm_evaluated_tokens_total"] == 70
 
 

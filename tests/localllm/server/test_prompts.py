@@ -54,10 +54,12 @@ def test_files_come_first(model: localllm.Model) -> None:
     ids = filled(model, ("f.c", "x"), ("g.c", "y"), max_tokens=1)
     start = [model.words.bos] if model.words.add_bos else []
     if named(model):
-        files = [REPOSITORY, *plain(model, "repository\n"), SEPARATOR, *plain(model, "f.c\nx"), SEPARATOR,
-                 *plain(model, "g.c\ny"), SEPARATOR, *plain(model, "filename\n")]  # fmt: skip
+        files = [REPOSITORY, *plain(model, "myproject\n"), SEPARATOR, *plain(model, "f.c\n"), *plain(model, "x"),
+                 SEPARATOR, *plain(model, "g.c\n"), *plain(model, "y"),
+                 SEPARATOR, *plain(model, "filename\n")]  # fmt: skip
     else:
-        files = [*plain(model, "x\n"), *plain(model, "y\n")]
+        before = plain(model, "\n\n--- snippet ---\n\n")
+        files = [*before, *plain(model, "x"), *before, *plain(model, "y")]
     assert ids == [*start, *files, *gap(model)]
 
 

@@ -107,6 +107,21 @@ def test_answers_under_load_are_those_of_an_idle_server() -> None:
     asyncio.run(run())
 
 
+def test_several_answers_with_the_log_probabilities_of_their_prompt() -> None:
+    body = {"prompt": "Once upon", "max_tokens": 8, "seed": 4, "temperature": 3.0, "echo": True, "logprobs": 1}
+
+    async def run() -> None:
+        async with client(one_model()) as http:
+            two = (await http.post("/v1/completions", json={**body, "n": 2})).json()["choices"]
+            for number, choice in enumerate(two):
+                [alone] = (await http.post("/v1/completions", json={**body, "seed": 4 + number})).json()["choices"]
+                assert choice == {**alone, "index": number}
+        assert two[0]["logprobs"]["tokens"][:2] == ["Once", " upon"]
+        assert two[0]["text"] != two[1]["text"]
+
+    asyncio.run(run())
+
+
 def test_streams_carry_the_same_text() -> None:
     async def run() -> None:
         body = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0, "max_tokens": 20}
@@ -266,6 +281,7 @@ def test_embeddings_need_a_model_that_embeds() -> None:
         )
         async with client(vectors) as http:
             answer = (await http.post("/v1/embeddings", json={"input": ["a cat", "a dog"]})).json()
+            assert "\nllamacpp:n_decode_total 1.0\n" in (await http.get("/metrics")).text
         with localllm.load("demo", backend="cpu", threads=1, embeddings=True) as model:
             expected = model.embed(["a cat", "a dog"])
         for found, vector in zip(answer["data"], expected, strict=True):

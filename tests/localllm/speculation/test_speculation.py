@@ -267,12 +267,30 @@ def test_a_draft_whose_context_is_full_guesses_nothing(demo: localllm.Model) -> 
         ({"spec": "ngram", "model_draft": "draft"}, "ngram does not use it"),
         ({"spec": "maybe"}, "off, ngram, draft, auto"),
         ({"spec": "ngram", "draft_max": 0}, "at least 1"),
-        ({"spec": "ngram", "draft_max": 16}, "1 to 15"),
     ],
 )
 def test_options_that_contradict(options: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         localllm.load("demo", **options)
+
+
+def test_more_drafted_tokens_than_a_pass_takes_are_clamped_with_a_note() -> None:
+    """16 is llama-server's default, which its users write out."""
+    with pytest.warns(UserWarning, match="draft_max=16: at most 15 tokens are drafted"):
+        model = localllm.load("demo", ctx_size=64, spec="ngram", draft_max=16)
+    with model:
+        speculator = model.session()._speculator
+        assert speculator is not None
+        assert speculator.longest == 15
+
+
+@pytest.mark.parametrize(("kind", "drafts"), [(None, False), ("draft", True)])
+def test_a_model_as_its_own_draft_is_noted(kind: str | None, drafts: bool) -> None:
+    with pytest.warns(UserWarning, match="it is the model itself") as told:
+        model = localllm.load("demo", ctx_size=64, model_draft="demo", spec=kind)
+    with model:
+        assert len(told) == 1
+        assert (model.draft is not None) is drafts
 
 
 def test_nothing_guesses_unless_it_is_asked_to(demo: localllm.Model) -> None:
@@ -369,7 +387,7 @@ def test_statistics_in_a_line() -> None:
     [
         (("-md", "no.gguf"), "no.gguf"),
         (("--spec", "draft"), "-md FILE"),
-        (("--spec", "ngram", "--draft-max", "16"), "1 to 15"),
+        (("--spec", "ngram", "--draft-max", "0"), "at least 1"),
         (("-md", "vocabulary.gguf"), "no weights"),
     ],
 )
@@ -379,6 +397,6 @@ def test_a_wrong_draft_is_one_line(tmp_path: Path, words: tuple[str, ...], says:
         write_gguf(tmp_path / "vocabulary.gguf", dict(file.stored), [])
     given = [str(tmp_path / word) if word == "vocabulary.gguf" else word for word in words]
     done = cli("run", model, "hi", *given)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2 if words[-1] == "0" else 1, "")
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -340,6 +340,7 @@ def test_a_template_may_be_given_by_name_as_text_or_as_a_file(tmp_path: Path) ->
     for given, text in (
         ("chatml", "<|im_start|>user\nHi<|im_end|>\n"),
         ("{{ messages[0].content }}!", "Hi!"),
+        ("No Jinja, no messages", "No Jinja, no messages"),  # llama-server takes such a text, too
         (str(tmp_path / "own.jinja"), "It says Hi"),
     ):
         template, note = choose_template(metadata, tokenizer("<s>"), given=given_template(given))
@@ -349,9 +350,19 @@ def test_a_template_may_be_given_by_name_as_text_or_as_a_file(tmp_path: Path) ->
         choose_template(metadata, tokenizer("<s>"), given=given_template("{% if %}"))
 
 
+def test_templates_read_the_date_in_llama_server_s_forms() -> None:
+    """Llama 3.1 and 3.3 read date_string, and name a day of 2024 without it; firefunction fails without datetime."""
+    source = "{{ date_string }}; {{ datetime }}; {{ strftime_now('%Y') }}"
+    template = ChatTemplate(source, "", "", clock=lambda: datetime(2024, 2, 29))
+    assert template.render([{"role": "user", "content": ""}]).text == "29 Feb 2024; Feb 29 2024; 2024"
+    mine = template.render([{"role": "user", "content": ""}], extra={"date_string": "1 Jan 1970"})
+    assert mine.text == "1 Jan 1970; Feb 29 2024; 2024"
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
-    [("chatml3", "'chatml3' is not a chat template: give a file, a Jinja text, or one of llama3, chatml"),
+    [("my template.jinja", "is not a chat template"), ("my folder/a b", "is not a chat template"),
+     ("chatml3", "'chatml3' is not a chat template: give a file, a Jinja text, or one of llama3, chatml"),
      ("", "the chat template cannot be read: "), ("x" * 5000, "the chat template cannot be read: "),
      ("\0", "the chat template cannot be read: ")],
 )  # fmt: skip

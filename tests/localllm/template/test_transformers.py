@@ -10,7 +10,7 @@ import pytest
 from localllm.confined import Confined
 from localllm.template import ChatTemplate, Rendered, TemplateError, renderer
 from tests.conftest import reference
-from tests.localllm.template.conversations import CASES, NOW, SMALL
+from tests.localllm.template.conversations import CASES, NOW, SMALL, UNDATED
 from tests.localllm.template.make_transformers import DATA, REFUSED, checksum
 
 STORED = json.loads(DATA.read_text(encoding="utf-8"))
@@ -23,10 +23,10 @@ def _confined() -> Confined:
     return renderer()
 
 
-def _rendered(template: ChatTemplate, case: str) -> Rendered | None:
+def _rendered(template: ChatTemplate, case: str, name: str = "") -> Rendered | None:
     messages, how, extra = CASES[case]
     try:
-        return template.render(messages, **how, extra=extra)
+        return template.render(messages, **how, extra=UNDATED.get(name, {}) | extra)
     except TemplateError:
         return None
 
@@ -54,7 +54,7 @@ def test_reference_templates(name: str) -> None:
     template = _template(reference("templates", name).read_text(encoding="utf-8"))
     equal = 0
     for case, expected in zip(CASES, STORED["crc32"][name].split(), strict=True):
-        ours = _rendered(template, case) if expected != REFUSED else None
+        ours = _rendered(template, case, name) if expected != REFUSED else None
         if ours is None or ours.notes or (name == ESCAPED and CASES[case][1]["tools"]):
             assert ours is not None or expected == REFUSED, case
             continue

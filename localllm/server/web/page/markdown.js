@@ -3,11 +3,12 @@
 
 import "./vendor/purify.min.js";
 import hljs from "./vendor/highlight.min.js";
-import { Marked } from "./vendor/marked.esm.js";
+import { Marked, Tokenizer } from "./vendor/marked.esm.js";
 import { copy, element } from "./dom.js";
 
 const TAGS = "p br hr h1 h2 h3 h4 h5 h6 strong em del code pre blockquote ul ol li a table thead tbody tr th td span sub sup kbd".split(" ");
 const BARE = /^<\/?(br|sub|sup|kbd)\s*\/?>$/i; // HTML that is not shown as text
+const DEEPEST = 50; // nested quotes, lists, emphasis and links; what is deeper stays text, because parsing recurses
 const HIGHLIGHTED = 50_000; // characters; longer code stays plain
 const purify = globalThis.DOMPurify;
 
@@ -31,7 +32,23 @@ const renderer = {
     return `<pre><code${named}>${inner}\n</code></pre>`;
   },
 };
-const marked = new Marked({ gfm: true, breaks: false, renderer });
+
+let depth = 0;
+// A rule of Markdown whose tokens contain others. Beyond the limit it matches nothing.
+function limited(rule) {
+  return function (...given) {
+    if (depth >= DEEPEST) return undefined;
+    depth += 1;
+    try {
+      return Tokenizer.prototype[rule].apply(this, given);
+    } finally {
+      depth -= 1;
+    }
+  };
+}
+const NESTING = ["blockquote", "list", "emStrong", "del", "link", "reflink"];
+const tokenizer = Object.fromEntries(NESTING.map((rule) => [rule, limited(rule)]));
+const marked = new Marked({ gfm: true, breaks: false, renderer, tokenizer });
 
 // Classes that are not the highlighter's could take on the page's own styles.
 purify.addHook("uponSanitizeAttribute", (node, attribute) => {

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.localllm.server.browser.site import SCROLLS, TABLE, Site, answered, send, texts
 from tests.localllm.server.scripted import Model, done, said, script, thought
 
@@ -48,6 +50,29 @@ def test_a_hostile_answer_changes_nothing(site: Callable[..., Site]) -> None:
     assert page.locator("#prompt").is_visible()
     send(page, "still works")
     answered(page, 2)
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        ">" * 5000 + " deep",
+        "- " * 3000 + "deep",
+        "> 1. " * 2000 + "deep",
+        "*a **b " * 2000 + "deep" + "** a*" * 2000,
+        "[" * 3000 + "deep" + "](https://example.org)" * 3000,
+        "![" * 3000 + "deep" + "](https://example.org)" * 3000,
+    ],
+    ids=["quotes", "lists", "both", "emphasis", "links", "pictures"],
+)
+def test_deep_nesting_is_shown_as_text(site: Callable[..., Site], nested: str) -> None:
+    it = site(script(nested, "\n\nAfter it."))
+    page = it.page()
+    send(page, "x")
+    answered(page)
+    shown = texts(page, ".markdown")[0]
+    assert "deep" in shown
+    assert shown.endswith("After it.")
+    assert page.locator("#problem").is_hidden()
 
 
 def test_a_hostile_title_file_name_model_and_import_are_text(site: Callable[..., Site], tmp_path: Path) -> None:

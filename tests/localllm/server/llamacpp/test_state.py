@@ -53,6 +53,33 @@ def test_props() -> None:
     assert body["is_sleeping"] is False
 
 
+@pytest.mark.parametrize(
+    ("template", "capabilities", "lacks"),
+    [
+        ("{{ tools }}{{ reasoning_effort }}{{ preserve_thinking }}", ("chat", "tools", "thinking"), set()),
+        ("{{ tools }}", ("chat", "tools"), {"reasoning_content", "reasoning_effort", "preserve_reasoning"}),
+        (
+            "{{ messages }}",
+            ("chat",),
+            {
+                *("reasoning_content", "reasoning_effort", "preserve_reasoning"),
+                *("tools", "tool_calls", "parallel_tool_calls", "object_arguments"),
+            },
+        ),
+    ],
+)
+def test_what_chats_may_contain(template: str, capabilities: tuple[str, ...], lacks: set[str]) -> None:
+    """The names are those of llama-server's /props, and one more."""
+    model = Model(template=template, capabilities=capabilities)
+    caps = call(ScriptedService(all_models=[model]), "/props").json()["chat_template_caps"]
+    assert set(caps) == {
+        *("supports_string_content", "supports_typed_content", "supports_system_role"),
+        *("supports_tools", "supports_tool_calls", "supports_parallel_tool_calls", "supports_object_arguments"),
+        *("supports_preserve_reasoning", "supports_reasoning_effort", "supports_reasoning_content"),
+    }
+    assert {name for name, able in caps.items() if not able} == {f"supports_{name}" for name in lacks}
+
+
 def test_idle_slots() -> None:
     body = call(ScriptedService(), "/slots", settings=Settings(parallel=2)).json()
     assert body == [{"id": number, "n_ctx": 4096, "speculative": False, "is_processing": False} for number in range(2)]

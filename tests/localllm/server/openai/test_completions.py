@@ -186,8 +186,7 @@ def test_a_token_that_is_added_before_a_text_is_not_part_of_its_echo() -> None:
     assert choice["logprobs"]["token_logprobs"] == [-79.0, -110.0, -0.5]
 
 
-def test_echo_with_logprobs_has_one_answer() -> None:
-    assert refusal(ScriptedService(), PATH, prompt="a", echo=True, logprobs=1, n=2)[1]["param"] == "echo"
+def test_logprobs_have_a_limit() -> None:
     assert refusal(ScriptedService(), PATH, prompt="a", logprobs=101)[1]["param"] == "logprobs"
     assert refusal(ScriptedService(), PATH, prompt="a", logprobs=True)[1]["param"] == "logprobs"
 

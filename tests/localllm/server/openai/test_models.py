@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from localllm.options import ServeOptions
+from localllm.server.settings import Settings
+from tests.localllm.server.calls import call
 from tests.localllm.server.openai.support import ok, refusal, send
 from tests.localllm.server.scripted import Model, ScriptedService
 
@@ -31,6 +34,16 @@ def test_models_are_listed_as_openai_llamacpp_and_anthropic_do(path: str) -> Non
     assert [each["model"] for each in body["models"]] == ["a/b", "c"]
     assert body["models"][1]["details"]["parameter_size"] == "8.0B"
     assert body["models"][0]["details"]["quantization_level"] == "Q4_K_M"
+
+
+def test_names_and_tags_that_the_server_was_started_with() -> None:
+    settings = Settings.of(ServeOptions(alias="a/b, other", tags="small,code,small"))
+    service = ScriptedService(all_models=[Model("a/b", tokenizer="gpt2")])
+    [one] = call(service, "/v1/models", settings=settings).json()["data"]
+    assert (one["aliases"], one["tags"], one["meta"]["vocab_type"]) == (["a/b", "other"], ["small", "code"], 2)
+    assert call(service, "/v1/models/a/b", settings=settings).json() == one
+    [plain] = send(service, "/v1/models", method="GET").json()["data"]
+    assert (plain["aliases"], plain["tags"]) == ([], [])
 
 
 def test_no_models() -> None:

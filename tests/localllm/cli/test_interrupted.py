@@ -1,0 +1,54 @@
+"""Ctrl-C at any moment: exit code 130, nothing on stderr, no file left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.localllm.support import REPOSITORY
+
+# Python runs this file when it starts. SIGINT comes when a module is about to be imported, or at the exit.
+HOOK = """
+import atexit, os, signal, sys
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class AtImport:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == os.environ["INTERRUPTED_AT"]:
+            interrupt()
+
+sys.meta_path.insert(0, AtImport)
+if os.environ["INTERRUPTED_AT"] == "exit":
+    atexit.register(interrupt)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "moment"),
+    [
+        (("quantize", "demo", "OUT", "Q4_0"), "localllm.cli.main"),
+        (("quantize", "demo", "OUT", "Q4_0"), "typer"),
+        (("quantize", "demo", "OUT", "Q4_0"), "localllm.cli.commands.quantize"),
+        (("quantize", "demo", "OUT", "Q4_0"), "numpy"),
+        (("run", "demo", "hi"), "localllm.options"),
+        (("run", "demo", "hi"), "llvmlite"),
+        (("serve", "demo", "--port", "0"), "uvicorn"),
+        (("--help",), "typer.core"),
+        (("--version",), "exit"),
+    ],
+)
+def test_ctrl_c_is_quiet_at_any_moment(words: tuple[str, ...], moment: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    out = tmp_path / "out.gguf"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY))), "INTERRUPTED_AT": moment}
+    given = [str(out) if word == "OUT" else word for word in words]
+    done = subprocess.run([sys.executable, "-m", "localllm", *given], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert not out.exists()
