@@ -46,7 +46,7 @@ def test_blocks_without_spread() -> None:
 def test_an_offset_of_zero_has_the_sign_of_the_first_zero(name: str, top: int, weights: np.ndarray | None) -> None:
     fifth = bytes(quant.row_bytes(name, 32) - 20)  # the upper bits, in Q5_1
     for first, half in ((0.0, b"\x00\x00"), (-0.0, b"\x00\x80")):
-        for ones in range(0, 32):  # the minimum is at place `ones`, and zeros of both signs follow in turn
+        for ones in range(32):  # the minimum is at place `ones`, and zeros of both signs follow in turn
             block = [1e-9] * ones + [first if i % 2 == 0 else -first for i in range(32 - ones)]
             stored = quant.quantize(np.array([block], np.float32), name, weights).tobytes()
             assert stored[:4] == bytes(2) + half  # a spread of 1e-9 is below the least half
