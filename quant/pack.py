@@ -69,7 +69,7 @@ def peak(x: F32) -> F32:
 
 def lowest(x: F32) -> F32:
     """Return each block's least value, the first of equals, so that its zero keeps ggml's sign: (n, k) -> (n, 1)."""
-    low = x.min(axis=-1, keepdims=True)
+    low: F32 = x.min(axis=-1, keepdims=True)
     zero = np.flatnonzero(low == 0)  # -0 and 0 are equal; `min` returns either
     low[zero, 0] = x[zero, x[zero].argmin(axis=-1)]
     return low
