@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -28,6 +28,7 @@ from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, Sampl
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
+from localllm.sampling.infill import Spellings
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
 from localllm.speculation.errors import NoDrafts
@@ -160,7 +161,10 @@ class Model(LoadedModel):
             breakers = find_breakers(
                 tuple(options.dry_sequence_breaker), pieces, lambda text: words.encode(text, add_special=False)
             )
-        return Sampler(options, breakers, self.tokenizer.suppressed if self.tokenizer is not None else ())
+        if self.tokenizer is None:
+            return Sampler(options, breakers)
+        spellings = Spellings(partial(self.tokenizer.piece, special=False), self.tokenizer.eog, self.tokenizer.end)
+        return Sampler(options, breakers, self.tokenizer.suppressed, spellings)
 
     @takes(AnswerOptions, SamplingOptions, without=CHAT_ONLY)
     def generate(

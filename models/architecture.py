@@ -147,6 +147,7 @@ class Architecture:
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
     latent: bool = False  # heads read a latent row per position
+    yarn_scores: bool = False  # YaRN without the key `yarn_log_multiplier` scales scores as if it were 1 (llama.cpp)
     compressed: bool = False  # attention reads compressed rows of far positions
     indexer: Indexer | None = None  # which chooses the positions that heads read
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values

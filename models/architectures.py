@@ -89,7 +89,7 @@ _ROWS = (
         "deepseek", "norm", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
-        "deepseek2", "norm", ffn_scales=False, latent=True,
+        "deepseek2", "norm", ffn_scales=False, latent=True, yarn_scores=True,
         routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may not tell it
     ),
     Architecture(  # its text; files say that 0 dimensions are rotated
@@ -97,7 +97,7 @@ _ROWS = (
         routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # DeepSeek 3.2
-        "deepseek32", "norm", latent=True, indexer=Indexer("neox", "all"),
+        "deepseek32", "norm", latent=True, yarn_scores=True, indexer=Indexer("neox", "all"),
         routing=ExpertGating("softmax", False, from_file=True, scales=True),
     ),
     Architecture(  # DeepSeek 4
@@ -160,7 +160,7 @@ _ROWS = (
         routing=ExpertGating("softmax", True, scales=True, activation="gelu", beside=True),
     ),
     Architecture(  # GLM 5 to 5.2
-        "glm-dsa", "norm", latent=True, indexer=Indexer("norm", "types"),
+        "glm-dsa", "norm", latent=True, yarn_scores=True, indexer=Indexer("norm", "types"),
         routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
     ),
     Architecture("glm4", "norm", sections=True, ffn="fused", ffn_scales=False, post_norms=True),
@@ -313,7 +313,8 @@ _ROWS = (
         "mistral3", "norm", routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture(  # Mistral Large 3, Mistral Small 4
-        "mistral4", "norm", ffn_scales=False, latent=True, routing=ExpertGating("softmax", False, from_file=True),
+        "mistral4", "norm", ffn_scales=False, latent=True, yarn_scores=True,
+        routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # ModernBERT, Granite Embedding R2
         "modern-bert", "neox", "gelu", ffn_scales=False, encoder=True, norm="layer", ffn="fused", bare_start=True,

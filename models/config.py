@@ -26,6 +26,7 @@ class RopeConfig:
     beta_slow: float  # yarn: rotations below which an angle is interpolated fully
     multiplier: float  # yarn: mscale of the model's configuration
     log_multiplier: float  # yarn: mscale_all_dim of it
+    score_multiplier: float  # yarn: the multiplier whose temperature, squared, scales the scores of latent attention
     temperature: float  # Ministral 3: growth of the queries per e-fold of so many positions:
     temperature_length: int
     sections: bool  # angles also encode positions in a picture; for text, rotate the halves of a head

@@ -39,13 +39,8 @@ def magnitude(rope: RopeConfig) -> float:
 
 
 def score_factor(rope: RopeConfig) -> float:
-    """Return what DeepSeek's models multiply attention scores by: the square of YaRN's temperature of all dimensions.
-
-    Without `log_multiplier` it is 1, as in their configurations (llama.cpp then takes that of a multiplier of 1).
-    """
-    if rope.scaling != "yarn" or rope.log_multiplier == 0.0:
-        return 1.0
-    return _mscale(rope.factor, rope.log_multiplier) ** 2
+    """Return the factor of attention scores in DeepSeek's models: the square of YaRN's temperature."""
+    return _mscale(rope.factor, rope.score_multiplier) ** 2 if rope.scaling == "yarn" else 1.0
 
 
 def _mscale(factor: float, multiplier: float) -> float:

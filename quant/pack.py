@@ -67,6 +67,14 @@ def peak(x: F32) -> F32:
     return np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1) + np.float32(0)
 
 
+def lowest(x: F32) -> F32:
+    """Return each block's least value, the first of equals, so that its zero keeps ggml's sign: (n, k) -> (n, 1)."""
+    low: F32 = x.min(axis=-1, keepdims=True)
+    zero = np.flatnonzero(low == 0)  # -0 and 0 are equal; `min` returns either
+    low[zero, 0] = x[zero, x[zero].argmin(axis=-1)]
+    return low
+
+
 def sequential_sum(x: F32) -> F32:
     """Sum the last axis in order, one float32 addition after the other, like a plain C loop: (n, k) -> (n, 1)."""
     return np.add.accumulate(x, axis=-1)[..., -1:]

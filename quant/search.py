@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.quant.format import F32, U8
-from localllm.quant.pack import peak, sequential_sum
+from localllm.quant.pack import lowest, peak, sequential_sum
 
 _TINY = np.float32(1e-15)  # a block whose largest magnitude is below this is stored as zero
 
@@ -35,6 +35,11 @@ def _dot(*factors: F32) -> F32:
 
 def _divide(a: F32, b: F32) -> F32:
     return np.divide(a, b, out=np.zeros_like(a), where=b != 0)
+
+
+def _at_most_zero(m: F32) -> F32:
+    """Return the lesser of m and 0; -0 stays -0, as in ggml."""
+    return np.where(m > 0, np.float32(0), m)
 
 
 def search_symmetric(x: F32, weight: F32, zero: int) -> tuple[F32, U8]:
@@ -77,7 +82,7 @@ def search_affine(x: F32, weight: F32, top: int) -> tuple[F32, F32, U8]:
     For the integers of each, scale and offset are their weighted least-squares fit.
     """
     xt, wt = np.ascontiguousarray(x.T), np.ascontiguousarray(weight.T)
-    high, offset = xt.max(axis=0), np.minimum(xt.min(axis=0), np.float32(0))
+    high, offset = xt.max(axis=0), _at_most_zero(lowest(x)[:, 0])
     flat = high <= offset
     sum_w, sum_x = _dot(wt), _dot(wt, xt)
 
@@ -102,7 +107,7 @@ def search_affine(x: F32, weight: F32, top: int) -> tuple[F32, F32, U8]:
         d = _divide(sum_w * sum_xq - sum_x * sum_q, det)
         m = _divide(sum_qq * sum_x - sum_q * sum_xq, det)
         np.divide(sum_xq, sum_qq, out=d, where=m > 0)
-        np.minimum(m, np.float32(0), out=m)
+        m = _at_most_zero(m)
         miss = error(q, d, m)
         better = (det > 0) & (miss < best)
         np.copyto(best_q, q, where=better)

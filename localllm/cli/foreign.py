@@ -28,7 +28,6 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     "--draft-max limits how much is drafted": ("--draft-min", "--draft-n-min", "--draft-p-min"),
     _POSITIONS: ("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"),
     "--context-shift keeps the system prompt": ("--keep",),
-    "Mirostat is not one of the samplers; use --temp and --min-p": ("--mirostat", "--mirostat-lr", "--mirostat-ent"),
     _ADAPTER: ("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
     "images and sound cannot be read": ("-mm", "--mmproj", "--image", "--audio"),
     f"there is no log to switch off; {_LEAVE}": ("--log-disable",),

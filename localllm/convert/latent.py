@@ -17,7 +17,9 @@ def _groups(config: HfConfig) -> int | None:
 def _all_dimensions(config: HfConfig) -> float | None:
     rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
     scale = rope.real("mscale_all_dim")
-    return 0.1 * scale if scale else None  # files hold a tenth of it
+    if scale:
+        return 0.1 * scale  # files hold a tenth of it
+    return 0.0 if rope.get("rope_type", "type") == "yarn" else None  # without the key, it counts as 1
 
 
 def one_mscale(config: HfConfig) -> str | None:

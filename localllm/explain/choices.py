@@ -29,6 +29,9 @@ _SETTINGS = {
     "penalties": ("repeat_last_n", "repeat_penalty", "frequency_penalty", "presence_penalty"),
     "dry": ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
     "typ_p": ("typical_p",),
+    "infill": (),
+    "adaptive_p": ("adaptive_target", "adaptive_decay"),
+    "mirostat": ("mirostat", "mirostat_tau", "mirostat_eta"),
     "xtc": ("xtc_probability", "xtc_threshold"),
 }
 
@@ -38,7 +41,7 @@ def chain_of(options: SamplingOptions) -> tuple[str, ...]:
     found = []
     for name in enabled_names(options):
         settings = _SETTINGS.get(name, (name,))
-        if name == "temperature" and options.dynatemp_range > 0:
+        if name == "temperature" and options.dynatemp_range > 0 and not options.mirostat:
             settings = (*settings, "dynatemp_range", "dynatemp_exp")
         found.append(" ".join([name, *(f"{getattr(options, setting):g}" for setting in settings)]))
     return tuple(found)

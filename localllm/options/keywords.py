@@ -53,6 +53,11 @@ class GenerateKeywords(TypedDict, total=False):
     dry_sequence_breaker: Sequence[str]
     dynatemp_range: float
     dynatemp_exp: float
+    adaptive_target: float
+    adaptive_decay: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
     logit_bias: Mapping[int, float]
     samplers: Sequence[str]
     min_keep: int

@@ -15,10 +15,16 @@ from localllm.notice import Notice, Written
 from localllm.options.declare import Options, option
 from localllm.options.kinds import Kind, OptionError, number
 
-ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-SPELLINGS = {name.replace("_", ""): name for name in ORDER} | {  # llama.cpp's, without - and _
-    "nucleus": "top_p", "temp": "temperature", "typ": "typ_p",
+LETTERS = {  # llama.cpp's, in its order
+    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
+    "x": "xtc", "t": "temperature", "i": "infill", "a": "adaptive_p",
 }  # fmt: skip
+NAMES = tuple(LETTERS.values())
+ORDER = NAMES[:-2]  # the default: all but infill and adaptive-p
+SPELLINGS = {name.replace("_", ""): name for name in NAMES} | {  # llama.cpp's, without - and _
+    "nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p",
+}  # fmt: skip
+MOST_LETTERS = 64
 BREAKER_BYTES = 40  # llama.cpp cuts longer sequence breakers; we refuse them
 
 
@@ -36,7 +42,10 @@ AMOUNT = number(float, _not_negative, "a finite number, 0 or more")
 SHARE = number(float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 TOP = number(int, _finite, "a whole number (0 or less switches it off)")
 SEED = number(int, lambda value: -1 <= value < 2**64, "a whole number from 0 to 2^64 - 1, or -1 for a fresh one")
+VERSION = number(int, lambda value: value in (0, 1, 2), "0, 1 or 2")
+TARGET = number(float, lambda value: -math.inf < value <= 1, "a number up to 1 (below 0 switches it off)")
 DIVISOR = number(float, lambda value: 1e-30 < value < 1e30, "a finite number above 0 (1 switches it off)")
+DECAY = number(float, lambda value: 0 <= value <= 0.99, "a number from 0 to 0.99")
 BASE = number(float, lambda value: 1 <= value < math.inf, "a finite number, 1 or more")
 
 
@@ -70,16 +79,26 @@ def _breaker_problem(breakers: Any) -> str:
     return ""
 
 
+def sampler_name(spelling: str) -> str | None:
+    """Return the name of a sampler in any of llama.cpp's spellings, without regard to case; None if there is none."""
+    return SPELLINGS.get(spelling.lower().replace("-", "").replace("_", ""))
+
+
 def read_samplers(text: str) -> tuple[str, ...]:
-    """Return names of samplers, in any of llama.cpp's spellings, with ; or , between them; unknown ones as they are."""
+    """Return names of samplers, with ; or , between them; unknown ones as they are.
+
+    A text that is no name, and whose letters all stand for samplers, is a sequence of letters.
+    """
+    if sampler_name(text) is None and 0 < len(text) <= MOST_LETTERS and all(letter in LETTERS for letter in text):
+        return tuple(LETTERS[letter] for letter in text)
     names = (name.strip() for name in text.replace(",", ";").split(";"))
-    return tuple(SPELLINGS.get(name.replace("-", "").replace("_", ""), name) for name in names if name)
+    return tuple(sampler_name(name) or name for name in names if name)
 
 
 def _samplers_problem(names: Any) -> str:
     if isinstance(names, str) or not isinstance(names, Sequence):
         return f"is {names!r}: it must be a sequence of names"
-    return next((f"names {name!r}: known are {', '.join(ORDER)}" for name in names if name not in ORDER), "")
+    return next((f"names {name!r}: known are {', '.join(NAMES)}" for name in names if name not in NAMES), "")
 
 
 BIAS = Kind(_read_bias, _bias_problem)
@@ -157,6 +176,23 @@ class SamplingOptions(Options):
         0.0, "--dynatemp-range", kind=AMOUNT, help="vary the temperature by this, with entropy (0: off)"
     )
     dynatemp_exp: float = option(1.0, "--dynatemp-exp", kind=AMOUNT, help="exponent of the entropy in that range")
+    adaptive_target: float = option(
+        -1.0, "--adaptive-target", kind=TARGET,
+        help="prefer tokens near this probability; needs adaptive_p among the samplers (-1: off)",
+    )  # fmt: skip
+    adaptive_decay: float = option(
+        0.9, "--adaptive-decay", kind=DECAY,
+        help="how slowly adaptive_p forgets the tokens chosen so far",
+    )  # fmt: skip
+    mirostat: int = option(
+        0, "--mirostat", kind=VERSION, key="mirostat",
+        help="hold the surprise of the text at a target, instead of other samplers: version 1 or 2 (0: off)",
+    )  # fmt: skip
+    mirostat_tau: float = option(
+        5.0, "--mirostat-ent", kind=AMOUNT, unit="bits", key="mirostat_tau",
+        help="Mirostat's target, the mean surprise of a token",
+    )  # fmt: skip
+    mirostat_eta: float = option(0.1, "--mirostat-lr", kind=AMOUNT, key="mirostat_eta", help="Mirostat's learning rate")
     logit_bias: Mapping[int, float] = option(
         {}, "-l", "--logit-bias", kind=BIAS, repeat=True, finish=dict,
         help=Notice(
@@ -164,8 +200,11 @@ class SamplingOptions(Options):
         ),
     )  # fmt: skip
     samplers: Sequence[str] = option(
-        ORDER, "--samplers", kind=SAMPLERS, shown=";".join(ORDER),
-        help=Notice("samplers, in order", Written("", ", with ; or , between them")),
+        ORDER, "--samplers", "--sampling-seq", "--sampler-seq", kind=SAMPLERS, shown=";".join(ORDER),
+        help=Notice(
+            "samplers, in order", Written("", ", with ; or , between them, or as letters (edskypmxt)"),
+            "; also infill and adaptive_p",
+        ),
     )  # fmt: skip
     min_keep: int = option(
         0, kind=COUNT, unit="tokens", help="minimum candidates that typical_p, top_p, min_p and XTC keep"
@@ -174,4 +213,6 @@ class SamplingOptions(Options):
     @property
     def greedy(self) -> bool:
         """Whether the top candidate is always chosen."""
+        if self.mirostat:
+            return self.temperature <= 0
         return "temperature" in self.samplers and self.temperature <= 0 and self.dynatemp_range <= 0

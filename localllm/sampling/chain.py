@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from localllm.options import SamplingOptions
 from localllm.sampling.errors import SamplingError
+from localllm.sampling.feedback import FITTED, Feedback, toward, zipf_count
+from localllm.sampling.infill import Spellings, continuations_of
 from localllm.sampling.repetition import Breakers, continuations, window_counts
-from localllm.sampling.select import FIRST, Doubles, Floats, Indices, descending, largest, leading
-
-Ids = NDArray[np.int32]
+from localllm.sampling.select import FIRST, Doubles, Floats, Ids, Indices, descending, largest, leading
 
 HIGHEST = 1e20  # far above the largest logit of any working model; below it, nothing here overflows
 COLDEST = 1e-10  # lower temperatures count as 0
@@ -52,11 +52,18 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The inputs of a sampler besides its options: tokens so far, DRY's breakers, and XTC's seed."""
+    """The inputs of a sampler besides its options.
+
+    They are the tokens so far, DRY's breakers, XTC's seed, what infill knows of the vocabulary and whether a constraint
+    allows a token, and the feedback for Mirostat and adaptive-p.
+    """
 
     history: Sequence[int] = ()
     breakers: Breakers = field(default_factory=dict)
     seed: int = 0
+    spellings: Spellings | None = None
+    allows: Callable[[int], bool] = lambda token: True
+    feedback: Feedback = field(default_factory=lambda: Feedback.start(SamplingOptions()))
 
 
 def softmax(candidates: Candidates) -> Doubles:
@@ -267,7 +274,7 @@ def xtc(candidates: Candidates, options: SamplingOptions, context: Context) -> C
 def temperature(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Divide logits by the temperature; at 0 and below keep only the largest (on a tie, the first id)."""
     degree = options.temperature
-    if options.dynatemp_range > 0 and len(candidates.ids) > 1:
+    if options.dynatemp_range > 0 and not options.mirostat and len(candidates.ids) > 1:
         entropy = surprise(candidates)[2] / math.log(len(candidates.ids))  # 0 ... 1
         low, high = max(0.0, degree - options.dynatemp_range), degree + options.dynatemp_range
         degree = low + (high - low) * max(0.0, entropy) ** options.dynatemp_exp
@@ -280,17 +287,68 @@ def temperature(candidates: Candidates, options: SamplingOptions, context: Conte
         return Candidates(candidates.ids, candidates.logits / np.float32(degree), candidates.descending)
 
 
+def infill(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+    """Keep the tokens that end an answer, or the texts that enough candidates begin with; else end the answer."""
+    if context.spellings is None:
+        raise SamplingError("the infill sampler needs the texts of tokens, and this model has none: leave it out")
+    if not candidates.descending:
+        candidates = candidates.take(descending(candidates.logits), descending=True)
+    rows = continuations_of(candidates.ids, softmax(candidates), context.spellings)
+    if rows is not None:
+        return candidates.take(rows, descending=True)
+    end = context.spellings.end
+    if end is None or not context.allows(end):
+        return candidates.take(slice(1), descending=True)
+    return Candidates(np.array([end], np.int32), np.ones(1, np.float32), descending=True)
+
+
+def mirostat(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+    """Keep tokens whose surprise is below a limit that follows the text: by a fit of Zipf's law, or in version 2 by
+    their own surprise."""
+    mu = context.feedback.mu
+    if options.mirostat == 1:
+        rows = largest(candidates.logits, FITTED)
+        count = zipf_count(softmax(candidates)[rows], len(candidates.ids), mu)
+        return candidates.take(largest(candidates.logits, count), descending=True)
+    likely = np.flatnonzero(surprise(candidates)[1] <= mu * math.log(2))
+    return candidates.take(likely if len(likely) else largest(candidates.logits, 1), candidates.descending)
+
+
+def _surprised(before: Candidates, after: Candidates, token: int, options: SamplingOptions, feedback: Feedback) -> None:
+    feedback.surprised(_probability(after, token), options)
+
+
+def adaptive_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+    """Prefer tokens whose probability is near the target, corrected by the probabilities of those chosen so far."""
+    if candidates.descending:
+        candidates = candidates.take(np.argsort(candidates.ids), descending=False)
+    logits = toward(softmax(candidates), options.adaptive_target, context.feedback.mean).astype(np.float32)
+    return Candidates(candidates.ids, np.where(candidates.logits > -np.inf, logits, np.float32(-np.inf)))
+
+
+def _took(before: Candidates, after: Candidates, token: int, options: SamplingOptions, feedback: Feedback) -> None:
+    feedback.took(_probability(before, token), options)
+
+
+def _probability(candidates: Candidates, token: int) -> float:
+    return float(softmax(candidates)[candidates.ids == token].sum())
+
+
 def _roll(context: Context) -> float:
     """Return a uniform number in [0, 1), determined by seed and position."""
     return (np.random.Philox(key=context.seed, counter=len(context.history)).random_raw() >> 11) * 2.0**-53
 
 
 class SamplerStage(NamedTuple):
-    """A sampler: its function, the condition that enables it, and whether it always keeps the largest logit."""
+    """A sampler: its function, the condition that enables it, and whether it always keeps the largest logit.
+
+    `learn` takes the candidates before and after it, and the token that was chosen.
+    """
 
     run: Callable[[Candidates, SamplingOptions, Context], Candidates]
     wanted: Callable[[SamplingOptions], bool]
     keeps_peak: bool
+    learn: Callable[[Candidates, Candidates, int, SamplingOptions, Feedback], None] | None = None
 
 
 def _penalizes(options: SamplingOptions) -> bool:
@@ -308,12 +366,21 @@ SAMPLERS: dict[str, SamplerStage] = {
     "min_p": SamplerStage(min_p, lambda o: o.min_p > 0, keeps_peak=True),
     "xtc": SamplerStage(xtc, lambda o: o.xtc_probability > 0 and o.xtc_threshold <= 0.5, keeps_peak=False),
     "temperature": SamplerStage(temperature, lambda o: True, keeps_peak=True),
+    "infill": SamplerStage(infill, lambda o: True, keeps_peak=False),
+    "adaptive_p": SamplerStage(adaptive_p, lambda o: o.adaptive_target >= 0, keeps_peak=False, learn=_took),
+    "mirostat": SamplerStage(mirostat, lambda o: o.mirostat > 0, keeps_peak=True, learn=_surprised),
 }
 
 
 def enabled_names(options: SamplingOptions) -> list[str]:
-    """Return the samplers that `options` enable, in order. Greedy sampling skips those that keep the largest logit."""
-    names = [name for name in options.samplers if SAMPLERS[name].wanted(options)]
+    """Return the samplers that `options` enable, in order. Greedy sampling skips those that keep the largest logit.
+
+    Mirostat replaces all others but the temperature; adaptive-p is always the last one.
+    """
+    order = [name for name in options.samplers if name != "adaptive_p"]
+    order += ["adaptive_p"] if len(order) < len(options.samplers) else []
+    order = ["temperature", "mirostat"] if options.mirostat else order
+    names = [name for name in order if SAMPLERS[name].wanted(options)]
     if options.greedy:
         names = names[: names.index("temperature")]
         while names and SAMPLERS[names[-1]].keeps_peak:

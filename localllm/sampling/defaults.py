@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.options import OptionError, SamplingOptions, declared
-from localllm.options.sampling import ORDER, read_samplers
+from localllm.options.sampling import NAMES, read_samplers
 
 PREFIX = "general.sampling."
 _FIELDS = {each.option.key: each.name for each in declared(SamplingOptions) if each.option.key}
-_SEQUENCE, _MIROSTAT = "sequence", "mirostat"
+_SEQUENCE = "sequence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,11 @@ def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
     sequence = metadata.get(PREFIX + _SEQUENCE)
     if sequence is not None:
         names = read_samplers(sequence) if isinstance(sequence, str) else ()
-        known = tuple(name for name in names if name in ORDER)
+        known = tuple(name for name in names if name in NAMES)
         if known == names and names:
             values["samplers"] = names
         else:
-            notes.append(_not_taken(_SEQUENCE, sequence, f"known are {', '.join(ORDER)}"))
-    if metadata.get(PREFIX + _MIROSTAT):
-        notes.append(_not_taken(_MIROSTAT, metadata[PREFIX + _MIROSTAT], "Mirostat is not supported"))
+            notes.append(_not_taken(_SEQUENCE, sequence, f"known are {', '.join(NAMES)}"))
     return FileDefaults(values, tuple(notes))
 
 

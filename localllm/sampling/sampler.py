@@ -1,6 +1,7 @@
 """One sampler per conversation. It keeps the tokens so far and the random numbers, and runs the chain on logits.
 
-Plain and speculative decoding share `distribution`, which changes no state and may be called again.
+Plain and speculative decoding share `distribution`, which may be called again: only `write` changes what later tokens
+depend on. So the tokens of a draft are verified one after the other, with Mirostat's state as of plain decoding.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +21,7 @@ from localllm.sampling.chain import (
     SAMPLERS,
     Candidates,
     Context,
-    Ids,
+    SamplerStage,
     changed,
     enabled,
     enabled_names,
@@ -27,8 +29,10 @@ from localllm.sampling.chain import (
     softmax,
 )
 from localllm.sampling.errors import SamplingError
+from localllm.sampling.feedback import Feedback
+from localllm.sampling.infill import Spellings
 from localllm.sampling.repetition import Breakers
-from localllm.sampling.select import Doubles
+from localllm.sampling.select import Doubles, Ids
 
 if TYPE_CHECKING:
     from localllm.scheduler.request import Constraint
@@ -41,15 +45,22 @@ class Sampler:
     """Chooses tokens according to `options`. `seed` is the seed in use, even if the options left it open."""
 
     def __init__(
-        self, options: SamplingOptions, breakers: Breakers | None = None, suppressed: Iterable[int] = ()
+        self,
+        options: SamplingOptions,
+        breakers: Breakers | None = None,
+        suppressed: Iterable[int] = (),
+        spellings: Spellings | None = None,
     ) -> None:
-        """`breakers` comes from find_breakers() for the vocabulary; only DRY needs it. Tokens that are `suppressed` are
-        never chosen, whatever the options say."""
+        """`breakers` comes from find_breakers() for the vocabulary; only DRY needs it. Only infill needs `spellings`.
+        Tokens that are `suppressed` are never chosen, whatever the options say."""
         self.options = options
         self.seed = options.seed if options.seed >= 0 else secrets.randbits(32)
         self._stages = enabled(options)
         self._history: list[int] = []
-        self._context = Context(self._history, breakers or {}, self.seed)
+        self._context = Context(
+            self._history, breakers or {}, self.seed, spellings, self._allows, Feedback.start(options)
+        )
+        self._choice: tuple[SamplerStage, Candidates, Candidates] | None = None  # who learns from the next token
         biases = {**options.logit_bias, **dict.fromkeys(suppressed, -np.inf)}
         self._bias_ids = np.array(sorted(biases), np.int32)
         self._bias = np.array([biases[token] for token in sorted(biases)], np.float64)
@@ -83,6 +94,11 @@ class Sampler:
         self.accept(token)
         if self._constraint is not None:
             self._constraint.accept(token)
+        if self._choice is not None:
+            stage, before, after = self._choice
+            if stage.learn is not None and token in after.ids:
+                stage.learn(before, after, token, self.options, self._context.feedback)
+            self._choice = None
 
     @property
     def finished(self) -> bool:
@@ -101,6 +117,11 @@ class Sampler:
             yield
         finally:
             self._drafting = False
+
+    def _allows(self, token: int) -> bool:
+        """Whether the constraint allows a token."""
+        allowed = self._constraint.allowed() if self._constraint is not None and not self._drafting else None
+        return allowed is None or bool(token < len(allowed) and allowed[token])
 
     def _constrained(self, candidates: Candidates) -> Candidates:
         """Return the candidates that the constraint allows. Raises SamplingError if the model can write none."""
@@ -147,7 +168,10 @@ class Sampler:
 
     def _left(self, candidates: Candidates) -> Candidates:
         for stage in self._stages:
-            candidates = stage.run(candidates, self.options, self._context)
+            left = stage.run(candidates, self.options, self._context)
+            if stage.learn is not None and not self._drafting:
+                self._choice = stage, candidates, left
+            candidates = left
         return candidates
 
     def stages(self, logits: NDArray[np.float32]) -> Iterator[tuple[str, Candidates]]:
@@ -209,6 +233,8 @@ class Sampler:
         """Start over: no tokens, and the same random numbers."""
         self._history.clear()
         self._bits = np.random.PCG64(self.seed)
+        self._choice = None
+        self._context = replace(self._context, feedback=Feedback.start(self.options))
 
     def snapshot(self) -> int:
         """Return the state for `restore`, which removes every token accepted after it (random numbers stay used)."""

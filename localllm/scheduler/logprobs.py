@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.sampling.chain import Ids
-from localllm.sampling.select import Doubles, largest
+from localllm.sampling.select import Doubles, Ids, largest
 from localllm.scheduler.request import Logprob
 
 

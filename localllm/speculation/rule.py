@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.sampling.chain import Ids
 from localllm.sampling.sampler import Sampler
-from localllm.sampling.select import Doubles
+from localllm.sampling.select import Doubles, Ids
 
 Distribution = tuple[Ids, Doubles]  # tokens (n,) and their probabilities (n,)
 

@@ -41,9 +41,9 @@ class SpecialGuard(Protocol):
 class Tokenizer:
     """The tokenizer of a vocabulary. Threads may share it.
 
-    `bos`, `eos`: ids or None. `eog`: ids that end a generation. `adds`: names of what `add_special` adds, "bos" before
-    a text, "eos" or "seperator" after it. `suppressed`: ids that an answer never contains. `note`: a line for the user
-    if the rule is guessed, else "".
+    `bos`, `eos`, `end` (of an answer): ids or None. `eog`: ids that end a generation. `adds`: names of what
+    `add_special` adds, "bos" before a text, "eos" or "seperator" after it. `suppressed`: ids that an answer never
+    contains. `note`: a line for the user if the rule is guessed, else "".
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -52,7 +52,7 @@ class Tokenizer:
         self.bos, self.eos = vocab.bos, vocab.eos
         self.adds = tuple(vocab.adds)
         self.add_bos = "bos" in vocab.adds
-        self.eog = vocab.ends
+        self.eog, self.end = vocab.ends, vocab.end
         self.suppressed = vocab.suppressed
         self.note = vocab.note
 

@@ -50,6 +50,10 @@ _END_TEXTS = (
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
 )
+_TURN_TEXTS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
+    *("[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
+)
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss: parts of the answer
 # If all of `present` end a generation, `token` does not, and has the kind `kind`.
 _EXCEPTIONS: tuple[tuple[tuple[str, ...], str, int], ...] = (
@@ -89,6 +93,7 @@ class Vocab:
     strip_accents: bool  # "bert"
     charsmap: bytes  # "t5": the table of replaced characters; empty without
     ends: frozenset[int]  # tokens that end a generation
+    end: int | None  # the token that ends an answer: that of a turn, or else that of a text
     suppressed: tuple[int, ...]  # tokens that an answer never contains
     strip_before: frozenset[int]  # special tokens that absorb the white space before them
     strip_after: frozenset[int]  # special tokens that absorb the white space after them
@@ -139,6 +144,7 @@ def read_vocab(metadata: Mapping[str, Any], force: bool = False) -> Vocab:
         strip_accents=_flag(metadata, "normalizer.strip_accents", lowercase),
         charsmap=_charsmap(metadata),
         ends=ends,
+        end=special.get("eot", next((ids[text] for text in _TURN_TEXTS if ids.get(text) in ends), special.get("eos"))),
         suppressed=_suppressed(metadata, len(tokens)),
         strip_before=_strip_before(metadata, ids),
         strip_after=_strip_after(metadata, ids, kinds),

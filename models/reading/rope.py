@@ -22,6 +22,7 @@ def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int)
     extrapolation = keys.real("rope.scaling.yarn_ext_factor", -MAX_FACTOR, MAX_FACTOR, default=-1.0)
     original = keys.integer("rope.scaling.original_context_length", 0, MAX_CONTEXT, default=0) or context_length
     logarithmic = keys.real("rope.scaling.yarn_log_multiplier", 0.0, MAX_FACTOR, default=0.0)
+    told = keys.metadata.get(keys.prefix + "rope.scaling.yarn_log_multiplier") is not None
     if row.latent:  # these files hold a tenth of it, and its models have as mscale what they have as mscale_all_dim
         logarithmic *= 10.0
     temperature_length = keys.integer("attention.temperature_length", 0, MAX_CONTEXT, default=0) if row.latent else 0
@@ -40,6 +41,7 @@ def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int)
         beta_slow=keys.real("rope.scaling.yarn_beta_slow", 1e-6, MAX_FACTOR, default=1.0),
         multiplier=logarithmic if row.latent and logarithmic else 1.0,
         log_multiplier=logarithmic,
+        score_multiplier=1.0 if row.yarn_scores and not told else logarithmic,
         temperature=keys.real("attention.temperature_scale", 0.0, MAX_FACTOR, default=0.0),
         temperature_length=temperature_length or original,
         sections=_sections(keys),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.quant.format import F32, U8
-from localllm.quant.pack import bits_of, half, half_bytes, join, peak, planes, reciprocal
+from localllm.quant.pack import bits_of, half, half_bytes, join, lowest, peak, planes, reciprocal
 from localllm.quant.search import row_weights, search_affine, search_symmetric
 
 
@@ -75,8 +75,8 @@ def _quantize_affine(x: F32, importance: F32 | None, top: int) -> tuple[F32, F32
     if importance is not None:
         return search_affine(x.reshape(-1, 32), row_weights(x, importance).reshape(-1, 32), top)
     blocks = x.reshape(-1, 32)
-    m = blocks.min(axis=1, keepdims=True)
-    d = (blocks.max(axis=1, keepdims=True) - m) / np.float32(top)
+    m = lowest(blocks)
+    d = np.abs(blocks.max(axis=1, keepdims=True) - m) / np.float32(top)  # 0, not -0, for zeros of both signs
     y = blocks - m
     y *= reciprocal(d)
     y += np.float32(0.5)

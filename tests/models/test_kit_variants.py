@@ -17,6 +17,7 @@ from tests.models.support import Driver, bind_reference, nmse, plan_of
 STORED = np.load(Path(__file__).parent / "data" / "kit_variants.npz")
 COUNT = 24
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+UNTOLD = YARN | {"rope.scaling.yarn_log_multiplier": None}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "values of MiMo 2 are scaled": ("mimo2-moe", {"attention.value_scale": 0.707}),
     "experts of Hunyuan 3 are chosen with a bias": ("hy_v3-moe", {"expert_used_count": 1}),
@@ -29,6 +30,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding layers of MiMo 2 are not stretched": ("mimo2-moe", YARN),
     "sliding layers of PLaMo 3 are not stretched": ("plamo3-dense", YARN),
     "sliding layers of Gemma 4 are not stretched": ("gemma4-31b", YARN),
+    "old files of DeepSeek 2 have no log multiplier": ("deepseek2-moe", UNTOLD),
+    "nor need files of GLM 5 one": ("glm-dsa-moe", UNTOLD),
     "sliding layers of PLaMo 3 have a base": ("plamo3-dense", {"rope.freq_base": 1e6, "rope.freq_base_swa": None}),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from localllm import quant
 
@@ -38,6 +39,24 @@ def test_blocks_without_spread() -> None:
         assert quant.quantize(tiny, "Q4_0", weights).tobytes() == bytes(18)
     assert quant.quantize(threes, "Q4_1").tobytes() == bytes(2) + b"\x00\xc2" + bytes(16)  # 0xC200 is the half -3
     assert quant.quantize(threes, "Q4_1", weights).tobytes() == bytes(2) + b"\x00\xc2" + bytes(16)
+
+
+@pytest.mark.parametrize(("name", "top"), [("Q4_1", 15), ("Q5_1", 31)])
+@pytest.mark.parametrize("weights", [None, np.ones(32, np.float32)], ids=["plain", "imatrix"])
+def test_an_offset_of_zero_has_the_sign_of_the_first_zero(name: str, top: int, weights: np.ndarray | None) -> None:
+    fifth = bytes(quant.row_bytes(name, 32) - 20)  # the upper bits, in Q5_1
+    for first, half in ((0.0, b"\x00\x00"), (-0.0, b"\x00\x80")):
+        for ones in range(32):  # the minimum is at place `ones`, and zeros of both signs follow in turn
+            block = [1e-9] * ones + [first if i % 2 == 0 else -first for i in range(32 - ones)]
+            stored = quant.quantize(np.array([block], np.float32), name, weights).tobytes()
+            assert stored[:4] == bytes(2) + half  # a spread of 1e-9 is below the least half
+        block = [first, -first] + [31.0] * 30
+        stored = quant.quantize(np.array([block], np.float32), name, weights).tobytes()
+        assert stored[2:4] == half
+        assert stored[-16:] == bytes([top % 16 << 4] * 2 + [top % 16 * 17] * 14)
+    zeros = np.where(np.arange(32) % 2, np.float32(-0.0), np.float32(0))[None]
+    assert quant.quantize(zeros, name, weights).tobytes() == bytes(4) + fifth + bytes(16)
+    assert quant.quantize(-zeros, name, weights).tobytes() == b"\x00\x00\x00\x80" + fifth + bytes(16)
 
 
 def test_q5_1() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from localllm.options import SamplingOptions
-from localllm.options.sampling import SPELLINGS
+from localllm.options.sampling import LETTERS, sampler_name
 from localllm.server.errors import NotSupported
 from localllm.server.fields import Fields
 from localllm.server.settings import Settings
@@ -51,15 +51,13 @@ KNOBS = (
     Knob("dry_multiplier", "dry_multiplier", least=0),
     Knob("dry_allowed_length", "dry_allowed_length", whole=True, least=0, most=MOST, hard=True),
     Knob("dry_penalty_last_n", "dry_penalty_last_n", whole=True, least=0, most=MOST, hard=True),
+    Knob("mirostat", "mirostat", whole=True, least=0, most=2),
+    Knob("mirostat_tau", "mirostat_tau", least=0),
+    Knob("mirostat_eta", "mirostat_eta", least=0),
+    Knob("adaptive_target", "adaptive_target", most=1),
+    Knob("adaptive_decay", "adaptive_decay", least=0, most=0.99, hard=True),
     Knob("min_keep", "min_keep", whole=True, least=0, most=MOST, hard=True),
 )
-
-# llama.cpp's letters of samplers. It skips samplers that it does not know, and so do we: editors ask for `infill`,
-# which is no loss.
-LETTERS = {
-    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
-    "x": "xtc", "t": "temperature",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,6 @@ async def wanted(fields: Fields, service: Service, model: str, settings: Setting
 def _refuse(fields: Fields) -> None:
     """Refuse what changes answers and is not done here."""
     unsupported = {
-        "mirostat": fields.number("mirostat", 0) > 0,
-        "adaptive_target": fields.number("adaptive_target", -1) >= 0,
         "lora": any(each.number("scale", 0) for each in fields.each("lora", 256)),
         "grammar_lazy": fields.flag("grammar_lazy", False),
     }
@@ -154,6 +150,8 @@ def _sampling(fields: Fields) -> Json:
 
 def _value(fields: Fields, knob: Knob) -> float:
     if knob.hard:
+        if not knob.whole:
+            return fields.number(knob.name, None, knob.least, knob.most)
         return fields.integer(knob.name, None, int(knob.least), int(knob.most))
     value = fields.integer(knob.name) if knob.whole else fields.number(knob.name)
     return type(value)(min(max(value, knob.least), knob.most))
@@ -167,11 +165,11 @@ def _breakers(fields: Fields) -> tuple[str, ...]:
 
 
 def _samplers(fields: Fields) -> tuple[str, ...]:
+    """Return the samplers of a list of names, or of a text of letters. Unknown ones are skipped, as in llama.cpp."""
     value = fields.data["samplers"]
     if isinstance(value, str):
         return tuple(LETTERS[letter] for letter in value[:64] if letter in LETTERS)
-    names = (name.replace("-", "").replace("_", "") for name in fields.texts("samplers", 64))
-    return tuple(SPELLINGS[name] for name in names if name in SPELLINGS)
+    return tuple(name for spelling in fields.texts("samplers", 64) if (name := sampler_name(spelling)))
 
 
 def _limit(fields: Fields, settings: Settings) -> int | None:
@@ -251,7 +249,6 @@ def described(wanted: Wanted, end_tokens: Sequence[int], *, short: bool = False)
     found: Json = {"seed": RANDOM if sampling.seed == -1 else sampling.seed}
     found |= {knob.name: values[knob.option] for knob in KNOBS if knob.name != "min_keep"}
     found |= {"dry_base": sampling.dry_base}
-    found |= {"mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "adaptive_target": -1.0, "adaptive_decay": 0.9}
     if not short:
         found |= {
             "dry_sequence_breakers": list(sampling.dry_sequence_breaker),

@@ -39,9 +39,12 @@ KNOBS = (
     Knob("repeat_penalty", "repeat_penalty"),
     Knob("presence_penalty", "presence_penalty"),
     Knob("frequency_penalty", "frequency_penalty"),
+    Knob("mirostat", "mirostat", whole=True),
+    Knob("mirostat_tau", "mirostat_tau"),
+    Knob("mirostat_eta", "mirostat_eta"),
 )
 # Options of old versions that change answers, with the value that switches them off. Others are for loading a model.
-OFF = {"mirostat": 0, "tfs_z": 1}
+OFF = {"tfs_z": 1}
 
 
 def model_of(fields: Fields, service: Service) -> ModelInfo:

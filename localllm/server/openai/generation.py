@@ -13,6 +13,7 @@ from typing import Any
 
 from localllm.options import SamplingOptions
 from localllm.options.declare import declared
+from localllm.options.sampling import LETTERS, NAMES, sampler_name
 from localllm.server.fields import Fields
 from localllm.server.openai.structure import read_structure
 from localllm.server.turn import Generation, Service
@@ -34,6 +35,10 @@ NUMBERS = {
     "dry_base": "dry_base",
     "dynatemp_range": "dynatemp_range",
     "dynatemp_exponent": "dynatemp_exp",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+    "adaptive_target": "adaptive_target",
+    "adaptive_decay": "adaptive_decay",
 }
 COUNTS = {
     "top_k": "top_k",
@@ -41,19 +46,8 @@ COUNTS = {
     "dry_allowed_length": "dry_allowed_length",
     "dry_penalty_last_n": "dry_penalty_last_n",
     "min_keep": "min_keep",
+    "mirostat": "mirostat",
 }
-SAMPLERS = {  # llama.cpp's names, and what each is spelled like besides
-    "penalties": ("e",),
-    "dry": ("d",),
-    "top_n_sigma": ("s", "top-n-sigma", "topnsigma"),
-    "top_k": ("k", "top-k", "topk"),
-    "typ_p": ("y", "typ-p", "typp", "typ", "typical_p"),
-    "top_p": ("p", "top-p", "topp", "nucleus"),
-    "min_p": ("m", "min-p", "minp"),
-    "xtc": ("x",),
-    "temperature": ("t", "temp"),
-}
-SPELLED = {spelling: name for name, spellings in SAMPLERS.items() for spelling in (name, *spellings)}
 KINDS = {each.name: each.option.kind for each in declared(SamplingOptions)}
 PRIORITIES = {"flex": -1, "priority": 1, "fast": 1}  # of `service_tier`
 CLIENTS = ("safety_identifier", "user", "prompt_cache_key")
@@ -112,8 +106,6 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
     if fields.has("dry_sequence_breakers"):
         breakers = fields.short_texts("dry_sequence_breakers", MAX_STOPS)
         found["dry_sequence_breaker"] = _checked(fields, "dry_sequence_breakers", "dry_sequence_breaker", breakers)
-    if fields.integer("mirostat", 0):
-        raise fields.wrong("mirostat", "not supported; leave it 0 and use top_p or min_p")
     if fields.list("lora", ()):
         raise fields.wrong("lora", "adapters are not supported; leave it empty")
     return found
@@ -129,13 +121,15 @@ def _checked(fields: Fields, name: str, option: str, value: Any) -> Any:
 def _samplers(fields: Fields) -> tuple[str, ...]:
     """Return the names of samplers, which llama.cpp also takes as one letter each."""
     value = fields.data["samplers"]
-    spelled = tuple(value) if isinstance(value, str) and value not in SPELLED else fields.texts("samplers")
-    if len(spelled) > len(SAMPLERS):
-        raise fields.wrong("samplers", f"has {len(spelled)} samplers; there are {len(SAMPLERS)}")
-    for spelling in spelled:
-        if spelling.lower() not in SPELLED:
-            raise fields.wrong("samplers", f"no sampler {spelling!r}; supported: {', '.join(SAMPLERS)}")
-    return tuple(SPELLED[spelling.lower()] for spelling in spelled)
+    letters = isinstance(value, str) and sampler_name(value) is None
+    spelled = tuple(value) if letters else fields.texts("samplers")
+    if len(spelled) > len(NAMES):
+        raise fields.wrong("samplers", f"has {len(spelled)} samplers; there are {len(NAMES)}")
+    found = [LETTERS.get(spelling.lower()) or sampler_name(spelling) for spelling in spelled]
+    for spelling, name in zip(spelled, found, strict=True):
+        if name is None:
+            raise fields.wrong("samplers", f"no sampler {spelling!r}; supported: {', '.join(NAMES)}")
+    return tuple(name for name in found if name is not None)
 
 
 def read_max_tokens(fields: Fields, names: Sequence[str], most: int | None) -> int | None:

@@ -13,6 +13,7 @@ from localllm.cli.foreign import FOREIGN
 from localllm.cli.options import ModelName, Run
 from localllm.cli.table import COMMANDS
 from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions, declared
+from localllm.options.sampling import NAMES
 
 
 def parse(name: str, words: Sequence[str]) -> tuple[Any, ...]:
@@ -72,6 +73,11 @@ def test_nothing_given_is_the_program_s_defaults() -> None:
         ("--samplers top_k,temp", 3, {"samplers": ("top_k", "temperature")}),
         ("--samplers top-k;typ;,nucleus", 3, {"samplers": ("top_k", "typ_p", "top_p")}),
         ("--samplers top_k;temperature", 3, {"samplers": ("top_k", "temperature")}),
+        ("--samplers top_k;Adaptive-P;infill", 3, {"samplers": ("top_k", "adaptive_p", "infill")}),
+        ("--sampling-seq kmt", 3, {"samplers": ("top_k", "min_p", "temperature")}),
+        ("--sampler-seq edskypmxtia", 3, {"samplers": NAMES}),
+        ("--mirostat 2 --mirostat-lr .2 --mirostat-ent 4", 3, {"mirostat": 2, "mirostat_eta": 0.2, "mirostat_tau": 4}),
+        ("--adaptive-target .4 --adaptive-decay .5", 3, {"adaptive_target": 0.4, "adaptive_decay": 0.5}),
     ],
 )
 def test_options_of_llama_cpp(words: str, group: int, expected: dict[str, Any]) -> None:

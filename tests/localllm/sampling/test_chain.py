@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from localllm.options import SamplingOptions
-from localllm.options.sampling import ORDER
+from localllm.options.sampling import NAMES, ORDER
 from localllm.sampling.chain import (
     SAMPLERS,
     Candidates,
@@ -368,7 +368,8 @@ def test_the_longest_breaker_counts() -> None:
 
 
 def test_the_table_and_the_default_order_name_the_same_samplers() -> None:
-    assert tuple(SAMPLERS) == ORDER
+    assert (*NAMES, "mirostat") == tuple(SAMPLERS)
+    assert SamplingOptions().samplers == ORDER == NAMES[:9]
 
 
 def test_plain_greedy_is_one_step() -> None:

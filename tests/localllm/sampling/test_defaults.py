@@ -24,7 +24,10 @@ FILE: dict[str, Any] = {
     "general.sampling.xtc_threshold": np.float32(0.25),
     "general.sampling.penalty_last_n": np.int32(9),
     "general.sampling.penalty_repeat": np.float32(1.5),
-    "general.sampling.sequence": "top-k;temp;minp;typ",
+    "general.sampling.sequence": "top-k;temp;minp;typ;infill",
+    "general.sampling.mirostat": np.int32(2),
+    "general.sampling.mirostat_tau": np.float32(4.5),
+    "general.sampling.mirostat_eta": np.float32(0.25),
 }
 
 
@@ -33,7 +36,8 @@ def test_every_key_of_llama_cpp_arrives() -> None:
     assert found.notes == ()
     assert found.options({}) == SamplingOptions(
         temperature=0.25, top_k=7, top_p=0.5, min_p=0.125, xtc_probability=0.5, xtc_threshold=0.25, repeat_last_n=9,
-        repeat_penalty=1.5, samplers=("top_k", "temperature", "min_p", "typ_p"),
+        repeat_penalty=1.5, samplers=("top_k", "temperature", "min_p", "typ_p", "infill"),
+        mirostat=2, mirostat_tau=4.5, mirostat_eta=0.25,
     )  # fmt: skip
 
 
@@ -50,11 +54,11 @@ def test_what_is_asked_for_goes_first_also_where_it_is_the_program_s_default() -
         ("top_p", 7.0, "it must be a number from 0 to 1"),
         ("top_k", 2.5, "whole number"),
         ("penalty_last_n", -1, "0 or more"),
-        ("sequence", "top_k;infill", "known are penalties;".replace(";", ", ")),
+        ("sequence", "top_k;best", "known are penalties;".replace(";", ", ")),
         ("sequence", "", "known are"),
         ("sequence", 5, "known are"),
         ("sequence", "x" * 10**6, "known are"),
-        ("mirostat", 2, "Mirostat"),
+        ("mirostat", 3, "it must be 0, 1 or 2"),
         ("temp", np.zeros(3), "ndarray"),
     ],
 )
@@ -67,7 +71,7 @@ def test_what_cannot_be_honoured_is_told_and_left(key: str, value: Any, note: st
 
 
 def test_a_file_without_them_says_nothing() -> None:
-    assert file_defaults({"general.name": "x", "general.sampling.mirostat": 0}) == file_defaults({})
+    assert file_defaults({"general.name": "x"}) == file_defaults({})
 
 
 def test_the_program_goes_by_them(tmp_path: Path) -> None:
@@ -84,7 +88,8 @@ def test_the_program_goes_by_them(tmp_path: Path) -> None:
     assert len(texts) == 1
     shown = localllm("show", greedy)
     assert "temperature 0.0, top_k 7" in shown.stdout
-    assert "samplers top_k;temperature;min_p;typ_p" in shown.stdout
+    assert "samplers top_k;temperature;min_p;typ_p;infill" in shown.stdout
+    assert "mirostat 2, mirostat_tau 4.5" in shown.stdout
     facts = json.loads(localllm("show", broken, "--json").stdout)
     assert facts["sampling"]["defaults"] == {}
     warned = localllm("run", broken, "one", "-n", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from statistics import NormalDist
 
@@ -101,6 +102,67 @@ def test_answers_have_the_models_distribution(options: SamplingOptions, drafter:
         counts[tuple(write(decoding, sampler, session, PROMPT, 3))] += 1
     statistic, most = chi_square(counts, exactly(options, table(1), 3))
     assert statistic < most
+
+
+FOLLOWING = {
+    "mirostat": SamplingOptions(mirostat=1, mirostat_tau=2.0, mirostat_eta=0.9, temperature=1),
+    "mirostat 2": SamplingOptions(mirostat=2, mirostat_tau=1.2, mirostat_eta=0.9, temperature=1),
+    "adaptive-p": SamplingOptions(
+        samplers=("top_k", "adaptive_p"), top_k=6, adaptive_target=0.5, adaptive_decay=0.3, temperature=1
+    ),
+}
+
+
+def following(options: SamplingOptions, logits, length: int) -> dict[tuple[int, ...], float]:  # type: ignore[no-untyped-def]
+    """The probability of every answer with samplers that follow the text, each answer by a sampler of its own."""
+    found = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for answer, probability in found.items():
+            sampler = Sampler(options)
+            for place, token in enumerate(answer):
+                sampler.distribution(logits([*PROMPT, *answer[:place]]))
+                sampler.write(token)
+            for token, p in zip(*sampler.distribution(logits([*PROMPT, *answer])), strict=True):
+                longer[(*answer, int(token))] = probability * float(p)
+        found = longer
+    return found
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_samplers_that_follow_the_text_keep_their_distribution(name: str) -> None:
+    options, clock, counts = FOLLOWING[name], Clock(), Counter[tuple[int, ...]]()
+    session = TableSession(table(1), clock, dict.fromkeys(range(1, 17), 1.0))
+    told = ToldDrafter(DRAFTERS["unlike"], clock)
+    for seed in range(600):
+        sampler = Sampler(replace(options, seed=seed))
+        session.rewind(0)
+        decoding = SpeculativeDecoding(reckless(told, 3), session, sampler, PROMPT)  # type: ignore[arg-type]
+        counts[tuple(write(decoding, sampler, session, PROMPT, 3))] += 1
+    statistic, most = chi_square(counts, following(options, table(1), 3))
+    assert statistic < most
+
+
+def likely(text: list[int], sampler: Sampler) -> Guess:
+    """Guesses of a draft model that always takes its likeliest token."""
+    ids, q = sampler.distribution(table(2)(text) + table(1)(text))
+    return Guess(int(ids[q.argmax()]), 0, None)
+
+
+@pytest.mark.parametrize("drafter", [certain, likely])
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_guesses_without_a_choice_give_the_tokens_of_plain_decoding_with_them(name: str, drafter) -> None:  # type: ignore[no-untyped-def]
+    """Wrong guesses among them: what follows a rejected one is as if it had never been there."""
+    for seed in range(40):
+        text, plain = list(PROMPT), Sampler(replace(FOLLOWING[name], seed=seed))
+        for _ in range(8):
+            text.append(plain.sample(table(1)(text)))
+            plain.write(text[-1])
+        clock, sampler = Clock(), Sampler(replace(FOLLOWING[name], seed=seed))
+        session = TableSession(table(1), clock, dict.fromkeys(range(1, 17), 1.0))
+        speculator = reckless(ToldDrafter(drafter, clock), 3)
+        decoding = SpeculativeDecoding(speculator, session, sampler, PROMPT)  # type: ignore[arg-type]
+        assert write(decoding, sampler, session, PROMPT, 8) == text[len(PROMPT) :]
 
 
 def test_chi_square_sees_a_draft_that_is_believed() -> None:

@@ -128,8 +128,10 @@ def test_yarn_of_deepseek() -> None:
     found = latent(rope__scaling__yarn_log_multiplier=0.0707, **yarn).rope
     assert magnitude(found) == pytest.approx(1.0)
     assert score_factor(found) == pytest.approx((1 + 0.0707 * math.log(40)) ** 2)
-    without = latent(**yarn).rope
-    assert (magnitude(without), score_factor(without)) == (pytest.approx(1 + 0.1 * math.log(40)), 1.0)
+    without, zero = latent(**yarn).rope, latent(rope__scaling__yarn_log_multiplier=0.0, **yarn).rope
+    temperature = pytest.approx(1 + 0.1 * math.log(40))
+    assert (magnitude(without), math.sqrt(score_factor(without))) == (temperature, temperature)
+    assert (magnitude(zero), score_factor(zero)) == (temperature, 1.0)
 
 
 def sharing(architecture: str, layers: int, own: int, **changes: Any) -> Any:

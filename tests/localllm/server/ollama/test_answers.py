@@ -177,13 +177,15 @@ def test_options() -> None:
         options={
             "num_predict": 9, "seed": 3, "temperature": 0, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.9,
             "repeat_last_n": -1, "repeat_penalty": 1.1, "presence_penalty": 1, "frequency_penalty": 2,
-            "stop": ["a", "b"], "num_ctx": 9999, "num_gpu": 1, "numa": False, "mirostat": 0, "tfs_z": 1,
+            "stop": ["a", "b"], "num_ctx": 9999, "num_gpu": 1, "numa": False, "mirostat": 2, "tfs_z": 1,
+            "mirostat_tau": 4, "mirostat_eta": 0.2,
             "penalize_newline": True, "unknown": {},
         }
     ).generation  # fmt: skip
     assert generation.sampling == {
         "seed": 3, "temperature": 0.0, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.9, "repeat_last_n": 4096,
-        "repeat_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": 2.0,
+        "repeat_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": 2.0, "mirostat": 2, "mirostat_tau": 4.0,
+        "mirostat_eta": 0.2,
     }  # fmt: skip
     assert generation.max_tokens == 9
     assert generation.stops == ("a", "b")
@@ -339,7 +341,7 @@ def test_bad_chats_are_refused(body: dict[str, Any]) -> None:
         ({"raw": True, "context": [1]}, 400, "raw mode does not support"),
         ({"context": ["x"]}, 400, "context[0]: expected a whole number"),
         ({"images": ["aGk="]}, 400, "images: models here read text only"),
-        ({"options": {"mirostat": 2}}, 501, "options.mirostat is not supported"),
+        ({"options": {"mirostat": 3}}, 400, "mirostat is 3: it must be 0, 1 or 2"),
         ({"options": {"tfs_z": 0.5}}, 501, "options.tfs_z is not supported"),
     ],
 )

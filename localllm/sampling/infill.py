@@ -1,0 +1,77 @@
+"""The infill sampler: end the gap, or write the one continuation that most candidates agree on.
+
+As in llama.cpp's src/llama-sampler.cpp (2026-10), for completions between a prefix and a suffix. Tokens that begin with
+the same text count as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.sampling.select import Doubles, Ids, Indices
+
+COMBINED = 1024  # most likely candidates whose texts are compared; beyond it llama.cpp would take minutes per token
+_LEAST = 0.2  # probability that a continuation needs
+
+
+class Spellings(NamedTuple):
+    """What the sampler knows of the vocabulary."""
+
+    piece: Callable[[int], bytes]  # the text of a token; nothing for control tokens
+    ends: Collection[int]  # tokens that end an answer
+    end: int | None  # the one to end a gap with
+
+
+def continuations_of(ids: Ids, p: Doubles, spellings: Spellings) -> Indices | None:
+    """Return the places of the tokens to choose from; None: nothing but the end fits.
+
+    `ids` and their probabilities `p` (n,) are in descending order of `p`.
+    """
+    ending = np.isin(ids, list(spellings.ends))
+    if 3 * p[ending].sum() * len(ids) > p[~ending].sum():
+        return np.flatnonzero(ending)
+    merged = _merged([spellings.piece(token) for token in ids[:COMBINED].tolist()], p)
+    kept = np.flatnonzero((ending & (merged > 0)) | (merged >= _LEAST))
+    text = ~ending[kept]
+    if not text.any():
+        return None
+    share = merged[kept] / merged[kept].sum()
+    return np.compress(~text | (share >= 1 / (text.sum() + 1)), kept)
+
+
+def _merged(pieces: Sequence[bytes], p: Doubles) -> Doubles:
+    """Return the probabilities (n,) after tokens that continue another one were added to it, or it to a likelier one.
+
+    Only the first `len(pieces)` take part. Tokens take their turns in order, and meet the others in order.
+    """
+    merged = p.copy()
+    alive = p > 0
+    for one, others in enumerate(_longer(pieces)):
+        for other in others:
+            if not alive[one]:
+                break
+            if not alive[other]:
+                continue
+            to, of = (other, one) if merged[other] > merged[one] else (one, other)
+            merged[to] += merged[of]
+            merged[of] = 0
+            alive[of] = False
+    return merged
+
+
+def _longer(pieces: Sequence[bytes]) -> list[list[int]]:
+    """Return for each piece the places, ascending, of the other pieces that begin with it."""
+    places: dict[bytes, list[int]] = {}
+    for place, piece in enumerate(pieces):
+        if piece:
+            places.setdefault(piece, []).append(place)
+    found: list[list[int]] = [[] for _ in pieces]
+    for place, piece in enumerate(pieces):
+        for end in range(1, len(piece) + 1):
+            for shorter in places.get(piece[:end], ()):
+                if shorter != place:
+                    found[shorter].append(place)
+    return found
