@@ -33,7 +33,10 @@ class GpuBackend:
 
     def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
         check_cache(cache, CACHE)
-        return memory_of(bind.program(plan, limits, cache, (), self.device.facts.compute), plan, limits, cache)
+        facts = self.device.facts
+        return memory_of(
+            bind.program(plan, limits, cache, (), facts.compute, facts.local_memory), plan, limits, cache
+        )
 
     def bind(
         self,

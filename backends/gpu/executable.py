@@ -56,7 +56,8 @@ class GpuExecutable(Shell):
         super().__init__(plan, limits)
         check_cache(cache, CACHE)
         self._device, self._causal, self._lookups = device, plan.causal, Lookups(plan)
-        self._program = program = bind.program(plan, limits, cache, keep, device.facts.compute)
+        facts = device.facts
+        self._program = program = bind.program(plan, limits, cache, keep, facts.compute, facts.local_memory)
         self._buffers = DeviceMemory(device, plan, limits)
         self.replays = Replays(device, MOST * len(program.stages))
         report = progress or (lambda what, done, total: None)
