@@ -71,7 +71,7 @@ class Opening(Options):
     force: bool = same(
         LoadOptions,
         "force",
-        help="allow a harmful cache type, the nearest known tokenizer rule, or a device that fails its check; with run, "
+        help="allow a harmful cache type, the nearest known tokenizer rule, or a card that fails its check; with run, "
         "replace a saved --prompt-cache; with explain, replace the --html FILE",
     )
 

@@ -48,6 +48,6 @@ class LoadOptions(Options):
     speculation: SpeculationOptions = group(SpeculationOptions)
     force: bool = option(
         False, "--force",
-        help="allow a cache type that harms the model, the nearest known tokenizer rule, or a device that fails its check",
+        help="allow a cache type that harms the model, the nearest known tokenizer rule, or a card that fails a check",
     )  # fmt: skip
     any_cache: bool = option(False, help="allow a cache type that harms the model")

@@ -38,15 +38,16 @@ class Sample:
 
     def read(self, start: int, stop: int) -> U8:
         rows = np.arange(start, stop)
+        shift = zlib.crc32(self.name.encode())  # so that no two matrices of a plan are alike
         if self.kind:
             values = VECTORS[self.kind](_random(self.name, self.shape), self.shape).astype(np.float32)
             own: U8 = np.ascontiguousarray(values.reshape(-1, self.shape[-1])[rows]).view(np.uint8)
             return own
         if len(self.shape) == 3:  # of expert e and row n
             expert, row = np.divmod(rows, self.shape[1])
-            rows = expert % EXPERTS * PERIOD + row % PERIOD
+            rows = expert % EXPERTS * PERIOD + (row + shift) % PERIOD
         else:
-            rows = rows % PERIOD
+            rows = (rows + shift) % PERIOD
         found: U8 = _rows(self.format, self.shape[-1])[rows]
         return found
 

@@ -68,8 +68,8 @@ _INPUTS: dict[tuple[type[Operation], str], str] = {
 }  # fmt: skip
 _VECTORS: dict[tuple[type[Any], str], str] = {
     (LinearAttention, "rate"): "rate", (SelectiveScan, "a"): "rate", (Attention, "slopes"): "slope",
-    (Linear, "bias"): "periodic", (Norm, "weight"): "gain", (Convolve, "weight"): "mean", (Mix, "coefficients"): "mean", (Stack, "scale"): "gain",
-    (Connect, "scale"): "gain",
+    (Linear, "bias"): "periodic", (Norm, "weight"): "gain", (Convolve, "weight"): "mean",
+    (Mix, "coefficients"): "mean", (Stack, "scale"): "gain", (Connect, "scale"): "gain",
 }  # fmt: skip
 
 
