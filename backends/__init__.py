@@ -5,46 +5,60 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
 from localllm.notice import Notice, Setting, said
 from localllm.plan import Plan, Value
 
+if TYPE_CHECKING:
+    from localllm.backends.gpu.conformance.verdicts import Conformance
+
 __all__ = ["BACKENDS", "BackendError", "open_backend"]
 
 
-def _cpu(threads: int | None, device: str) -> Backend:
+def _cpu(threads: int | None, device: str, checked: bool = True) -> Backend:
     from localllm.backends.cpu.backend import CpuBackend
 
     return CpuBackend(threads)
 
 
-def _cuda(threads: int | None, device: str) -> Backend:
+def _cuda(threads: int | None, device: str, checked: bool = True) -> Backend:
     from localllm.backends.cuda.backend import CudaBackend
 
-    return CudaBackend(device)
+    return CudaBackend(device, conformance=_conformance(checked))
 
 
-def _opencl(threads: int | None, device: str) -> Backend:
+def _opencl(threads: int | None, device: str, checked: bool = True) -> Backend:
     from localllm.backends.opencl.backend import OpenClBackend
 
-    return OpenClBackend(device)
+    return OpenClBackend(device, conformance=_conformance(checked))
 
 
-def _opencl_card(threads: int | None, device: str) -> Backend:
+def _opencl_card(threads: int | None, device: str, checked: bool = True) -> Backend:
     """Open OpenCL on a GPU; BackendError if it has only a CPU."""
     from localllm.backends.opencl.backend import OpenClBackend
 
-    return OpenClBackend(device, kinds=("GPU",))
+    return OpenClBackend(device, kinds=("GPU",), conformance=_conformance(checked))
 
 
-def _reference(threads: int | None, device: str) -> Backend:
+def _conformance(checked: bool) -> Conformance | None:
+    """Return the check of a device, which keeps its results beside the compiled kernels."""
+    if not checked:
+        return None
+    from localllm.backends.gpu.conformance.verdicts import Conformance
+    from localllm.quant.codecache import default_folder
+
+    return Conformance(default_folder("gpu"))
+
+
+def _reference(threads: int | None, device: str, checked: bool = True) -> Backend:
     from localllm.backends.reference import ReferenceBackend
 
     return ReferenceBackend()
 
 
-BACKENDS: dict[str, Callable[[int | None, str], Backend]] = {
+BACKENDS: dict[str, Callable[[int | None, str, bool], Backend]] = {
     "cpu": _cpu,
     "cuda": _cuda,
     "opencl": _opencl,
@@ -79,34 +93,35 @@ class _Instead:
         self.backend.close()
 
 
-def _auto(threads: int | None) -> Backend:
+def _auto(threads: int | None, checked: bool) -> Backend:
     """Open a GPU if there is one, else the CPU. If a GPU was expected, the CPU's description gives the reason."""
     reasons = []
     for opened, signs in _CARDS:
         if any(Path(sign).exists() for sign in signs):
             try:
-                return opened(threads, "")
+                return opened(threads, "", checked)
             except BackendError as error:
                 reasons.append(str(error).split(";")[0].split(", or use")[0])
     backend = _cpu(threads, "")
     return _Instead(backend.name, backend, "; ".join(reasons)) if reasons else backend
 
 
-def _with_device(threads: int | None, device: str) -> Backend:
+def _with_device(threads: int | None, device: str, checked: bool) -> Backend:
     """Open the first backend that has the device. OpenCL on the CPU is allowed, because the user named the device."""
     reasons: list[str] = []
     for opened in (_cuda, _opencl):
         try:
-            return opened(threads, device)
+            return opened(threads, device, checked)
         except BackendError as error:
             reasons += ["; ", said(error)]
     raise BackendError(Notice(*reasons[1:]))
 
 
-def open_backend(name: str, threads: int | None = None, device: str = "") -> Backend:
+def open_backend(name: str, threads: int | None = None, device: str = "", checked: bool = True) -> Backend:
     """Open the backend `name`; "auto" is the fastest on this machine. BackendError lists the backends if it fails.
 
-    `device` is the number or part of the name of a device, as `localllm devices` lists them.
+    `device` is the number or part of the name of a device, as `localllm devices` lists them. If `checked`, the backend
+    of a card binds a plan only if the card computes what the plan needs (`gpu.conformance`).
     """
     if name != "auto" and name not in BACKENDS:
         raise BackendError(f"unknown backend '{name}'; supported: auto, {', '.join(BACKENDS)}")
@@ -114,5 +129,5 @@ def open_backend(name: str, threads: int | None = None, device: str = "") -> Bac
         problem = f": the {name} backend has no devices to choose from; leave one out"
         raise BackendError(Notice(Setting("device", device), problem))
     if name == "auto":
-        return _with_device(threads, device) if device else _auto(threads)
-    return BACKENDS[name](threads, device)
+        return _with_device(threads, device, checked) if device else _auto(threads, checked)
+    return BACKENDS[name](threads, device, checked)

@@ -38,6 +38,10 @@ class BackendError(Exception):
         return printable(super().__str__(), None)
 
 
+class WrongResults(BackendError):
+    """A device failed its check, so it is not used."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The sizes that binding allocates: maximum rows of a batch, rows of logits per batch, cache blocks, positions.

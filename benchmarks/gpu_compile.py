@@ -36,6 +36,7 @@ from localllm.backends.gpu.kernels.products import COLUMNS
 from localllm.plan import CacheLayer, Gating
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
+LOCAL = 48 << 10  # bytes of local memory of a work-group, on every card
 BUDGET = 48  # bytes that a kernel may spill, stored and loaded
 LIMITS = Limits(512, 512, 65, 65 * 64)
 ROWS = LIMITS.rows
@@ -159,7 +160,7 @@ def _attention(
             (f"attend_combine {label}, {what}", attention.AttendCombine(shape=shape, delivered=to))
             for what, to in DELIVERIES.items()
         ),
-        (f"attend_tile {label}", attention.attend_tile(shape)),
+        (f"attend_tile {label}", attention.attend_tile(shape, LOCAL)),
     ]
 
 

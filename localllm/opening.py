@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from localllm.backends import open_backend
-from localllm.backends.base import CacheTypes, Card, Executable, Limits, Progress
+from localllm.backends.base import Backend, CacheTypes, Card, Executable, Limits, Progress
 from localllm.backends.hybrid.offload import Offload, Planner, arrange
+from localllm.backends.hybrid.offload import bind as bind_to
 from localllm.cache import SLACK, BlockPool, CacheChoice, choose_types
 from localllm.cache.types import cache_bytes
 from localllm.engine import Engine
@@ -94,14 +95,14 @@ def bind(
     def planner(card: Card, name: str) -> Planner:
         return Planner(card, name, plan, limits_at, context, cache.types)
 
-    backend = open_backend(options.backend, options.threads, options.device)
+    def bound(backend: Backend) -> Executable:
+        return backend.bind(plan, limits, cache.types, progress, observed(plan) if observe else ())
+
+    backend = open_backend(options.backend, options.threads, options.device, checked=not options.force)
+    chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
     arranged = arrange(backend, offload, planner, options.threads)
+    arranged, executable = bind_to(arranged, bound, not chosen, options.threads)
     opened = arranged.backend
-    try:
-        executable = opened.bind(plan, limits, cache.types, progress, observed(plan) if observe else ())
-    except BaseException:
-        opened.close()
-        raise
     windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
     pool = BlockPool(limits.blocks, BLOCK, windowed=windowed)
 

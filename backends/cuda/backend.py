@@ -22,6 +22,7 @@ from localllm.backends.cuda.graph import Graph
 from localllm.backends.cuda.nvrtc import OPTIONS, Nvrtc
 from localllm.backends.gpu.backend import GpuBackend, pick
 from localllm.backends.gpu.compiled import Store
+from localllm.backends.gpu.conformance.verdicts import Conformance
 from localllm.backends.gpu.device import Facts, Grid, out_of_memory
 from localllm.notice import Notice, Setting
 from localllm.quant.codecache import default_folder
@@ -200,6 +201,12 @@ class CudaBackend(GpuBackend):
     name = "cuda"
     device: CudaDevice
 
-    def __init__(self, device: str | int = "", cache: Path | Literal["default"] | None = "default") -> None:
+    def __init__(
+        self,
+        device: str | int = "",
+        cache: Path | Literal["default"] | None = "default",
+        conformance: Conformance | None = None,
+    ) -> None:
         found = devices()
-        super().__init__(CudaDevice(found[pick(self.name, [each.name() for each in found], device)], cache))
+        own = found[pick(self.name, [each.name() for each in found], device)]
+        super().__init__(CudaDevice(own, cache), conformance)

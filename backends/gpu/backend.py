@@ -10,19 +10,21 @@ from localllm.backends.checks import check_cache
 from localllm.backends.gpu import bind
 from localllm.backends.gpu.budget import memory_of
 from localllm.backends.gpu.cachetypes import CACHE
+from localllm.backends.gpu.conformance.verdicts import Conformance
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.executable import GpuExecutable
+from localllm.backends.gpu.program import Program
 from localllm.notice import Notice, Setting
 from localllm.plan import Plan, Value
 
 
 class GpuBackend:
-    """A backend on one GPU."""
+    """A backend on one GPU. With `conformance` a plan is bound only if the device passes the check of its kernels."""
 
     name = ""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, conformance: Conformance | None = None) -> None:
+        self.device, self.conformance = device, conformance
 
     def describe(self) -> str:
         facts = self.device.facts
@@ -33,7 +35,8 @@ class GpuBackend:
 
     def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
         check_cache(cache, CACHE)
-        return memory_of(bind.program(plan, limits, cache, (), self.device.facts.compute), plan, limits, cache)
+        facts = self.device.facts
+        return memory_of(bind.program(plan, limits, cache, (), facts.compute, facts.local_memory), plan, limits, cache)
 
     def bind(
         self,
@@ -43,7 +46,12 @@ class GpuBackend:
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> GpuExecutable:
-        return GpuExecutable(self.device, plan, limits, cache, progress, keep)
+
+        def check(program: Program) -> None:
+            if self.conformance is not None:
+                self.conformance.require(self.device, plan, limits, cache, keep, program, progress)
+
+        return GpuExecutable(self.device, plan, limits, cache, progress, keep, check)
 
     def close(self) -> None:
         self.device.close()

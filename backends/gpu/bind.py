@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from localllm.backends.allocation import Buffer, deaths
 from localllm.backends.base import BackendError, CacheTypes, Limits
+from localllm.backends.gpu.device import LEAST_LOCAL
 from localllm.backends.gpu.emit import EMITTERS, REWRITES
 from localllm.backends.gpu.emit.boundaries import reserve
 from localllm.backends.gpu.kernels import largest
@@ -19,10 +20,16 @@ from localllm.plan import Operation, Plan, Value
 from localllm.plan.rewrites.fusion import fuse
 
 
-def program(plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value] = (), compute: str = "") -> Program:
-    """Return the launches, buffers and kernels of a plan for a compute type; BackendError if it cannot run."""
+def program(
+    plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value] = (), compute: str = "",
+    local_memory: int = LEAST_LOCAL,
+) -> Program:  # fmt: skip
+    """Return the launches, buffers and kernels of a plan for a compute type and for so many bytes of local memory.
+
+    BackendError if the plan cannot run.
+    """
     plan = fuse(plan, REWRITES, keep)
-    low = Lowering(plan, limits, cache, keep, compute)
+    low = Lowering(plan, limits, cache, keep, compute, local_memory)
     dying = deaths([op.inputs for op in plan.operations], [*keep, plan.logits])
     made = low.program
     made.stages = [_stage(low, plan, numbers, dying) for numbers in plan.stages]

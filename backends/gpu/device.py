@@ -13,6 +13,7 @@ from localllm.backends.base import BackendError
 from localllm.notice import N, Notice, Setting
 
 Grid = tuple[int, int, int]  # work-groups
+LEAST_LOCAL = 32 << 10  # bytes of local memory that OpenCL promises every work-group; no kernel needs more there
 
 
 @dataclass(frozen=True, slots=True)

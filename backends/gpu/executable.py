@@ -51,18 +51,22 @@ class GpuExecutable(Shell):
 
     def __init__(
         self, device: Device, plan: Plan, limits: Limits, cache: CacheTypes, progress: Progress | None,
-        keep: Collection[Value],
+        keep: Collection[Value], check: Callable[[Program], None] | None = None,
     ) -> None:  # fmt: skip
+        """`check` raises if the device cannot be trusted with the program."""
         super().__init__(plan, limits)
         check_cache(cache, CACHE)
         self._device, self._causal, self._lookups = device, plan.causal, Lookups(plan)
-        self._program = program = bind.program(plan, limits, cache, keep, device.facts.compute)
+        facts = device.facts
+        self._program = program = bind.program(plan, limits, cache, keep, facts.compute, facts.local_memory)
         self._buffers = DeviceMemory(device, plan, limits)
         self.replays = Replays(device, MOST * len(program.stages))
         report = progress or (lambda what, done, total: None)
         self.memory = memory_of(program, plan, limits, cache)
         must_fit(device, self.memory)
         try:
+            if check is not None:
+                check(program)
             compiled = self._compile(program, report)
             self._buffers.allocate(program, cache, report)
         except BaseException:
@@ -206,6 +210,11 @@ class GpuExecutable(Shell):
                     launch(groups(grid, counts))
         for launch, grid in self._picks[:passes]:
             launch(groups(grid, counts))
+
+    def spoil(self, bits: int) -> None:
+        """Fill the memory of activations, to check that no kernel reads what was not written in its step."""
+        self._must_be_open()
+        self._buffers.spoil(bits)
 
     def replay(self) -> None:
         """Queue the launches of the last step (or its last piece) again, to measure them."""

@@ -52,8 +52,10 @@ class Forms(Protocol):
 class Lowering:
     """A plan while it becomes a program. `rows` holds the maximum rows of the batch, and of logits."""
 
-    def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], compute: str) -> None:
-        self.limits, self.cache, self.compute = limits, cache, compute
+    def __init__(
+        self, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], compute: str, local_memory: int
+    ) -> None:
+        self.limits, self.cache, self.compute, self.local_memory = limits, cache, compute, local_memory
         self.plan = plan
         self.rows: dict[Rows, int] = {"batch": limits.rows, "logits": limits.logit_rows}
         self.kept = {value.index for value in keep}

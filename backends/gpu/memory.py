@@ -21,6 +21,7 @@ from localllm.plan import BLOCK, F32, Plan, Tensor, Weight
 from localllm.quant import dequantize
 
 Bound = tuple[Callable[[Groups], None], Grid]
+SPOILED = 16 << 20  # bytes of a buffer that `spoil` fills
 Numbers = tuple[int, ...]  # that a generic kernel gets at run time
 
 
@@ -30,6 +31,7 @@ class DeviceMemory:
     def __init__(self, device: Device, plan: Plan, limits: Limits) -> None:
         self._device, self._plan, self._limits = device, plan, limits
         self._buffers: dict[Reference | Numbers, Any] = {}
+        self._computed: dict[Reference, int] = {}  # bytes of activations and other results of a step
         self.tables_size = 4 * max(limits.blocks, -(-limits.positions // BLOCK)) * limits.rows
 
     def __getitem__(self, reference: Reference) -> Any:
@@ -39,8 +41,10 @@ class DeviceMemory:
         """Allocate everything, and upload the weights."""
         limits = self._limits
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
+        self._computed = {own: size for own, size in program.scratch.items() if own not in (Fixed.PICKED, Fixed.WANTED)}
         for buffer in program.buffers:
-            self._alloc(buffer, 4 * buffer.stride * rows[buffer.rows], "the activations")
+            self._computed[buffer] = size = 4 * buffer.stride * rows[buffer.rows]
+            self._alloc(buffer, size, "the activations")
         for reference, size in {**program.scratch, Fixed.NOTHING: 64, Fixed.STEP: 4 * step_words(limits)}.items():
             self._alloc(reference, size, "the activations")
         for tables in (Fixed.TABLES, Fixed.WINDOW_TABLES):
@@ -75,6 +79,11 @@ class DeviceMemory:
             self._device.upload(self._buffers[MatrixOf(weight.name)], offset, data)
             sizes.append(data.nbytes)
         return sizes
+
+    def spoil(self, bits: int) -> None:
+        """Fill what a step computes with a number of these bits; weights, the cache and parameters stay."""
+        for reference, size in self._computed.items():
+            self._device.upload(self._buffers[reference], 0, np.full(min(size, SPOILED) // 4, bits, np.uint32))
 
     def prepare(self, compiled: Any, launch: Launch) -> Bound:
         """Return a launch of a compiled kernel with its buffers set."""

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from localllm.backends import open_backend
-from localllm.backends.base import Backend, BackendError, CacheTypes, Card, Executable, Limits, Memory
+from localllm.backends.base import Backend, BackendError, CacheTypes, Card, Executable, Limits, Memory, WrongResults
 from localllm.backends.hybrid.backend import HybridBackend
 from localllm.backends.hybrid.cut import Placement, cut, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
-from localllm.notice import Notice, Setting, Together
+from localllm.notice import Notice, Setting, Together, said
 from localllm.plan import Plan
 
 RESERVE, SHARE = 1 << 30, 20  # bytes to leave free at most, and the share of the device's memory if that is less
@@ -159,6 +159,28 @@ class Arrangement:
             return f"{self.card}: {self.placed}, {_parts(executable.memory)}"
         card, host = executable.sides["card"], executable.sides["host"]
         return f"{self.card}: {self.placed}, {_parts(card)}; the rest on the CPU: {_parts(host)}"
+
+
+def bind(
+    arranged: Arrangement, bound: Callable[[Backend], Executable], instead: bool, threads: int | None
+) -> tuple[Arrangement, Executable]:
+    """Bind a plan by `bound`. If the GPU fails its check, bind it to the CPU, if `instead`; the note says so.
+
+    Closes the backend if it cannot be bound.
+    """
+    try:
+        return arranged, bound(arranged.backend)
+    except BackendError as error:
+        arranged.backend.close()
+        if not (instead and arranged.card and isinstance(error, WrongResults)):
+            raise
+        reason = said(error).partition(";")[0]
+    except BaseException:
+        arranged.backend.close()
+        raise
+    host = open_backend("cpu", threads)
+    note = f"{reason}; all runs on {host.describe()}; localllm doctor --gpu shows more"
+    return bind(Arrangement(host, note=note), bound, False, threads)
 
 
 def arrange(

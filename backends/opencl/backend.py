@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import BackendError
 from localllm.backends.gpu.backend import GpuBackend, pick
 from localllm.backends.gpu.compiled import Store
+from localllm.backends.gpu.conformance.verdicts import Conformance
 from localllm.backends.gpu.device import Facts, Grid, out_of_memory
 from localllm.notice import Notice, Setting
 from localllm.quant.codecache import default_folder
@@ -216,8 +217,10 @@ class OpenClBackend(GpuBackend):
         device: str | int = "",
         cache: Path | Literal["default"] | None = "default",
         kinds: tuple[str, ...] = ("GPU", "CPU", "other"),
+        conformance: Conformance | None = None,
     ) -> None:
         found = [each for each in devices() if kind_of(each) in kinds]
         if not found:
             raise BackendError(Notice(f"OpenCL finds no {' or '.join(kinds)}; use ", Setting("backend", "cpu")))
-        super().__init__(OpenClDevice(found[pick(self.name, [each.name.strip() for each in found], device)], cache))
+        own = found[pick(self.name, [each.name.strip() for each in found], device)]
+        super().__init__(OpenClDevice(own, cache), conformance)

@@ -71,8 +71,8 @@ class Opening(Options):
     force: bool = same(
         LoadOptions,
         "force",
-        help="allow a harmful cache type, or the nearest known tokenizer rule; with run, replace a saved "
-        "--prompt-cache; with explain, replace the --html FILE",
+        help="allow a harmful cache type, the nearest known tokenizer rule, or a card that fails its check; with run, "
+        "replace a saved --prompt-cache; with explain, replace the --html FILE",
     )
 
     @property

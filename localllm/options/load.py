@@ -47,6 +47,7 @@ class LoadOptions(Options):
     )  # fmt: skip
     speculation: SpeculationOptions = group(SpeculationOptions)
     force: bool = option(
-        False, "--force", help="allow a cache type that harms the model, or the nearest known tokenizer rule"
-    )
+        False, "--force",
+        help="allow a cache type that harms the model, the nearest known tokenizer rule, or a card that fails a check",
+    )  # fmt: skip
     any_cache: bool = option(False, help="allow a cache type that harms the model")

@@ -118,7 +118,7 @@ def attention(low: Lowering, op: Attention) -> None:
     sinks, slopes = low.vector(op.sinks), low.vector(op.distances or op.slopes)
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = _prepared(low, q, rows, op.heads, shape.cache)
-    tile = kernels.attend_tile(shape)  # or an error: heads are too wide
+    tile = kernels.attend_tile(shape, low.local_memory)  # or an error: heads are too wide
     if layer.gathered:
         far = op.layer if op.pools is None else op.pools
         pools = kernels.cache_shape(low.cache, low.plan.attention_layer(far))
@@ -128,6 +128,8 @@ def attention(low: Lowering, op: Attention) -> None:
             POOL_ROWS=pools.BLOCK_ROWS, POOL_KEY_BYTES=pools.KEY_BYTES, POOL_VALUE_BYTES=pools.VALUE_BYTES,
             ONCE=once,
         )  # fmt: skip
+        selected = kernels.attend_selected(selected, low.local_memory)
+        grouped = selected.GROUPED
         chosen = kernels.AttendSelectedBuffers(
             q=queries, step=step, tables=tables, keys=keys, values=values, pool_keys=CacheOf(far, "keys"),
             pool_values=CacheOf(far, "keys" if once else "values"), sinks=sinks,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,12 +29,18 @@ from localllm.backends.gpu.references import Fixed
 from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, CacheLayer, rows_of_block
 
+K = TypeVar("K", bound=Kernel[Any])
+
 PARTITION = 256  # positions per work-group of attention
 GROUPED = 8  # query heads per work-group
 TILE_ROWS = 32  # rows per tile of prefill attention
-# Maximum of values of a head -> rows and keys of a work-group of prefill's attention, so that it stays within 48 KiB of
-# local memory, and the step in dimensions of its work-items.
-TILES = {64: (32, 64, 4), 128: (32, 32, 8), 192: (16, 32, 12), 256: (16, 16, 16), 512: (8, 8, 32), 640: (8, 8, 40)}
+# Maximum width of a head -> (rows, keys) of a work-group of prefill attention: for devices with 48 KiB of local memory
+# per work-group, and for those that offer only the 32 KiB that OpenCL promises.
+TILES: dict[int, tuple[tuple[int, int], ...]] = {
+    64: ((32, 64), (32, 32)), 128: ((32, 32), (32, 16)), 192: ((16, 32), (16, 16)), 256: ((16, 16), (16, 8)),
+    512: ((8, 8), (8, 4)), 640: ((8, 8), (8, 4)),
+}  # fmt: skip
+TILE_STEP = 16  # work-items that share the dimensions of a value
 
 
 def partitions(limits: Limits) -> int:
@@ -43,6 +51,14 @@ def partitions(limits: Limits) -> int:
 def grouped(group: int) -> int:
     """Return the query heads per work-group, a power of two, if `group` query heads share a key-value head."""
     return min(1 << (group - 1).bit_length(), GROUPED)
+
+
+def that_fits(kernels: Iterable[K], local_memory: int) -> K:
+    """Return the first kernel that needs at most this many bytes of local memory; if none does, the last."""
+    for kernel in kernels:
+        if kernel.local_bytes <= local_memory:
+            break
+    return kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +92,6 @@ class CacheShape(Macros):
     def largest(self) -> int:
         """The larger number of values per head, of keys and values."""
         return max(self.KEY_SIZE, self.VALUE_SIZE)
-
-    @property
-    def tile(self) -> tuple[int, int, int]:
-        """The row of TILES."""
-        found = next((row for most, row in TILES.items() if self.largest <= most), None)
-        if found is None:
-            problem = f"heads of {self.largest} values do not fit on the GPU, at most {max(TILES)} do"
-            raise BackendError(Notice(problem, "; use ", Setting("backend", "cpu")))
-        return found
 
 
 def cache_shape(cache: CacheTypes, layer: CacheLayer) -> CacheShape:
@@ -292,9 +299,16 @@ class AttendTile(Kernel[AttendTileBuffers]):
         return 128 + (rows + keys) * (size + 1) + rows * (keys + 4)
 
 
-def attend_tile(shape: AttentionShape) -> AttendTile:
-    rows, keys, dimensions = shape.cache.tile
-    return AttendTile(shape=shape, OWN_ROWS=rows, TILE_KEYS=keys, DIMENSIONS_EACH=dimensions)
+def attend_tile(shape: AttentionShape, local_memory: int) -> AttendTile:
+    """Return the kernel with the largest tile that fits the local memory. BackendError if the heads are too wide."""
+    largest = shape.cache.largest
+    width = next((most for most in TILES if largest <= most), None)
+    if width is None:
+        problem = f"heads of {largest} values do not fit on the GPU, at most {max(TILES)} do"
+        raise BackendError(Notice(problem, "; use ", Setting("backend", "cpu")))
+    each = -(-width // TILE_STEP)
+    tiles = [AttendTile(shape=shape, OWN_ROWS=r, TILE_KEYS=k, DIMENSIONS_EACH=each) for r, k in TILES[width]]
+    return that_fits(tiles, local_memory)
 
 
 # -- attention to selected positions -----------------------------------------------------------------------------------
@@ -338,3 +352,9 @@ class AttendSelected(Kernel[AttendSelectedBuffers]):
     def local_floats(self) -> int:
         cache = self.shape.cache
         return 128 + self.GROUPED * (cache.KEY_SIZE + 128 + cache.VALUE_SIZE + 3)
+
+
+def attend_selected(first: AttendSelected, local_memory: int) -> AttendSelected:
+    """Return the kernel with as many query heads per work-group as fit the local memory, at most those of `first`."""
+    counts = [first.GROUPED >> n for n in range(first.GROUPED.bit_length())]
+    return that_fits([replace(first, GROUPED=count) for count in counts], local_memory)

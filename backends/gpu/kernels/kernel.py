@@ -218,7 +218,11 @@ class Kernel(Macros, Generic[B]):
             lines.append(f"#define {name} {text}\n")
         format = self.weight_format
         unpack = ["unpack" if format in formats.QUANTIZED else "plain"] if format else []
-        texts = [_text("prelude"), formats.tables(format), *(_text(part) for part in [*unpack, *self.parts.split()])]
+        texts = [
+            source_text("prelude"),
+            formats.tables(format),
+            *(source_text(part) for part in [*unpack, *self.parts.split()]),
+        ]
         return "".join([*lines, *texts])
 
 
@@ -232,7 +236,8 @@ class Launch:
 
 
 @cache
-def _text(name: str) -> str:
+def source_text(name: str) -> str:
+    """Return a source file of kernels."""
     return (files("localllm.backends.gpu") / "kernels" / f"{name}.cl").read_text(encoding="utf-8")
 
 

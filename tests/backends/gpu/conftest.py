@@ -1,9 +1,13 @@
-"""The devices of these tests: always PoCL, which runs OpenCL on the CPU; real cards with `pytest -m gpu`."""
+"""The devices of these tests: always PoCL, which runs OpenCL on the CPU; with `pytest -m gpu` every other device.
+
+Mesa's rusticl runs OpenCL on the CPU too, if RUSTICL_ENABLE=llvmpipe.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,8 +23,17 @@ def pocl() -> OpenClBackend:
     return OpenClBackend(found[0], cache=None)
 
 
-def card() -> OpenClBackend:
-    return OpenClBackend(cache=None, kinds=("GPU",))
+def others() -> dict[str, int]:
+    """The number of every OpenCL device except PoCL, by name."""
+    try:
+        found = list(enumerate(devices()))
+    except BackendError:
+        return {}
+    return {
+        f"{device.platform.name} {device.name.strip()}": number
+        for number, device in found
+        if "pocl" not in device.version.lower()
+    }
 
 
 def cuda() -> Backend:
@@ -29,7 +42,9 @@ def cuda() -> Backend:
     return CudaBackend(cache=None)
 
 
-CARDS = {"opencl card": card, "cuda": cuda}
+CARDS: dict[str, Callable[[], Backend]] = {
+    **{name: partial(OpenClBackend, number, cache=None) for name, number in others().items()}, "cuda": cuda
+}  # fmt: skip
 
 
 def of_card(name: str) -> Backend:

@@ -13,9 +13,9 @@ from localllm.backends.gpu.kernels import attention, kernel, largest, products
 FEW_ROWS = 2  # prefill begins with three rows in place of 17
 COLUMNS = 3  # rows of a work-group of the mat-vec, in place of 8: two still fill no group
 SORTED = 512  # logits that a work-group sorts: two for each of its work-items, in place of 16
-# Rows and keys of a tile of prefill attention, and the step in dimensions: of narrow heads in place of 32, 64 and 4, so
-# that few rows go through several tiles. Wider heads have the tiles of cards.
-TILES = {32: (8, 8, 4), **attention.TILES}
+# Rows and keys of a tile of prefill attention: of narrow heads in place of 32 and 64, so that few rows go through
+# several tiles. Wider heads have the tiles of cards.
+TILES = {32: ((8, 8),), **attention.TILES}
 
 
 def main(names: str, mutant: str = "") -> None:

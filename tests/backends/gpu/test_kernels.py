@@ -15,11 +15,11 @@ import pytest
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.gpu.bind import program
+from localllm.backends.gpu.device import LEAST_LOCAL
 from localllm.backends.gpu.emit import EMITTERS
 from localllm.backends.gpu.kernels import (
     attention,
     columns,
-    experts,
     indexer,
     largest,
     products,
@@ -27,18 +27,22 @@ from localllm.backends.gpu.kernels import (
     rowwise,
     streams,
 )
+from localllm.backends.gpu.kernels import experts as expert_kernels
 from localllm.backends.gpu.kernels.kernel import Access, Kernel, Launch
 from localllm.backends.gpu.kernels.products import ExpertBuffers, ExpertProduct, Matmul, Product, ProductBuffers
 from localllm.backends.gpu.program import Program
 from localllm.backends.gpu.references import Choices, Fixed, MatrixOf
 from localllm.backends.gpu.steps import ROW_CLASSES
 from localllm.plan import CacheLayer, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, Operation, Plan
-from tests.backends.gpu.small import PLANS
+from tests.backends.attending import Heads
+from tests.backends.cases import linear_attention
+from tests.backends.gpu.small import PLANS, Small, attended, experts, pools, selected, table
+from tests.backends.selecting import Pooling, Selecting
 from tests.backends.support import record
 from tests.models.support import BOUNDARIES, EVERY_OPERATION
 from tests.plan.support import MODELS, tiny_plan
 
-MODULES = (attention, columns, experts, indexer, largest, products, recurrence, rowwise, streams)
+MODULES = (attention, columns, expert_kernels, indexer, largest, products, recurrence, rowwise, streams)
 DECLARED: list[type[Kernel[Any]]] = [
     kind
     for module in MODULES
@@ -175,7 +179,48 @@ def test_products_of_experts_take_the_choices_and_others_do_not() -> None:
 
 def test_heads_that_no_tile_fits_are_refused() -> None:
     with pytest.raises(BackendError, match="heads of 1024 values do not fit on the GPU, at most 640 do"):
-        _ = attention.cache_shape(CacheTypes(), CacheLayer(1, 1024, 1024)).tile
+        lowered(attended(Heads(1, 1, 1024)))
+
+
+# The largest shapes: the widest heads, as many experts as a model has had, and more.
+LARGEST: tuple[Small, ...] = (
+    *(attended(Heads(8, 1, width), *types) for width in (64, 128, 192, 256, 512, 640) for types in (
+        ("f16", "f16"), ("f32", "f32"), ("q8_0", "q5_1"),
+    )),
+    attended(Heads(8, 1, 640, window=70, sinks=True)),
+    *(selected(Selecting(Heads(16, 1, width, value_dim=width), 64, 256, 70), (1,)) for width in (128, 576, 640)),
+    pools(Pooling(Heads(16, 1, 640, window=20, sinks=True), 4, 5), (1,)),
+    experts("Q4_0 Q4_0 Q4_0", 32, "softmax", False, 1.0, "silu", count=1024),
+    Small(linear_attention(1, 1, 512, 512, delta=True, tiled=False, channels=True), table(512 * 5)),
+    Small(linear_attention(1, 1, 512, 512, delta=True, tiled=False), table(512 * 5)),
+    *(small for group in PLANS.values() for small in group),
+)  # fmt: skip
+
+
+def lowered(small: Small, compute: str = "", local_memory: int = LEAST_LOCAL) -> Program:
+    plan = record(small.table, small.build)
+    return program(plan, Limits(512, 512, 65, 65 * 64), small.cache, (), compute, local_memory)
+
+
+def test_no_kernel_needs_more_local_memory_than_opencl_promises() -> None:
+    """32 KiB per work-group on OpenCL, at the largest shapes. CUDA's tensor cores have 48 KiB, as every card offers."""
+    needed: dict[str, int] = {}
+    for small in LARGEST:
+        for kernel in lowered(small).kernels():
+            needed[kernel.name] = max(needed.get(kernel.name, 0), kernel.local_bytes)
+    assert set(needed) == set(written()) - {"tensor", "split_rows"}
+    assert {name: size for name, size in needed.items() if size > 32768} == {}
+    assert needed["attend_tile"] > 24000  # the shapes are large
+    for small in LARGEST:
+        assert max(kernel.local_bytes for kernel in lowered(small, "sm_90", 49152).kernels()) <= 49152
+
+
+def test_a_device_with_more_local_memory_gets_the_larger_tiles() -> None:
+    (least,), (most,) = (
+        [k for k in lowered(attended(Heads(2, 1, 64)), "", size).kernels() if k.name == "attend_tile"]
+        for size in (LEAST_LOCAL, 49152)
+    )
+    assert (least.TILE_KEYS, most.TILE_KEYS) == (32, 64)
 
 
 def test_there_is_an_emitter_for_every_operation() -> None:

@@ -1,0 +1,383 @@
+"""Runs a segment on a device and on the NumPy reference, and compares them.
+
+A device runs every step in two ways. Memory that a kernel must not read holds NaN in the first and other numbers in the
+second, the cache blocks of a sequence lie elsewhere, and launches are recorded and replayed; the bits must be equal. So
+a value left over from another kernel, or a barrier that is missing, shows unless it happens not to matter in any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.cache import CACHE_TYPES
+from localllm.backends.gpu.conformance.samples import EXPERTS, PERIOD, inputs
+from localllm.backends.gpu.conformance.segments import Segment
+from localllm.backends.gpu.device import Device
+from localllm.backends.gpu.executable import GpuExecutable
+from localllm.backends.gpu.kernels.kernel import FEW_ROWS, source_text
+from localllm.backends.reference import ReferenceExecutable
+from localllm.plan import (
+    BLOCK,
+    F32,
+    Append,
+    Attention,
+    Batch,
+    Columns,
+    Convolve,
+    Embed,
+    Excess,
+    Experts,
+    HeadLinear,
+    Join,
+    Linear,
+    LinearAttention,
+    MatrixScan,
+    Operation,
+    Plan,
+    Pool,
+    Rows,
+    SelectiveScan,
+    Send,
+    Value,
+    flattened,
+)
+
+# Rows of the steps: of each number of rows that has kernels of its own (`kernel.FEW_ROWS`, `products.SOME_ROWS`).
+ROWS = (70, 19, 9, 1)
+# The same for a sequence that goes on, past a second partition of attention.
+GROWING = (70, 3, 1, 1, 1, 19, 150, 12, 1, 1)
+BLOCKS = 5  # of a sequence
+DISTINCT = 7  # rows that differ, where the reference is slow; further ones repeat them
+TEXT = 5  # rows of the text that an encoder has read
+WANTED = 5  # of the search for the largest logits
+
+# The largest root mean square of a row's error, relative to that of the row. A single number may be off by PEAK times
+# that much. Sums differ in their order; int8 products lose half a percent of rows that are not exact in a byte.
+# Some operations take differences, and keys that are stored as halves may be rounded the other way.
+CLOSE, DIFFERENCES, STORED, ROUNDED = 2e-5, 1e-3, 1e-3, 6e-2
+PEAK = 16.0
+SMALL = 1e-3  # of the root mean square of all rows: what a row counts at least; where rows are rounded, as all rows
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result for a segment: its largest error, relative to `limit`, or what is wrong otherwise."""
+
+    error: float
+    limit: float
+    problem: str = ""  # "" if it passed
+
+    @property
+    def passed(self) -> bool:
+        return not self.problem
+
+
+class Wrong(Exception):
+    """The results of a device are wrong; the message says how."""
+
+
+def run(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> Outcome:
+    """Compare a segment. BackendError if the device cannot run it, because of a lack of memory for instance."""
+    check = _Check(device, segment, limits, cache)
+    try:
+        for steps in (check.compare, check.spread) if not check.grows else (check.compare,):
+            steps()
+    except Wrong as wrong:
+        return Outcome(check.error, check.limit, str(wrong))
+    finally:
+        check.close()
+    return Outcome(check.error, check.limit)
+
+
+def limit_of(segment: Segment, cache: CacheTypes) -> float:
+    """Return the largest error that is allowed."""
+    flat = flattened(segment.operations)
+    if segment.rounds or (segment.stored and CACHE_TYPES[cache.keys].blocks):
+        return ROUNDED
+    if any(isinstance(op, LinearAttention | SelectiveScan | MatrixScan | Pool | Convolve | Excess) for op in flat):
+        return DIFFERENCES
+    return STORED if segment.stored else CLOSE
+
+
+class _Check:
+    """A segment, bound to a device and to the reference."""
+
+    def __init__(self, device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> None:
+        self._segment, self._device = segment, device
+        self._flat = flattened(segment.operations)
+        self.grows = bool(segment.plan.layers)
+        self._repeats = any(isinstance(op, Experts | HeadLinear) for op in self._flat) and not self.grows
+        self._after = any(isinstance(op, Attention) and op.after for op in self._flat)
+        self._whole = not segment.plan.causal
+        self.error, self.limit = 0.0, limit_of(segment, cache)
+        own = replace(limits, blocks=2 * BLOCKS, window_blocks=2 * BLOCKS * bool(limits.window_blocks))
+        self._limits = limits
+        self._reference = _Reference(segment, own, cache)
+        self._ours = GpuExecutable(device, segment.plan, own, cache, None, ())
+        self._local = _Residue(device)
+
+    def close(self) -> None:
+        self._ours.close()
+        self._local.close()
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _steps(self) -> Iterator[tuple[int, int]]:
+        """(first position, rows) of every step."""
+        most = self._limits.rows
+        if self._segment.makes_logits and self._segment.plan.logits.rows == "batch":  # of embeddings
+            most = min(most, self._limits.logit_rows)
+        at = TEXT if self._after else 0
+        for count in GROWING if self.grows and not self._whole else (*ROWS, 150) if self.grows else ROWS:
+            count = min(count, most)
+            if self.grows and not self._whole:
+                yield at, count
+                at += count
+            else:
+                yield 5 * (not self.grows), count
+
+    def _counts(self, count: int) -> dict[Rows, int]:
+        """Return the rows of a step: of the batch, and, where values are of these, those whose logits are wanted."""
+        wanted = any(value.rows == "logits" for op in self._flat for value in (*op.inputs, *op.outputs))
+        wanted |= self._segment.makes_logits
+        return {"batch": count, "logits": min(count, self._limits.logit_rows) if wanted else 0}
+
+    def _batch(self, at: int, count: int, way: int) -> Batch:
+        """Return rows of a sequence; in the second way its blocks lie elsewhere."""
+        positions = np.arange(at, at + count, dtype=np.int32)
+        numbers = np.arange(2 * BLOCKS, dtype=np.int32)
+        table = (numbers[::2] if way == 0 else numbers[::-2])[None]
+        slots = (table[0][positions // BLOCK] * BLOCK + positions % BLOCK).astype(np.int32)
+        rows = np.arange(count - self._counts(count)["logits"], count, dtype=np.int32)
+        border = np.array([TEXT if self._after else at + count], np.int32)
+        borders = border if self._whole or self._after else None
+        tokens, sequence = self._tokens(at, count), np.zeros(count, np.int32)
+        windowed = bool(self._limits.window_blocks)
+        return Batch(
+            tokens, positions, slots, sequence, table, rows, slots if windowed else None, table if windowed else None,
+            borders,
+        )  # fmt: skip
+
+    def _tokens(self, at: int, count: int) -> NDArray[np.int32]:
+        tables = [op.table.shape[0] for op in self._flat if isinstance(op, Embed) and not op.positions]
+        if not tables:
+            return np.zeros(count, np.int32)
+        random = np.random.RandomState(at)
+        found = random.randint(0, min(tables), count)
+        found[0] = min(tables) - 1
+        return found.astype(np.int32)
+
+    def _received(self, at: int, count: int) -> list[F32]:
+        """Return rows for every received value; where the reference is slow, DISTINCT rows that repeat."""
+        counts, pairs = self._counts(self._few(count)), zip(self._segment.received, self._segment.kinds, strict=True)
+        found = {value: inputs(kind, (value.index, at, count), counts[value.rows], value) for value, kind in pairs}
+        for op in self._flat:
+            if isinstance(op, Append) and op.v is not None and op.k in found and op.v in found:
+                layer = self._segment.plan.attention_layer(op.layer)
+                if layer.prefix:  # values are the first numbers of the keys
+                    keys = found[op.k].reshape(-1, layer.kv_heads, layer.head_dim)
+                    found[op.v] = np.ascontiguousarray(keys[:, :, : layer.value_dim]).reshape(found[op.v].shape)
+        return list(found.values())
+
+    def _few(self, count: int) -> int:
+        """Return the rows that the reference computes."""
+        return min(count, DISTINCT) if self._repeats else count
+
+    def _expected(self, at: int, count: int, received: list[F32]) -> list[F32]:
+        found = self._reference.step(self._batch(at, self._few(count), 0), received)
+        sent = self._segment.sent or (self._segment.plan.logits,)
+        return self._repeated(found, sent, count)
+
+    def _repeated(self, rows: list[F32], values: Sequence[Value], count: int) -> list[F32]:
+        """Return the rows of the whole step, which repeat those that the reference computes."""
+        counts = self._counts(count)
+        shapes = [(counts[value.rows], value.width) for value in values]
+        return [
+            own if own.shape == shape else np.ascontiguousarray(np.resize(own, shape))
+            for own, shape in zip(rows, shapes, strict=True)
+        ]
+
+    # -- comparing -----------------------------------------------------------------------------------------------------
+
+    def compare(self) -> None:
+        """Run all steps in both ways."""
+        expected: list[list[F32]] = []
+        first: list[list[F32]] = []
+        for way in (0, 1):
+            for number, (at, count) in enumerate(self._steps()):
+                received = self._received(at, count)
+                if way == 0:
+                    expected.append(self._expected(at, count, received))
+                self._ours.spoil(NAN if way == 0 else ODD)
+                self._local.leave(NAN if way == 0 else ODD)
+                found = self._step(at, count, way, received)
+                if way == 0:
+                    self._judge(found, expected[number], count)
+                    first.append(found)
+                else:
+                    self._same(found, first[number], count, "another run")
+                if not self.grows and count <= FEW_ROWS and way == 0:
+                    for what in ("the run that is recorded", "the run that is replayed"):
+                        self._same(self._step(at, count, way, received), found, count, what)
+
+    def spread(self) -> None:
+        """A NaN must stay in its row, and must not get lost there."""
+        count = min(9, self._limits.rows, self._limits.logit_rows)
+        received = self._received(5, count)
+        if not received or count < 3:
+            return
+        received = [rows.copy() for rows in received]
+        received[0][1, -1] = np.nan
+        found = self._step(5, count, 0, received)
+        for own, truth in zip(found, self._expected(5, count, received), strict=True):
+            ours, theirs = (np.flatnonzero(np.isnan(rows).any(axis=1)).tolist() for rows in (own, truth))
+            if ours != theirs:
+                raise Wrong(f"NaN in row 1 of {count}: rows {ours} of the result have one in place of {theirs}")
+
+    def _step(self, at: int, count: int, way: int, received: list[F32]) -> list[F32]:
+        ours = self._ours
+        ours.begin(self._batch(at, count, way))
+        found = ours.run(self._repeated(received, self._segment.received, count))
+        if not self._segment.makes_logits:
+            return [rows.copy() for rows in found]
+        logits = ours.result().copy()
+        wanted = min(WANTED, logits.shape[1])
+        picked = ours.result_largest(wanted)
+        order = np.argsort(-logits, axis=1, kind="stable")[:, :wanted]
+        if not np.isnan(logits).any() and not np.array_equal(picked.ids, order):
+            raise Wrong(f"{count} rows: the largest logits are not those that the device has computed")
+        return [logits]
+
+    def _judge(self, found: list[F32], expected: list[F32], count: int) -> None:
+        for own, truth in zip(found, expected, strict=True):
+            if not np.isfinite(own).all():
+                raise Wrong(f"{count} rows: {int((~np.isfinite(own)).sum())} numbers are not finite")
+            off = own.astype(np.float64) - truth
+            size = np.sqrt((truth.astype(np.float64) ** 2).mean(axis=1))
+            least = 1.0 if self.limit == ROUNDED else SMALL
+            size = np.maximum(size, max(least * np.sqrt((size**2).mean()), 1e-30))
+            error = float((np.sqrt((off**2).mean(axis=1)) / size).max())
+            peak = float((np.abs(off).max(axis=1) / size).max())
+            self.error = max(self.error, error, peak / PEAK)
+            if self.error > self.limit:
+                raise Wrong(f"{count} rows: off by {error:.1e} of a row, and {peak:.1e} in one number")
+
+    def _same(self, found: list[F32], before: list[F32], count: int, what: str) -> None:
+        for own, other in zip(found, before, strict=True):
+            if own.tobytes() != other.tobytes():
+                raise Wrong(f"{count} rows: {what} gave other bits")
+
+
+NAN, ODD = 0x7FC00000, 0x41973C5A  # what is left in memory that no kernel may read: NaN, and 18.9
+
+
+class _Residue:
+    """Leaves a number everywhere in the local memory of a device, where the next kernel begins with it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        size = min(device.facts.local_memory, LOCAL)
+        source = f"#define COUNT {size // 4}\n{source_text('prelude')}{LEAVE}"
+        self._number, out = device.alloc(4, "a check"), device.alloc(4 * GROUPS, "a check")
+        self._buffers = self._number, out
+        self._launch = device.prepare(device.compile(source, "leave"), 128, size, list(self._buffers))
+        self._groups = 16 if device.facts.compute == "CPU" else GROUPS
+
+    def leave(self, bits: int) -> None:
+        self._device.upload(self._number, 0, np.array([bits], np.uint32))
+        self._launch((self._groups, 1, 1))
+
+    def close(self) -> None:
+        for buffer in self._buffers:
+            self._device.free(buffer)
+
+
+GROUPS = 1024  # more than run at a time on any card
+LOCAL = 48 << 10  # bytes that are filled at most
+LEAVE = """
+KERNEL(128, leave)(GLOBAL const int *number, GLOBAL int *y LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  LOCAL int *s = (LOCAL int *)local_memory;
+  for (int i = ITEM; i < COUNT; i += 128) s[i] = number[0];
+  BARRIER();
+  if (s[(37 * ITEM + GROUP_X) % COUNT] != number[0]) y[GROUP_X] = 1;  // so that no compiler leaves out the stores
+}
+"""
+
+
+# -- the reference -----------------------------------------------------------------------------------------------------
+
+
+class _Cycled:
+    """The matrices of a stack whose experts repeat."""
+
+    def __init__(self, matrices: F32) -> None:
+        self._matrices = matrices
+
+    def __getitem__(self, expert: int) -> F32:
+        found: F32 = self._matrices[expert % len(self._matrices)]
+        return found
+
+
+class _Reference(ReferenceExecutable):
+    """A segment on the NumPy reference. Large matrices are computed from their distinct rows."""
+
+    def __init__(self, segment: Segment, limits: Limits, cache: CacheTypes) -> None:
+        self._few: set[str] = set()  # stacks of few experts
+        self._tables = [op.table.shape[0] for op in flattened(segment.operations) if isinstance(op, Embed)]
+        plan = self._shortened(segment.plan)
+        positions = BLOCKS * BLOCK
+        super().__init__(plan, replace(limits, positions=positions, rows=256, logit_rows=256), cache, _quiet)
+        weights: dict[str, Any] = self._weights
+        weights |= {name: _Cycled(self._weights[name]) for name in self._few}
+
+    def step(self, batch: Batch, received: list[F32] | None = None) -> list[F32]:  # type: ignore[override]
+        tokens = batch.tokens % PERIOD if any(rows > PERIOD for rows in self._tables) else batch.tokens
+        self.begin(replace(batch, tokens=tokens))
+        found = self.run(received or ())
+        return (
+            [rows.copy() for rows in found] if isinstance(self._plan.operations[-1], Send) else [self.result().copy()]
+        )
+
+    def _shortened(self, plan: Plan) -> Plan:
+        """Return the plan whose large matrices have only their distinct rows."""
+        made, values = list[Operation](), list(plan.values)
+
+        def value(width: int, like: Value) -> Value:
+            values.append(Value(len(values), width, like.rows, like.name))
+            return values[-1]
+
+        for op in flattened(plan.operations):
+            if isinstance(op, Embed) and not op.positions and op.table.shape[0] > PERIOD:
+                op = replace(op, table=op.table.part(0, PERIOD))
+            if isinstance(op, Experts):
+                stacks = {name: self._of_few(getattr(op, name)) for name in ("gate", "up", "down")}
+                op = replace(op, **stacks)
+            if not isinstance(op, Linear) or op.out.width <= PERIOD:
+                made.append(op)
+                continue
+            rows = value(PERIOD, op.out)
+            bias = None if op.bias is None else op.bias.part(0, PERIOD)
+            made.append(replace(op, out=rows, weight=op.weight.part(0, PERIOD), bias=bias))
+            while rows.width < op.out.width:
+                twice = value(2 * rows.width, op.out)
+                made.append(Join(twice, rows, rows, 1))
+                rows = twice
+            made.append(Columns(op.out, rows, 1, 0, op.out.width))
+        return replace(plan, operations=tuple(made), values=tuple(values))
+
+    def _of_few(self, stack: Any) -> Any:
+        if stack.weight.shape[0] <= EXPERTS:
+            return stack
+        own = stack.weight.part(0, EXPERTS)
+        self._few.add(own.name)
+        return replace(stack, weight=own)
+
+
+def _quiet(what: str, done: int, total: int) -> None: ...

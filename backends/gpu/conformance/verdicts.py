@@ -1,0 +1,153 @@
+"""Decides whether a model may use a device: from results of earlier starts, or by running the check now.
+
+A result is kept as long as the device, its driver, the kernels and this program stay the same. It is kept beside the
+compiled kernels, in files that other users cannot write. A file that is damaged counts as missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from localllm.backends.base import BackendError, CacheTypes, Limits, Progress, WrongResults
+from localllm.backends.gpu import bind
+from localllm.backends.gpu.conformance.running import run
+from localllm.backends.gpu.conformance.segments import Segment, segments
+from localllm.backends.gpu.device import Device
+from localllm.backends.gpu.program import Program
+from localllm.notice import Notice, Setting
+from localllm.plan import Plan, Value
+from localllm.quant.codecache import CodeCache
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of one operation, or of several that are checked together."""
+
+    operation: str
+    kernels: tuple[str, ...]
+    error: float  # the largest, as `limit`
+    limit: float
+    problem: str = ""  # "" if it passed
+    skipped: str = ""  # the reason
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.problem)
+
+    @property
+    def status(self) -> str:
+        return "skipped" if self.skipped else "failed" if self.failed else "passed"
+
+
+@dataclass(frozen=True, slots=True)
+class Conformance:
+    """The check of devices; `folder` keeps results, None keeps none."""
+
+    folder: Path | None
+
+    def require(
+        self, device: Device, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], program: Program,
+        progress: Progress | None = None,
+    ) -> None:  # fmt: skip
+        """Return if the device computes what this plan needs. WrongResults if not."""
+        kept, name = CodeCache(self.folder), key_of(device, program)
+        verdicts = _read(kept.read(name))
+        if verdicts is None:
+            verdicts = examine(device, segments(plan, keep), limits, cache, progress)
+            if not any(verdict.skipped for verdict in verdicts):
+                kept.write(name, _written(device, verdicts))
+        failed = [verdict for verdict in verdicts if verdict.failed or verdict.skipped]
+        if failed:
+            raise refusal(device, failed, len(verdicts))
+
+
+def refusal(device: Device, failed: list[Verdict], count: int) -> WrongResults:
+    """Return the error for a device that failed, in one line."""
+    first = failed[0]
+    others = f", and {len(failed) - 1} other of {count} checks" if len(failed) > 1 else ""
+    problem = f"{device.facts.name} failed its check, so it is not used ({first.operation}: "
+    return WrongResults(
+        Notice(
+            f"{problem}{first.problem or first.skipped}{others}); use ", Setting("backend", "cpu"),
+            ", or use it all the same with ", Setting("force"), "; localllm doctor --gpu writes a report",
+        )
+    )  # fmt: skip
+
+
+def examine(
+    device: Device, checked: Iterable[Segment], limits: Limits, cache: CacheTypes, progress: Progress | None = None
+) -> list[Verdict]:
+    """Check segments one after the other; what the device cannot run at all is skipped with the reason."""
+    verdicts, own = [], list(checked)
+    for number, segment in enumerate(own):
+        if progress is not None:
+            progress("checking the device", number, len(own))
+        verdicts.append(_verdict(device, segment, limits, cache))
+    if progress is not None:
+        progress("checking the device", len(own), len(own))
+    return verdicts
+
+
+def _verdict(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> Verdict:
+    kernels: tuple[str, ...] = ()
+    try:
+        facts = device.facts
+        program = bind.program(segment.plan, limits, cache, (), facts.compute, facts.local_memory)
+        kernels = tuple(dict.fromkeys(kernel.name for kernel in program.kernels()))
+        outcome = run(device, segment, limits, cache)
+    except BackendError as error:
+        return Verdict(segment.title, kernels, 0.0, 0.0, skipped=str(error))
+    return Verdict(segment.title, kernels, outcome.error, outcome.limit, outcome.problem)
+
+
+def key_of(device: Device, program: Program) -> str:
+    """Return the name under which the result for the kernels of a program is kept."""
+    facts = device.facts
+    parts = [facts.name, facts.api, facts.compute, str(facts.local_memory), _version(), _own_source()]
+    kernels = [f"{k.source(device.generic)}\0{k.numbers().tolist()}" for k in program.kernels()]
+    return hashlib.sha256("\0".join([*parts, *sorted(kernels)]).encode()).hexdigest()[:40]
+
+
+def _version() -> str:
+    from localllm import __version__
+
+    return __version__
+
+
+@cache
+def _own_source() -> str:
+    """Return a hash of the check itself."""
+    own = [path for path in files("localllm.backends.gpu.conformance").iterdir() if path.name.endswith(".py")]
+    texts = [path.read_bytes() for path in sorted(own, key=lambda path: path.name)]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
+
+
+def _written(device: Device, verdicts: list[Verdict]) -> bytes:
+    return json.dumps({"device": device.facts.name, "verdicts": [asdict(each) for each in verdicts]}).encode()
+
+
+def _read(data: bytes | None) -> list[Verdict] | None:
+    """Return the kept verdicts; None if there are none, or if the file holds something else."""
+    try:
+        found: Any = json.loads(data or b"null")
+        own = [_checked(each) for each in found["verdicts"]]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return own or None
+
+
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "operation": str, "kernels": lambda names: tuple([str(name) for name in names]), "error": float, "limit": float,
+    "problem": str, "skipped": str,
+}  # fmt: skip
+
+
+def _checked(each: dict[str, Any]) -> Verdict:
+    return Verdict(**{name: kind(each[name]) for name, kind in _FIELDS.items()})

@@ -1,0 +1,307 @@
+"""The check of a device before a model uses it: faults planted in kernels are caught, results are kept, what fails is
+not used."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localllm
+from localllm.backends.base import F16_CACHE, Backend, CacheTypes, Limits
+from localllm.backends.gpu.bind import program
+from localllm.backends.gpu.conformance import verdicts
+from localllm.backends.gpu.conformance.segments import segments
+from localllm.backends.gpu.conformance.verdicts import Conformance, Verdict, examine
+from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice
+from localllm.cli.main import main
+from localllm.plan import BLOCK, Recorder, Value
+from tests.backends.attending import Heads
+from tests.backends.gpu.conftest import pocl
+from tests.backends.gpu.small import PLANS, Small, attended, experts, layer, products, rows, table
+from tests.backends.support import LLAMA, plan, record
+from tests.models.support import MemoryWeight
+from tests.plan.support import MODELS, tiny_plan
+
+LIMITS = Limits(80, 80, 5, 5 * BLOCK)
+
+
+class Faulty(OpenClDevice):
+    """A device whose compiler replaces a text of the kernels. `met`: whether the text was there."""
+
+    old = new = ""
+    met = False
+
+    def compile(self, source: str, kernel: str) -> Any:
+        if self.old and self.old in source:
+            self.met, source = True, source.replace(self.old, self.new)
+        return super().compile(source, kernel)
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Faulty]:
+    with_pocl = pocl()
+    yield Faulty(with_pocl.device._device, cache=None)
+    with_pocl.close()
+
+
+def checked(device: OpenClDevice, small: Small, kernel: str = "") -> list[Verdict]:
+    """The verdicts of a plan; only of what launches a kernel, if one is named."""
+    own = [
+        each
+        for each in segments(record(small.table, small.build))
+        if not kernel or any(k.name == kernel for k in program(each.plan, LIMITS, small.cache).kernels())
+    ]
+    assert own
+    return examine(device, own, LIMITS, small.cache)
+
+
+# -- planted faults ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A text of the kernels, and what stands there instead; a plan, and the kernel that is concerned."""
+
+    old: str
+    new: str
+    small: Small
+    kernel: str
+
+
+def glued(r: Recorder, x: Value) -> Value:
+    return r.glu(r.linear(x, MATRIX), r.linear(x, replace(MATRIX, name="other")), "silu")
+
+
+def added(r: Recorder, x: Value) -> Value:
+    return r.add(x, r.linear(x, MATRIX))
+
+
+def activated(r: Recorder, x: Value) -> Value:
+    return r.activate(x, "relu")
+
+
+MATRIX = MemoryWeight.of("matrix", table(64).values()[:37, :].repeat(2, axis=0)[:64], "Q8_0")
+Q4_0, Q5_1, PLAIN = (products(name, depth=96) for name in ("Q4_0", "Q5_1", "F16"))
+HEADS, ODD = attended(Heads(4, 2, 16)), attended(Heads(2, 2, 7))
+WINDOW, LAYER = attended(Heads(2, 2, 16, window=9)), Small(layer, table(32))
+MIXTURE = experts("F32 F32 F32", 2, "softmax", False, 1.5, "silu", count=5)
+LOGITS = Small(lambda r, x: r.select_rows(x), table(700))
+NORMS = Small(rows, table(96))
+
+FAULTS: dict[str, Fault] = {
+    "layout: halves of a block": Fault(
+        "q[i] = less(nibbles(words[i], 0), 8);\n    q[i + 4] = less(nibbles(words[i], 1), 8);",
+        "q[i] = less(nibbles(words[i], 1), 8);\n    q[i + 4] = less(nibbles(words[i], 0), 8);", Q4_0, "matvec",
+    ),
+    "layout: sign of the minimum": Fault("FMA(-m[0], low + high, sum)", "FMA(m[0], low + high, sum)", Q5_1, "matvec"),
+    "barrier: before a tile is read": Fault(
+        "    BARRIER();\n    int xq[4][8];", "    int xq[4][8];", Q4_0, "matmul",
+    ),
+    "barrier: before a query is read": Fault(
+        "  BARRIER();\n\n  float score[2][GROUPED];", "  float score[2][GROUPED];", HEADS, "attend_partition",
+    ),
+    "barrier: before scores are read": Fault(
+        "    BARRIER();\n    for (int i = ITEM; i < TILE_KEYS * VALUE_UNITS; i += 128) {",
+        "    for (int i = ITEM; i < TILE_KEYS * VALUE_UNITS; i += 128) {", HEADS, "attend_tile",
+    ),
+    "tail: last row of a matrix": Fault(
+        "(ITEM & 31) == 0 && row < N && j < columns", "(ITEM & 31) == 0 && row < N - 1 && j < columns", PLAIN, "matvec",
+    ),
+    "tail: last row of a batch": Fault(
+        "smaller(step[COUNT_AT] - (column), COLUMNS)", "smaller(step[COUNT_AT] - 1 - (column), COLUMNS)", PLAIN,
+        "matvec",
+    ),
+    "tail: last numbers of a row": Fault("c < K / 32; c += 32", "c < K / 32 - 1; c += 32", Q4_0, "matvec"),
+    "NaN: lost where a row is rounded to bytes": Fault(
+        "*scale = largest / 127.0f;", "*scale = largest <= -LOWEST ? largest / 127.0f : 0.0f;", Q4_0, "elements",
+    ),
+    "NaN: lost in an activation": Fault(
+        "float relu(float x) { return x < 0.0f ? 0.0f : x; }", "float relu(float x) { return FMAX(x, 0.0f); }",
+        Small(activated, table(40)), "elements",
+    ),
+    "sub-group: 16 for 32 work-items": Fault(
+        "SEGMENT(sum32, float, 16, v + w)", "SEGMENT(sum32, float, 8, v + w)", PLAIN, "matvec",
+    ),
+    "sub-group: 32 for 16 work-items": Fault(
+        "SEGMENT(sum16, int, 8, v + w)", "SEGMENT(sum16, int, 16, v + w)", Q5_1, "elements",
+    ),
+    "cache: one block further": Fault(
+        "table[position / BLOCK_TOKENS] * KV_HEADS", "table[(position + 1) / BLOCK_TOKENS] * KV_HEADS", HEADS,
+        "attend_partition",
+    ),
+    "cache: one slot further": Fault(
+        "slot % BLOCK_TOKENS / EVERY", "(slot + 1) % BLOCK_TOKENS / EVERY", HEADS, "append",
+    ),
+    "cache: keys for values": Fault("(second ? v : k)", "(second ? k : v)", HEADS, "append"),
+    "scale: of a row in bytes": Fault("*scale = largest / 127.0f;", "*scale = largest / 128.0f;", Q4_0, "elements"),
+    "scale: of a half block": Fault(
+        "FMA(s[1], d * (float)second, FMA(s[0]", "FMA(s[0], d * (float)second, FMA(s[0]",
+        products("Q6_K", depth=256), "matvec",
+    ),
+    "rope: pairs of the other style": Fault(
+        "return d < N_ROT / 2 ? d + N_ROT / 2 : d - N_ROT / 2;", "return d ^ 1;", LAYER, "append",
+    ),
+    "rope: the other direction": Fault(
+        "second ? other * sine + x * cosine : x * cosine - other * sine",
+        "second ? x * cosine - other * sine : other * sine + x * cosine", LAYER, "append",
+    ),
+    "rope: the next position": Fault(
+        "angles = (size_t)POSITIONS_OF(step)[GROUP_Y] * N_ROT",
+        "angles = (size_t)(POSITIONS_OF(step)[GROUP_Y] + 1) * N_ROT",
+        LAYER, "append",
+    ),
+    "mask: a row sees the next": Fault(
+        "int position = POSITIONS_OF(step)[row];\n  if (CAUSAL) return position;",
+        "int position = POSITIONS_OF(step)[row];\n  if (CAUSAL) return position + 1;", HEADS, "attend_partition",
+    ),
+    "mask: a window one shorter": Fault(
+        "larger(0, position + 1 - WINDOW)", "larger(0, position + 2 - WINDOW)", WINDOW, "attend_partition",
+    ),
+    "memory: numbers of an earlier kernel, local": Fault(
+        "own[i] = g < heads && d < size ? q[((size_t)row * HEADS + head0 + g) * size + d] : 0.0f;",
+        "if (g < heads && d < size) own[i] = q[((size_t)row * HEADS + head0 + g) * size + d];", ODD,
+        "attend_partition",
+    ),
+    "memory: numbers of an earlier step, global": Fault(
+        "if (i < width) y[i] = v;", "if (i < width && i != 5) y[i] = v;", NORMS, "norm_rows",
+    ),
+    "experts: another than the chosen": Fault(
+        "expert = choices[column]", "expert = (choices[column] + 1) % EXPERTS", MIXTURE, "matvec",
+    ),
+    "experts: the worst for the best": Fault("best[other] > best[ITEM]", "best[other] < best[ITEM]", MIXTURE, "route"),
+    "gate and up": Fault("= OPERATION(g, u);", "= OPERATION(u, g);", Small(glued, table(64)), "matvec_gated"),
+    "a residual twice": Fault("v += residual[", "v += 2.0f * residual[", Small(added, table(64)), "matvec"),
+    "logits: smallest for largest": Fault("? 0u : bits >> 31", "? 0u : bits >> 31 == 0", LOGITS, "largest"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_a_kernel_is_caught(device: Faulty, name: str) -> None:
+    fault = FAULTS[name]
+    device.old, device.new, device.met = fault.old, fault.new, False
+    try:
+        found = checked(device, fault.small, fault.kernel)
+    finally:
+        device.old = ""
+    assert device.met, "the kernels no longer have this text"
+    failed = [verdict for verdict in found if verdict.failed]
+    assert failed
+    assert all(fault.kernel in verdict.kernels for verdict in failed)
+    assert not [verdict for verdict in found if verdict.skipped]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_without_faults_everything_passes(gpu: Backend, name: str) -> None:
+    """Every kernel, format and cache type."""
+    for small in PLANS[name]:
+        for verdict in examine(gpu.device, segments(record(small.table, small.build)), LIMITS, small.cache):
+            assert verdict.status == "passed", verdict
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_kernels_that_are_checked_are_those_of_the_model(name: str) -> None:
+    """With the same constants, so that nothing is compiled twice; and none is left out."""
+    own = tiny_plan(name)
+    for compute in ("", "sm_90"):
+        for cache in (F16_CACHE, CacheTypes("q8_0", "q4_0")):
+            wanted = set(program(own, LIMITS, cache, (), compute).kernels())
+            found = {k for each in segments(own) for k in program(each.plan, LIMITS, cache, (), compute).kernels()}
+            assert wanted <= found
+
+
+# -- results that are kept ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many segments each check has run."""
+    found: list[int] = []
+
+    def counting(device: Any, own: Any, *others: Any) -> list[Verdict]:
+        found.append(len(own))
+        return examine(device, own, *others)
+
+    monkeypatch.setattr(verdicts, "examine", counting)
+    return found
+
+
+def bound(device: OpenClDevice, folder: Path) -> None:
+    """Bind a small model as the program does."""
+    backend = OpenClBackend(device.facts.name, cache=None, conformance=Conformance(folder))
+    backend.device = device
+    backend.bind(plan("F32", LLAMA), LIMITS).close()
+
+
+def test_a_result_is_kept_for_device_driver_and_kernels(device: Faulty, tmp_path: Path, runs: list[int]) -> None:
+    for _ in range(3):
+        bound(device, tmp_path)
+    assert len(runs) == 1
+    assert len(list(tmp_path.iterdir())) == 1
+    facts = device.facts
+    try:
+        device.facts = replace(facts, api=facts.api + " (updated)")
+        bound(device, tmp_path)
+        assert len(runs) == 2
+    finally:
+        device.facts = facts
+    bound(device, tmp_path)
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"null", b'{"verdicts": [{"operation": 3}]}', b'{"verdicts": []}', b"\xff" * 99]
+)
+def test_a_damaged_result_is_ignored(device: Faulty, tmp_path: Path, runs: list[int], content: bytes) -> None:
+    bound(device, tmp_path)
+    (kept,) = tmp_path.iterdir()
+    for damaged in (content, hashlib.sha256(content).digest() + content):
+        kept.write_bytes(damaged)
+        bound(device, tmp_path)
+    assert len(runs) == 3
+
+
+# -- what fails is not used --------------------------------------------------------------------------------------------
+
+HELLO = ("run", "demo", "Hello", "-n", "4", "--temp", "0")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PoCL with a fault in the norms, as the only card; what is kept goes to a folder of the test."""
+    own = OpenClDevice.compile
+
+    def compile_(self: OpenClDevice, source: str, kernel: str) -> Any:
+        return own(self, source.replace("/ (float)K + EPS", "/ (float)K * 1.01f + EPS"), kernel)
+
+    monkeypatch.setattr(OpenClDevice, "compile", compile_)
+    monkeypatch.setattr("localllm.backends._CARDS", ((localllm.backends.BACKENDS["opencl"], ("/",)),))
+    monkeypatch.setattr("localllm.quant.codecache.default_folder", lambda kind: tmp_path / kind)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_device_that_fails_is_refused_by_name_and_replaced_by_the_cpu_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*HELLO, "--backend", "cpu"]) == 0
+    truth = capsys.readouterr().out
+    assert main([*HELLO, "--backend", "opencl"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"failed its check, so it is not used \(norm rms.*: 70 rows: off by .*\); use --backend cpu", line)
+    assert "--force" in line
+    assert main([*HELLO]) == 0
+    out, err = capsys.readouterr()
+    assert out == truth
+    (line,) = err.splitlines()
+    assert re.search(r"failed its check, so it is not used .*; all runs on cpu: ", line)
+    assert main([*HELLO, "-ngl", "2"]) == 1  # a card was asked for
+    assert "failed its check" in capsys.readouterr().err
+    assert main([*HELLO, "--backend", "opencl", "--force"]) == 0
+    assert "failed" not in capsys.readouterr().err
