@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from localllm.confined.process import Confined, ConfinedCrash, ConfinedError, ConfinedLimit, ResourceLimits
+from localllm.confined.process import (
+    Confined,
+    ConfinedCrash,
+    ConfinedError,
+    ConfinedLimit,
+    ConfinedStopped,
+    ResourceLimits,
+)
 
-__all__ = ["Confined", "ConfinedCrash", "ConfinedError", "ConfinedLimit", "ResourceLimits"]
+__all__ = ["Confined", "ConfinedCrash", "ConfinedError", "ConfinedLimit", "ConfinedStopped", "ResourceLimits"]

@@ -4,26 +4,34 @@ We first tried to meter inside this process. That requires the cost of everythin
 tuple nested 400,000 deep and then hashed) kills the program. The operating system misses nothing. The child is spawned,
 not forked, because this process has threads. It starts before its first use and stays, so a call costs two messages
 through pipes: about 0.1 ms.
+
+The child's environment is empty. On Linux it drops its rights before the first request (`rights`). Its replies count as
+hostile too: each carries the random number of its request, and is bounded before it is read (`wire`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
-import struct
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from localllm.confined.wire import HEAD, NUMBER, BadReply, ReplyTooLarge, read_reply
 from localllm.errors import LocalLLMError
 
-LENGTH = struct.Struct("<Q")  # before each message: the number of bytes of JSON that follow
 _ENDING = 5.0  # seconds to wait for a dead child to exit
+_LOOK = 0.05  # seconds between looks at `cancel`
+# What the child's environment keeps: where the loader finds Python's libraries, and Windows itself. No secrets.
+_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FRAMEWORK_PATH", "SYSTEMROOT")
 
 
 class ConfinedError(LocalLLMError):
@@ -35,17 +43,26 @@ class ConfinedLimit(ConfinedError):
 
 
 class ConfinedCrash(ConfinedError):
-    """The task killed its process."""
+    """The task killed its process, or its process sent a reply that is not one."""
+
+
+class ConfinedStopped(ConfinedError):
+    """The caller no longer wants the answer: `cancel` was set, or the child was closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Limits of one call: `seconds` of processor time, `wall` seconds on the clock, `memory` and `answer` in bytes."""
+    """Limits of one call: `seconds` of processor time, `wall` seconds on the clock, `memory` and `answer` in bytes.
+
+    `values` and `depth` bound what an answer costs to read: the number of JSON values, and how deep they nest.
+    """
 
     seconds: float = 5.0
     wall: float = 30.0
     memory: int = 384 << 20
     answer: int = 64 << 20
+    values: int = 2 << 20
+    depth: int = 64
 
 
 class Confined:
@@ -59,32 +76,71 @@ class Confined:
         self._task, self._limits = task, limits or ResourceLimits()
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._stopped: subprocess.Popen[bytes] | None = None  # the child that was ended on request
 
     def start(self) -> None:
         """Start the child without waiting, so that it is ready when needed."""
         with self._lock:
             self._running()
 
-    def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the task's answer. ConfinedLimit or ConfinedCrash if there is none; the next call gets a new child."""
-        data = json.dumps(request).encode()
+    def call(
+        self, request: dict[str, Any], limits: ResourceLimits | None = None, cancel: threading.Event | None = None
+    ) -> dict[str, Any]:
+        """Return the task's answer, or raise a ConfinedError; the next call then gets a new child.
+
+        `limits` replaces the limits of the child for this call; memory stays below four times the child's own limit.
+        Setting `cancel` from another thread ends the call, with ConfinedStopped.
+        """
+        return self._call({"request": request}, limits or self._limits, cancel)
+
+    def rights(self) -> list[str]:
+        """Return what confines the child besides limits: "no capabilities", "landlock N", "seccomp"."""
+        rights = self._call({"request": None}, self._limits, None).get("rights")
+        if not isinstance(rights, list):
+            raise ConfinedCrash("its process sends an invalid reply")
+        return [str(right) for right in rights]
+
+    def close(self) -> None:
+        """End the child, and a call under way in another thread with it."""
+        if (child := self._child) is not None:
+            self._stopped = child
+            child.kill()
+        with self._lock:
+            self._end()
+
+    def _call(self, message: dict[str, Any], limits: ResourceLimits, cancel: threading.Event | None) -> dict[str, Any]:
+        number = secrets.token_bytes(NUMBER)  # a child cannot guess the next one
+        data = json.dumps(message | {"limits": asdict(limits)}).encode()
         with self._lock:
             child = self._running()
-            watch = threading.Timer(self._limits.wall, child.kill)
-            watch.daemon = True
-            watch.start()
             try:
-                answer = self._exchange(child, data)
+                with self._watched(child, limits.wall, cancel):
+                    return self._exchange(child, number, data, limits)
             except BaseException:  # KeyboardInterrupt too: a late answer must not reach a later call
                 self._end()
                 raise
-            finally:
-                watch.cancel()
-        return answer
 
-    def close(self) -> None:
-        with self._lock:
-            self._end()
+    @contextmanager
+    def _watched(self, child: subprocess.Popen[bytes], wall: float, cancel: threading.Event | None) -> Iterator[None]:
+        """Kill the child when its time is over, or when the caller cancels."""
+        done = threading.Event()
+
+        def watch(deadline: float) -> None:
+            while (left := deadline - time.monotonic()) > 0 and not done.wait(
+                left if cancel is None else min(left, _LOOK)
+            ):
+                if cancel is not None and cancel.is_set():
+                    self._stopped = child
+                    break
+            if not done.is_set():
+                child.kill()
+
+        watcher = threading.Thread(target=watch, args=(time.monotonic() + wall,), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is not None:
@@ -98,10 +154,11 @@ class Confined:
             )
             try:
                 self._child = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", code + "worker.main(s)", json.dumps(start)],
+                    [sys.executable, "-I", "-S", "-X", "utf8", "-c", code + "worker.main(s)", json.dumps(start)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
+                    env={name: os.environ[name] for name in _KEPT if name in os.environ},
                     start_new_session=True,  # only this process receives Ctrl-C from the terminal
                 )
             except (OSError, ValueError) as error:
@@ -110,36 +167,44 @@ class Confined:
                 ) from None
         return self._child
 
-    def _exchange(self, child: subprocess.Popen[bytes], data: bytes) -> dict[str, Any]:
+    def _exchange(
+        self, child: subprocess.Popen[bytes], number: bytes, data: bytes, limits: ResourceLimits
+    ) -> dict[str, Any]:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            child.stdin.write(LENGTH.pack(len(data)) + data)
+            child.stdin.write(HEAD.pack(number, len(data)) + data)
             child.stdin.flush()
-            head = child.stdout.read(LENGTH.size)
-            length = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
-            if length > self._limits.answer:
-                raise ConfinedLimit(f"it makes more than {self._limits.answer >> 20} MB")
-            text = child.stdout.read(length)
+            reply = read_reply(child.stdout, number, limits.answer, limits.values, limits.depth)
         except OSError:
-            text = b""
-        if not text:
-            raise self._explained(child)
-        answer: dict[str, Any] = json.loads(text)
-        if (limit := answer.get("limit")) is not None:
-            raise ConfinedLimit(str(limit))
-        return answer
+            reply = None
+        except ReplyTooLarge as error:
+            raise ConfinedLimit(str(error)) from None
+        except BadReply as error:
+            raise ConfinedCrash(str(error)) from None
+        if reply is None:
+            raise self._explained(child, limits)
+        match reply:
+            case {"answer": dict(answer)}:
+                return answer
+            case {"limit": "memory"}:
+                raise ConfinedLimit(f"it needs more than {limits.memory >> 20} MB of memory")
+            case {"limit": "answer"}:
+                raise ConfinedLimit(f"it makes more than {limits.answer >> 20} MB")
+        raise ConfinedCrash("its process sends an invalid reply")
 
-    def _explained(self, child: subprocess.Popen[bytes]) -> ConfinedError:
+    def _explained(self, child: subprocess.Popen[bytes], limits: ResourceLimits) -> ConfinedError:
         """Return why the child ended."""
         try:
             code = child.wait(timeout=_ENDING)
         except subprocess.TimeoutExpired:
             code = 0
+        if self._stopped is child:
+            return ConfinedStopped("it was stopped")
         if -code == getattr(signal, "SIGKILL", None):
-            return ConfinedLimit(f"it takes more than {self._limits.wall:g} s on the clock")
+            return ConfinedLimit(f"it takes more than {limits.wall:g} s on the clock")
         if -code == getattr(signal, "SIGPROF", None):
-            return ConfinedLimit(f"it takes more than {self._limits.seconds:g} s: an endless loop, or text without end")
+            return ConfinedLimit(f"it takes more than {limits.seconds:g} s: an endless loop, or text without end")
         if code < 0:
             return ConfinedCrash(f"it crashes its process (signal {-code})")
         return ConfinedCrash(f"its process ends without an answer (exit code {code})")

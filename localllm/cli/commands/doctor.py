@@ -20,6 +20,7 @@ from localllm.cli.terminal.console import say
 from localllm.cli.terminal.formatting import columns, size
 from localllm.machine.memory import Memory, memory
 from localllm.machine.processor import Processor, processor
+from localllm.template.chat_template import renderer
 
 Rows = list[tuple[str, str]]
 WIDTH = 76  # characters of a long list in a line
@@ -46,6 +47,7 @@ def doctor(own: Doctor) -> None:
     if own.json:
         report = {
             "versions": versions(),
+            "confined": confinement(),
             "processor": asdict(chip),
             "kernels": kernels,
             "memory": asdict(main),
@@ -57,7 +59,8 @@ def doctor(own: Doctor) -> None:
         }
         print(json.dumps(report, indent=2))
         return
-    _section("localllm", [(name, told or "not installed") for name, told in versions().items()])
+    programs = [(name, told or "not installed") for name, told in versions().items()]
+    _section("localllm", [*programs, ("templates", f"confined by {', '.join(confinement())}")])
     _section("processor", [*_processor(chip), *_kernels(kernels)])
     _section("memory", _memory(main))
     _section(f"speed with {speed.threads} threads", _speed(speed))
@@ -76,6 +79,12 @@ def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
         for number, part in enumerate(wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]):
             lines.append(("" if number else label, part))
     print(f"{title}\n{columns(lines, indent=2)}", flush=True)
+
+
+def confinement() -> list[str]:
+    """Return what confines chat templates here: "limits", "landlock 7", "seccomp"..."""
+    with renderer() as child:
+        return ["limits", *child.rights()]
 
 
 # -- processor and memory ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def test_the_report_has_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert titles[-1] == "on disk"
     assert any(title.startswith("device opencl 0: ") for title in titles)
     assert any(title.startswith("device cuda") for title in titles)
+    assert re.search(r"^  templates +confined by limits", out, re.M)
     assert "GB/s: the roof of decoding" in out
     assert "GOP/s on bytes: the roof of prompts" in out
     assert all(len(line) < 120 for line in out.splitlines())
@@ -46,6 +48,7 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["processor"]["name"] == processor_name()
     assert found["memory"]["total"] == memory().total
+    assert found["confined"][0] == "limits"
     assert found["versions"]["numpy"]
     assert found["devices"][0]["backend"] == "cpu"
     speed = found["speed"]

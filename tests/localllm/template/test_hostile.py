@@ -63,8 +63,8 @@ BOMBS = {
     "JSON indent": "{{ [[[1]]] | tojson(indent=99999999) }}",
     "slices": "{% set s = [0] * 99999 %}{% for i in range(99999) %}{% set x = s[1:] %}{% endfor %}",
     "splits": "{% set s = 'a ' * 99999 %}{% for i in range(99999) %}{% set x = s.split(' ') %}{% endfor %}",
-    "searches": "{% set s = 'a' * 99999 %}{% for i in range(99999) %}{% set x = 'b' in s %}{% endfor %}",
-    "finds": "{% set s = 'a' * 99999 %}{% for i in range(99999) %}{% set x = s.find('b') %}{% endfor %}",
+    "searches": "{% set s = 'a' * 999999 %}{% for i in range(99999) %}{% set x = 'b' in s %}{% endfor %}",
+    "finds": "{% set s = 'a' * 999999 %}{% for i in range(99999) %}{% set x = s.find('b') %}{% endfor %}",
 }
 
 

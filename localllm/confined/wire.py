@@ -1,0 +1,73 @@
+"""Messages between `Confined` and its child: a number, a length, and that many bytes of JSON, in both directions.
+
+The number is random and new for each request, and the reply must carry it. A reply is hostile input: its size, the
+number of its values and their depth are checked before it is parsed, in time and memory proportional to its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import IO, Any
+
+NUMBER = 16  # bytes
+HEAD = struct.Struct(f"<{NUMBER}sQ")  # the request's number, and the number of bytes that follow
+_OUTSIDE = bytes(set(range(256)) - set(b"[]{},"))  # what `_check_cost` removes
+
+
+class BadReply(Exception):
+    """The child's process sent something that is not the reply to the request."""
+
+
+class ReplyTooLarge(Exception):
+    """The reply is larger than allowed."""
+
+
+def read_reply(stream: IO[bytes], number: bytes, most: int, values: int, depth: int) -> dict[str, Any] | None:
+    """Return the JSON object of the reply with this number, None at the end of the stream.
+
+    ReplyTooLarge above `most` bytes, or `values` JSON values; BadReply if it is anything else than the reply.
+    """
+    head = stream.read(HEAD.size)
+    if len(head) < HEAD.size:
+        return None
+    carried, length = HEAD.unpack(head)
+    if carried != number:
+        raise BadReply("its process sends an unexpected message")
+    if length > most:
+        raise ReplyTooLarge(f"it makes more than {most >> 20} MB")
+    text = stream.read(length)
+    if len(text) < length:
+        return None
+    _check_cost(text, values, depth)
+    try:
+        reply = json.loads(text)
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, a number with too many digits
+        raise BadReply("its process sends invalid JSON") from None
+    if not isinstance(reply, dict):
+        raise BadReply("its process sends an invalid reply")
+    return reply
+
+
+def _check_cost(text: bytes, values: int, depth: int) -> None:
+    """Bound the number of values and their depth. Brackets and commas in strings do not count."""
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # no escaped quotes
+    parts = plain.split(b'"', 4 * values + 1)  # a value has at most two strings, its name and itself
+    marks = b"".join(parts[::2]).translate(None, _OUTSIDE)
+    if len(parts) > 4 * values + 1 or len(marks) > 3 * values:
+        raise ReplyTooLarge(f"it makes more than {values} values")
+    level = 0
+    for mark in marks.translate(None, b","):
+        level += 1 if mark in b"[{" else -1
+        if level > depth:
+            raise ReplyTooLarge(f"it nests values more than {depth} deep")
+
+
+def read_request(stream: IO[bytes]) -> tuple[bytes, dict[str, Any]] | None:
+    """Return the number and the JSON object of the next request, None at the end of the stream."""
+    head = stream.read(HEAD.size)
+    if len(head) < HEAD.size:
+        return None
+    number, length = HEAD.unpack(head)
+    request: dict[str, Any] = json.loads(stream.read(length))
+    return number, request
