@@ -17,7 +17,7 @@ from pathlib import Path
 SHARES = {  # of "files"
     "split": 0.2, "safetensors": 0.1, "draft": 0.02, "cache": 0.28, "imatrix": 0.2, "kld": 0.19, "writers": 0.01,
 }  # fmt: skip
-KINDS = ("gguf", "split", "safetensors", "draft", "cache", "imatrix", "kld", "template", "writers", "special")
+KINDS = ("gguf", "split", "safetensors", "draft", "cache", "imatrix", "kld", "template", "writers", "special", "reply")
 ALIKE = 3  # number of similar findings to print and keep
 
 
