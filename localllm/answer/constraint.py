@@ -7,25 +7,32 @@ constraint = make()                                                # once per an
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.answer.compiling import converted, matcher_of, told
 from localllm.answer.structure import Grammar, StructureError
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+    from localllm.answer.child import GrammarChild
+
 Mask = NDArray[np.bool_]  # (V,)
 
 _KEPT = 32  # number of compiled grammars kept
+_KEPT_BYTES = 256 << 20  # that they take, as far as that is known
+_KEPT_REFUSALS = 1000
 _MARK = "\x02"  # takes the space that a vocabulary puts before a text; no token joins it with what follows
 
 
@@ -39,19 +46,44 @@ class GrammarVocabulary:
         self.tokenizer, self.width = tokenizer, width
         if not tokenizer.eog:
             raise StructureError("the model's vocabulary has no token that ends a text, so no grammar can end")
-        self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled = _Compiled()
 
     def begin(self, grammar: Grammar) -> Callable[[], GrammarConstraint]:
         """Compile a grammar; return what makes the state of an answer. StructureError, in a line, if it is broken."""
         source = grammar.source
-        with self._lock:
-            matcher = self._compiled.get(source) or self._compile(source)
-            self._compiled[source] = matcher
-            self._compiled.move_to_end(source)
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
+        matcher = self._compiled.find(source)
+        if matcher is None:
+            matcher = self._compile(source)
         return lambda: GrammarConstraint(matcher.deep_copy(), self.tokenizer.vocab_size, self.ends)
+
+    def _compile(self, source: str) -> LLMatcher:
+        try:
+            ready, size = self._checked(source)
+            matcher = matcher_of(self._tokens, ready)
+        except StructureError as error:
+            self._compiled.refuse(source, str(error))
+            raise
+        self._compiled.keep(source, matcher, size)
+        return matcher
+
+    def _checked(self, source: str) -> tuple[str, int]:
+        """Return a grammar that is ready to be compiled here, and how many bytes it takes if that is known."""
+        return converted(source), 0
+
+    def known(self) -> GrammarVocabulary:
+        """Return a view of this vocabulary that begins only grammars that are compiled, or raises NotCompiled."""
+        return _Known(self)
+
+    def checked(self, child: GrammarChild, stop: threading.Event) -> GrammarVocabulary:
+        """Return a view of this vocabulary for grammars of strangers: a child compiles them first, until `stop`."""
+        return _Checked(self, child, stop)
+
+    def new_child(self) -> GrammarChild:
+        """Return a child process for `checked`; close it."""
+        from localllm.answer.child import GrammarChild
+
+        words = self._words
+        return GrammarChild(words.tokens, words.special_token_ids, sorted(self.tokenizer.eog))
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token, control tokens included; none for logits without a token."""
@@ -72,23 +104,19 @@ class GrammarVocabulary:
 
     def parts(self, text: str) -> list[int | str]:
         """Cut a text at the control tokens in it."""
-        found: list[int | str] = []
-        while text:
-            token = next(((mark, id_) for mark, id_ in self._marks if text.startswith(mark)), None)
-            if token is not None:
-                found.append(token[1])
-                text = text[len(token[0]) :]
-            else:
-                found.append(text[0])
-                text = text[1:]
-        return found
+        if self._marks is None:
+            return [text] if text else []
+        special = self.tokenizer.special
+        cut = self._marks.split(text)  # texts, and between them the marks
+        return [special[part] if number % 2 else part for number, part in enumerate(cut) if part]
 
     @cached_property
-    def _marks(self) -> list[tuple[str, int]]:
-        """Control tokens, the longest first."""
+    def _marks(self) -> re.Pattern[str] | None:
+        """Matches control tokens, the longest first; None if there are none."""
         tokenizer = self.tokenizer
-        marks = [(text, id_) for text, id_ in tokenizer.special.items() if text and tokenizer.is_control(id_)]
-        return sorted(marks, key=lambda mark: -len(mark[0]))
+        marks = [text for text, id_ in tokenizer.special.items() if text and tokenizer.is_control(id_)]
+        marks.sort(key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, marks))})") if marks else None
 
     @cached_property
     def ends(self) -> Mask:
@@ -102,18 +130,84 @@ class GrammarVocabulary:
     def _tokens(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        ends = sorted(self.tokenizer.eog)
-        return LLTokenizer(TokenizerWrapper(_Words(self.tokenizer, ends[0])), eos_token=ends)
+        return LLTokenizer(TokenizerWrapper(self._words), eos_token=sorted(self.tokenizer.eog))
 
+    @cached_property
+    def _words(self) -> _Words:
+        return _Words(self.tokenizer, min(self.tokenizer.eog))
+
+
+class NotCompiled(Exception):
+    """A grammar that would have to be compiled."""
+
+
+class _View(GrammarVocabulary):
+    """A vocabulary with another way to compile grammars. What is compiled or refused is shared."""
+
+    def __init__(self, of: GrammarVocabulary) -> None:
+        self.tokenizer, self.width, self._compiled, self._of = of.tokenizer, of.width, of._compiled, of
+
+    @property
+    def ends(self) -> Mask:
+        return self._of.ends
+
+    @property
+    def _marks(self) -> re.Pattern[str] | None:
+        return self._of._marks
+
+    @property
+    def _tokens(self) -> LLTokenizer:
+        return self._of._tokens
+
+
+class _Known(_View):
     def _compile(self, source: str) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
+        raise NotCompiled
 
-        limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(self._tokens, source, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise StructureError(f"the grammar cannot be used: {_told(matcher.get_error())}")
-        GrammarConstraint(matcher.deep_copy(), self.tokenizer.vocab_size, self.ends).allowed()  # fails now, not later
-        return matcher
+
+class _Checked(_View):
+    def __init__(self, of: GrammarVocabulary, child: GrammarChild, stop: threading.Event) -> None:
+        super().__init__(of)
+        self._child, self._stop = child, stop
+
+    def _checked(self, source: str) -> tuple[str, int]:
+        return self._child.compile(source, self._stop)
+
+
+class _Compiled:
+    """Compiled grammars, as many as fit, and why others were refused. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()  # with the bytes of each
+        self._refused: OrderedDict[bytes, str] = OrderedDict()  # by digest
+
+    def find(self, source: str) -> LLMatcher | None:
+        """Return a compiled grammar, or None. StructureError if it was refused before."""
+        with self._lock:
+            if source in self._kept:
+                self._kept.move_to_end(source)
+                return self._kept[source][0]
+            message = self._refused.get(_digest(source))
+        if message is not None:
+            raise StructureError(message)
+        return None
+
+    def keep(self, source: str, matcher: LLMatcher, size: int) -> None:
+        with self._lock:
+            self._kept[source] = (matcher, size)
+            while len(self._kept) > _KEPT or sum(bytes_ for _, bytes_ in self._kept.values()) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+
+    def refuse(self, source: str, message: str) -> None:
+        with self._lock:
+            self._refused[_digest(source)] = message
+            while len(self._refused) > _KEPT_REFUSALS:
+                self._refused.popitem(last=False)
+
+
+def _digest(source: str) -> bytes:
+    return hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
 
 
 class _Words:
@@ -181,16 +275,7 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise StructureError(f"the grammar failed: {_told(self._matcher.get_error())}")
-
-
-def _told(error: Any) -> str:
-    """Return the first lines of llguidance's message as one, without the grammar and the place in it."""
-    if "NoExtension" in str(error):
-        return "no text matches it"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kept = [line for line in lines if " | " not in line[:12] and line.strip("^ ")]
-    return " ".join(kept).replace(" <non-verbose/>", "")[:300] or "unknown error"
+            raise StructureError(f"the grammar failed: {told(self._matcher.get_error())}")
 
 
 def _quoted(text: str) -> str:

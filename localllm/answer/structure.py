@@ -89,7 +89,7 @@ def compile_structure(structure: Structure) -> Grammar:
         return _part({"lark_grammar": f"start: /{_slashed(structure.regex)}/"})
     if structure.gbnf:
         check_source(structure.gbnf, "the grammar")
-        return _part({"lark_grammar": _from_gbnf(structure.gbnf)})
+        return _part({"gbnf_grammar": structure.gbnf})  # converted when it is compiled
     check_source(structure.lark, "the grammar")
     return _part({"lark_grammar": structure.lark})
 
@@ -151,13 +151,3 @@ def _slashed(regex: str) -> str:
     from llguidance import regex_to_lark
 
     return str(regex_to_lark(regex, ""))
-
-
-def _from_gbnf(source: str) -> str:
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return str(gbnf_to_lark(source))
-    except Exception as error:  # the converter raises what its slips raise, IndexError among them
-        told = str(error).splitlines()
-        raise StructureError(f"the GBNF grammar cannot be read: {told[0] if told else type(error).__name__}") from None

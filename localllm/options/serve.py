@@ -154,6 +154,9 @@ class ServeOptions(Options):
         0, "--max-client-tokens", kind=_upto(1_000_000_000, 0), unit="tokens", shown="",
         help="tokens of one client to evaluate and write in a minute; then it has to wait (0: no limit)",
     )  # fmt: skip
+    allow_priority: bool = option(
+        False, "--allow-priority", help="let requests choose their priority (service_tier: flex, priority or fast)"
+    )
     max_body: int = option(
         32 << 20, "--max-body", kind=SIZE, shown="32MiB", help="size of the largest request, such as 32MiB"
     )

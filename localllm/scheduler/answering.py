@@ -58,6 +58,7 @@ class Answering:
         self._text = AnswerText(tokenizer, request.stops, request.resumed, request.visible)
         self._ends = frozenset[int]() if tokenizer is None else tokenizer.eog
         self._submitted = perf_counter()
+        self._resumed = self.writes_since = 0.0  # when it was admitted last, and its first token after that
         self._admitted = self._prompted = self._first = self._last = 0.0
         self._reused = -1
         self._told = 0  # tokens of the prompt that `Prompted` has reported
@@ -90,6 +91,12 @@ class Answering:
         """Number of largest logits that decide the next token; 0 if all are needed."""
         return 0 if self.request.logprobs is not None else self.sampler.looks_at
 
+    def had_its_turn(self, seconds: float) -> bool:
+        """Whether it has written for so long since it was admitted, and twice as long as its prompt took."""
+        if not self.writes_since:
+            return False
+        return perf_counter() - self.writes_since >= max(seconds, 2 * (self.writes_since - self._resumed))
+
     # -- events ----------------------------------------------------------------------------------------------------
 
     def tell(self, event: Event) -> None:
@@ -102,8 +109,9 @@ class Answering:
     def admitted(self, sequence: Cached, reused: int) -> None:
         """Begin with `reused` tokens in the cache, for the first time or after a preemption."""
         self.sequence = sequence
+        self._resumed, self.writes_since = perf_counter(), 0.0
         if self._reused < 0:
-            self._admitted, self._reused = perf_counter(), reused
+            self._admitted, self._reused = self._resumed, reused
             self._told = reused
             for token in self.tokens:
                 self.sampler.accept(token)
@@ -170,6 +178,7 @@ class Answering:
         self._prompted = self._prompted or now
         self._first = self._first or now
         self._last = now
+        self.writes_since = self.writes_since or now
         if self.sampler.is_end(token):
             self.finish("end")
             return False

@@ -45,6 +45,14 @@ def account_of(client: str) -> str:
     return client.partition("/")[0]
 
 
+def within_share(mine: int, left: int) -> bool:
+    """Return whether an account that has `mine` places may take one more of the `left` free ones.
+
+    One account gets half of all, two get a third each, and so on: a newcomer always finds a free place.
+    """
+    return left > 0 and mine <= left
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """An answer wanted: the tokens before it, and how to choose and end it."""
@@ -63,7 +71,7 @@ class Request:
     reuse: bool = True  # whether tokens in the cache may be used, and stay there afterwards
     place: int = -1  # what it evaluates counts as this place's; -1: as that of a free one
     priority: int = 0  # higher runs first
-    client: str = ""  # whose request it is, as ACCOUNT or ACCOUNT/USER: fairness is per client
+    client: str = ""  # whose request it is, as ACCOUNT or ACCOUNT/USER: fairness is per account, then per user
 
     @property
     def account(self) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from time import perf_counter
 
 from localllm.cache import Sequence
 from localllm.cache.prefix import PrefixCache, same
 from localllm.engine import Engine
 from localllm.errors import LocalLLMError
+from localllm.printable import printable
 from localllm.scheduler.answering import Answering
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.interfaces import SchedulerLimits, Store
@@ -21,6 +23,7 @@ from localllm.scheduler.places import Places
 
 log = logging.getLogger("localllm.scheduler")
 MOST_CLIENTS = 1000  # whose last prompt is remembered
+LOOK_SECONDS = 0.05  # between looks at who waits, while all places are taken
 
 
 class Running:
@@ -32,9 +35,9 @@ class Running:
         limits: SchedulerLimits,
         drafts: Drafts | None,
         store: Store | None,
-        ended: Callable[[], None],
+        ended: Callable[[Answering], None],
     ) -> None:
-        """`ended` is called whenever a request has ended."""
+        """`ended` is called with each request that has ended."""
         self._engine, self._limits, self._drafts, self._store, self._ended = engine, limits, drafts, store, ended
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
         self._last_prompts: dict[str, int] = {}  # client -> tokens of its last prompt
@@ -42,6 +45,9 @@ class Running:
         self.places = Places(limits.parallel, engine, self.prefixes)
         self.waiting: list[Answering] = []
         self.active: list[Answering] = []
+        self._futile: set[int] = set()  # requests for which another stopped in vain; until one ends
+        self._seen: tuple[int, ...] = ()  # who ran and waited when all places were taken, and when that was
+        self._seen_at = 0.0
 
     # -- the end of requests ---------------------------------------------------------------------------------------
 
@@ -57,7 +63,8 @@ class Running:
             self.active.remove(one)
         if one in self.waiting:
             self.waiting.remove(one)
-        self._ended()
+        self._futile.clear()
+        self._ended(one)
         if self._drafts is not None:
             self._drafts.end(one)
         if one.sequence is not None:
@@ -90,29 +97,77 @@ class Running:
     # -- admission -------------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Start waiting requests: by priority, then clients that have the fewest running, then age."""
+        """Start waiting requests: by priority, then accounts and users that have the fewest running, then age.
+
+        If all places are taken, a request of an account that has too few makes another's stop for a while.
+        """
         blocked: set[int] = set()
         each = self._limits.client_parallel or self._limits.parallel
-        while len(self.active) < self._limits.parallel:
+        while self.waiting and not self._waited_already():
             have = Counter(one.request.client for one in self.active)
             accounts = Counter(one.request.account for one in self.active)
             ready = [one for one in self.waiting if one.number not in blocked and accounts[one.request.account] < each]
             if not ready:
                 return
-            one = min(ready, key=lambda one: (-one.request.priority, have[one.request.client], one.number))
-            if not self._begin(one):
+            one = min(
+                ready,
+                key=lambda one: (
+                    -one.request.priority, accounts[one.request.account], have[one.request.client], one.number
+                ),
+            )  # fmt: skip
+            stopped = self._to_stop(one, accounts) if len(self.active) >= self._limits.parallel else None
+            if stopped is None and len(self.active) >= self._limits.parallel:
+                return
+            if not self._begin(one, stopped):
                 blocked.add(one.number)
 
-    def _begin(self, one: Answering) -> bool:
-        """Give a request its part of the cache; return False if it has to wait for blocks or another's prompt."""
+    def _waited_already(self) -> bool:
+        """Whether all places are taken and nothing has changed since the last look, a moment ago."""
+        if len(self.active) < self._limits.parallel:
+            return False
+        now, who = perf_counter(), (len(self.waiting), self.waiting[-1].number, *(one.number for one in self.active))
+        if who == self._seen and now - self._seen_at < min(LOOK_SECONDS, self._limits.slice_seconds):
+            return True
+        self._seen, self._seen_at = who, now
+        return False
+
+    def _to_stop(self, one: Answering, accounts: Counter[str]) -> Answering | None:
+        """Return the running request that makes room for one of an account that has too few; None if it has to wait.
+
+        It is the newest of an account that has at least two more. For an account that has none, it may be an answer
+        that had its turn.
+        """
+        if one.number in self._futile:
+            return None
+        mine = accounts[one.request.account]
+        lower = [other for other in self.active if other.request.priority <= one.request.priority]
+        more = [other for other in lower if accounts[other.request.account] > mine + 1]
+        if more:
+            return max(more, key=lambda other: (-other.request.priority, accounts[other.request.account], other.number))
+        due = [
+            other
+            for other in lower
+            if other.request.account != one.request.account and other.had_its_turn(self._limits.slice_seconds)
+        ]
+        return min(due, key=lambda other: other.writes_since) if due and not mine else None
+
+    def _begin(self, one: Answering, stopped: Answering | None) -> bool:
+        """Give a request its part of the cache; return False if it has to wait for blocks or another's prompt.
+
+        `stopped` makes room for it.
+        """
         sequence, reused = self._engine.add(), 0
         if one.request.reuse and not one.request.prompt_logprobs:
             found = self._reusable(one)
             if found is None:
                 return False
             sequence, reused = found
+        if stopped is not None:
+            self._stop(stopped, keep=True)
         if self.active and not self._has_room(one, sequence):
             self._engine.release(sequence)
+            if stopped is not None:
+                self._futile.add(one.number)
             return False
         self.waiting.remove(one)
         one.place = self.places.choose(one.request.place, [other.place for other in self.active])
@@ -173,7 +228,8 @@ class Running:
             del self._last_prompts[next(iter(self._last_prompts))]
         if last and alike < min(last, total - 1):
             where = f"differs from an earlier one at token {alike}"
-            log.info("client %s: prompt of %d tokens %s; %d are reused", client or "-", total, where, reused)
+            name = printable(client, 100) or "-"  # a request may name any user
+            log.info("client %s: prompt of %d tokens %s; %d are reused", name, total, where, reused)
 
     def _checkpoints(self, reused: int, alike: int, total: int) -> list[int]:
         """Return where to keep a copy of a sequence for later prompts.
@@ -196,13 +252,19 @@ class Running:
         """Take the blocks of the request that matters least; it will be evaluated again. False if only one runs."""
         if len(self.active) < 2:
             return False
-        victim = min(self.active, key=lambda one: (one.request.priority, -one.number))
-        assert victim.sequence is not None
-        self._engine.release(victim.sequence)
-        victim.sequence = None
-        if self._drafts is not None:
-            self._drafts.end(victim)
-        victim.guesses, victim.verified = [], 0
-        self.active.remove(victim)
-        self.waiting.append(victim)
+        self._stop(min(self.active, key=lambda one: (one.request.priority, -one.number)), keep=False)
         return True
+
+    def _stop(self, one: Answering, keep: bool) -> None:
+        """Make a running request wait again. `keep` its tokens in the cache, until blocks run out."""
+        sequence, one.sequence = one.sequence, None
+        assert sequence is not None
+        if keep and one.request.reuse and sequence.length:
+            self.prefixes.keep(sequence)
+        else:
+            self._engine.release(sequence)
+        if self._drafts is not None:
+            self._drafts.end(one)
+        one.guesses, one.verified = [], 0
+        self.active.remove(one)
+        self.waiting.append(one)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import QueueFull, Stopped
 from localllm.scheduler.interfaces import Load, Observer, SchedulerLimits, Slot, Store
 from localllm.scheduler.places import Places
-from localllm.scheduler.request import Event, Request, Ticket
+from localllm.scheduler.request import Event, Request, Ticket, within_share
 from localllm.scheduler.running import Running
 from localllm.scheduler.steps import Steps
 from localllm.tokenizer import Tokenizer
@@ -60,6 +61,7 @@ class Scheduler(Closing):
         self._number = 0
         self._lock = threading.Lock()
         self._open = 0  # requests that have not ended
+        self._accounts: Counter[str] = Counter()  # of which so many are each account's
         self._stopped: LocalLLMError | None = None
         self._seen, self._seen_at = (0, 0, engine.free_blocks), 0.0  # tokens and blocks kept, blocks free
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
@@ -70,7 +72,8 @@ class Scheduler(Closing):
     def submit(self, request: Request, listener: Callable[[Event], None]) -> Ticket:
         """Queue a request. Its events go to `listener`, in the scheduler's thread.
 
-        ContextFull for a prompt that does not fit, QueueFull if too many wait, Stopped after the end.
+        ContextFull for a prompt that does not fit, QueueFull if too many wait or too many are this account's, Stopped
+        after the end.
         """
         context = self.engine.limits.positions
         if not request.prompt:
@@ -84,9 +87,14 @@ class Scheduler(Closing):
         with self._lock:
             if self._stopped is not None:
                 raise self._stopped
-            if self._open >= self.limits.parallel + self.limits.waiting:
-                raise QueueFull(f"{self._open} requests are running or waiting; try again later")
+            left, mine = self.limits.parallel + self.limits.waiting - self._open, self._accounts[request.account]
+            if left <= 0:
+                raise QueueFull(f"{self._open} answers are running or waiting; try again later")
+            if not within_share(mine, left):
+                message = f"{mine} answers of yours are running or waiting, and the rest of the queue is for others"
+                raise QueueFull(f"{message}; wait for some to end")
             self._open += 1
+            self._accounts[request.account] += 1
             self._number += 1
             self._inbox.put(Answering(ticket, self._number, sampler, self._tokenizer))
         return ticket
@@ -172,9 +180,13 @@ class Scheduler(Closing):
                 item.future.set_exception(self._stopped or Stopped("the server is shutting down"))
         self._running.end(self._stopped)
 
-    def _ended(self) -> None:
+    def _ended(self, one: Answering) -> None:
+        account = one.request.account
         with self._lock:
             self._open -= 1
+            self._accounts[account] -= 1
+            if not self._accounts[account]:
+                del self._accounts[account]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How many requests are open at once, of all clients and of each; and none new while the server stops."""
+"""How many requests are open at once, of all and of each account; and none new while the server stops."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from time import monotonic, perf_counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from localllm.scheduler.request import within_share
+from localllm.server.accounts import ACCOUNT
+from localllm.server.body import BODIES
 from localllm.server.errors import Draining, TooManyRequests
 from localllm.server.http import CLIENT, refused
+from localllm.server.lanes import Lane
 from localllm.server.limits import Limits
 from localllm.server.refusal import refusal_of
 
@@ -29,6 +33,7 @@ class Admission:
     draining: bool = False
     open: int = 0
     clients: Counter[str] = field(default_factory=Counter)
+    bodies: Lane = field(default_factory=lambda: Lane("bodies"))  # large ones are read one at a time
     seconds: float = 0.0  # that a request takes, as measured
     clock: Callable[[], float] = monotonic
     spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client -> tokens not yet regained, and when
@@ -41,10 +46,10 @@ class Admission:
             raise TooManyRequests(
                 f"{self.open} requests are open, which is the limit; try again later", self._retry(self.open)
             )
-        if self.clients[client] >= self.limits.client_requests:
-            most = self.limits.client_requests
-            message = f"{most} requests of yours are open, which is the limit; wait for one to end"
-            raise TooManyRequests(message, self._retry(most))
+        mine = self.clients[client]
+        if mine >= self.limits.client_requests or not within_share(mine, self.limits.requests - self.open):
+            message = f"{mine} requests of yours are open, which is the limit; wait for one to end"
+            raise TooManyRequests(message, self._retry(mine))
         if wait := self._wait(client):
             most = self.limits.client_tokens
             raise TooManyRequests(f"you have used the {most} tokens of a minute; try again in {wait} seconds", wait)
@@ -91,10 +96,12 @@ class Gate:
         self.admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = scope.get(CLIENT, "")
+        ACCOUNT.set(client)
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self.app(scope, receive, send)
             return
-        client = scope.get(CLIENT, "")
+        scope[BODIES] = self.admission.bodies
         try:
             self.admission.enter(client)
         except (Draining, TooManyRequests) as error:

@@ -40,7 +40,7 @@ def make_app(
     """Make the ASGI application. Give `metrics` to count the scheduler's steps, `admission` to stop new requests."""
     metrics = metrics or Metrics()
     admission = admission or Admission(settings.limits)
-    observed = Observed(service, metrics, admission.spend)
+    observed = Observed(service, metrics, admission.spend, settings.priorities)
     app = Starlette(
         routes=[route for protocol in PROTOCOLS for route in protocol(observed, settings)],
         middleware=[

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from localllm.printable import printable
 from localllm.server.errors import BadRequest, TooLarge, TooSlow
+from localllm.server.lanes import Lane
 from localllm.server.limits import Limits
 from localllm.server.turn import Json
 
@@ -25,6 +26,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or what fol
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _DIGITS = 400  # of a whole number
 LARGE = 256 << 10  # bytes: from here on streams would notice the pause
+BODIES = "localllm.bodies"  # the key of a request's scope that has the lane for large ones
 
 
 async def read_json(request: Request, limits: Limits) -> Json:
@@ -34,7 +36,10 @@ async def read_json(request: Request, limits: Limits) -> Json:
             body = await _body(request, limits.body_bytes)
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
-    return parse(body, limits) if len(body) < LARGE else await asyncio.to_thread(parse, body, limits)
+    if len(body) < LARGE:
+        return parse(body, limits)
+    lane: Lane = request.scope.get(BODIES) or Lane("body")
+    return await lane.run(lambda: parse(body, limits))
 
 
 async def _body(request: Request, most: int) -> bytes:

@@ -16,6 +16,7 @@ from localllm.server.turn import Json
 T = TypeVar("T")
 C = TypeVar("C", bound=str)
 ITEMS = 100_000  # of a list
+SHORT = 1000  # characters of a text that is searched for, such as a stop string
 
 
 class Fields:
@@ -108,6 +109,13 @@ class Fields:
         if isinstance(self.data.get(name), str):
             return (self.data[name],)
         return self._items(name, str, "a text", most)
+
+    def short_texts(self, name: str, most: int) -> tuple[str, ...]:
+        """Return a list of texts that are searched for: none has more than SHORT characters."""
+        found = self.texts(name, most)
+        if long := next((text for text in found if len(text) > SHORT), ""):
+            raise self.wrong(name, f"a text has {len(long)} characters; the limit is {SHORT}")
+        return found
 
     def integers(self, name: str, most: int = ITEMS * 10) -> tuple[int, ...]:
         """Return a list of whole numbers; empty if it is missing."""

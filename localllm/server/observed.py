@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from localllm.options import SamplingOptions
@@ -69,10 +69,14 @@ class Observed:
     """The service behind it, with an eye on its answers."""
 
     def __init__(
-        self, service: Service, metrics: Metrics, spend: Callable[[str, int], None] = lambda client, tokens: None
+        self,
+        service: Service,
+        metrics: Metrics,
+        spend: Callable[[str, int], None] = lambda client, tokens: None,
+        priorities: bool = False,
     ) -> None:
-        """`spend` is told the client and the tokens of each answer that ended."""
-        self.service, self._spend = service, spend
+        """`spend` is told the client and the tokens of each answer that ended. `priorities`: requests may have one."""
+        self.service, self._spend, self._priorities = service, spend, priorities
         self.metrics = metrics
         self.open: dict[int, Open] = {}
         self._next = 0
@@ -84,9 +88,13 @@ class Observed:
         return running, len(self.open) - running
 
     def answer(self, model: str, turn: Turn) -> AsyncIterator[TurnEvent]:
+        if turn.generation.priority and not self._priorities:
+            turn = replace(turn, generation=replace(turn.generation, priority=0))
         return self._watched(model, turn.generation, lambda: self.service.answer(model, turn))
 
     def complete(self, model: str, completion: Completion) -> AsyncIterator[TurnEvent]:
+        if completion.generation.priority and not self._priorities:
+            completion = replace(completion, generation=replace(completion.generation, priority=0))
         return self._watched(model, completion.generation, lambda: self.service.complete(model, completion))
 
     async def _watched(
@@ -152,6 +160,11 @@ class Observed:
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
         return await self.service.tokenize(model, text, add_special, parse_special)
+
+    async def tokenize_all(
+        self, model: str, texts: Sequence[str], add_special: bool, parse_special: bool
+    ) -> list[list[int]]:
+        return await self.service.tokenize_all(model, texts, add_special, parse_special)
 
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
         return await self.service.pieces(model, ids)

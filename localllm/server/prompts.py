@@ -9,7 +9,6 @@ from typing import Any
 from localllm.answer.formats import find_format
 from localllm.answer.grammars import Format
 from localllm.answer.messages import CallForm, call_form, fitted
-from localllm.engine import ContextFull
 from localllm.model import Model
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.turn import Completion, Turn
@@ -61,8 +60,10 @@ class Prompt:
 class Prompts:
     """Makes prompts for one model."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, beside: bool = False) -> None:
+        """`beside`: render in a child process that is not the model's own, so that neither waits for the other."""
+        self._model, self._beside = model, beside
+        self._own_template: ChatTemplate | None = None
         self._encoder: ChatEncoder | None = None
         self._format: Format | None = None
         self._call_form: CallForm | None = None
@@ -71,7 +72,17 @@ class Prompts:
     def template(self) -> ChatTemplate:
         if self._model.encodes:
             raise NotSupported("this model has an encoder, which reads one text and no chat; ask for a completion")
-        return self._model.template[0]
+        template = self._model.template[0]
+        if not self._beside:
+            return template
+        if self._own_template is None:
+            self._own_template = template.beside()
+        return self._own_template
+
+    def close(self) -> None:
+        """End the child process that is not the model's own."""
+        if self._own_template is not None:
+            self._own_template.close()
 
     @property
     def format(self) -> Format:
@@ -86,8 +97,7 @@ class Prompts:
         begun, continued = "", turn.continued and bool(messages) and messages[-1].get("role") == "assistant"
         if continued:
             begun = str(messages.pop().get("content") or "")
-        for message in messages:
-            self._check_length(str(message.get("content") or ""))
+        self.check_length(*(str(message.get("content") or "") for message in messages))
         template, variables = self.template, {**turn.thinking.variables, **turn.template_variables}
         if self._call_form is None:
             self._call_form = call_form(template)
@@ -96,20 +106,19 @@ class Prompts:
         prompted = variables.pop("add_generation_prompt", True) is not False or continued
         rendered = template.render(messages, prompted, told, variables)
         text = joined((rendered.text, Text.of(begun, MODEL)))
-        self._check_length(text)
+        self.check_length(text)
         if self._encoder is None:
             self._encoder = ChatEncoder(self._model.words, template.source)
         return Prompt(self._encoder.encode(text), str.__str__(text), template.stops, bool(begun))
 
-    def _check_length(self, text: str) -> None:
-        """Raise PromptTooLong, before any work, for a text that no context of this size can hold."""
-        try:
-            self._model.check_length(text)
-        except ContextFull:
-            context, least = self._model.context, -(-len(text) // self._model.words.longest)
+    def check_length(self, *texts: str) -> None:
+        """Raise PromptTooLong, before any work, for texts that no context of this size can hold together."""
+        context, length = self._model.context, sum(map(len, texts))
+        least = -(-length // self._model.words.longest)
+        if context and least > context:
             size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
             message = f"the prompt has at least {least} tokens and exceeds {size}; shorten it"
-            raise PromptTooLong(message, least, context) from None
+            raise PromptTooLong(message, least, context)
 
     def of_text(self, completion: Completion) -> Prompt:
         """Tokenize a text, or check token ids."""
@@ -122,7 +131,7 @@ class Prompts:
             if wrong is not None:
                 raise BadRequest(f"token {wrong} is not in the vocabulary of {most} tokens", "prompt")
             return Prompt(list(prompt), "", resumed=True)
-        self._check_length(prompt)
+        self.check_length(prompt)
         ids = self._model.words.encode(prompt, completion.add_special, completion.parse_special)
         return Prompt(ids, prompt, resumed=bool(prompt))
 
@@ -153,7 +162,7 @@ class Prompts:
             raise NotSupported("this model has no tokens for infilling; use a model trained to fill gaps in code")
         before = completion.prompt if isinstance(completion.prompt, str) else words.decode(completion.prompt)
         after = completion.suffix or ""
-        self._check_length(before + after)
+        self.check_length(before, after)
         ids = [prefix, *self._plain(before), suffix, *self._plain(after), middle]
         start = [words.bos] if words.add_bos and words.bos is not None else []
         context, answer = self._model.context, completion.generation.max_tokens

@@ -1,7 +1,7 @@
 """Run the application on uvicorn: listen, serve, and stop when asked to.
 
 The first SIGTERM or SIGINT stops accepting and lets running answers end, the second ends them. Connections that send no
-complete header in time are closed, which uvicorn leaves to a proxy.
+complete header in time are closed, which uvicorn leaves to a proxy, and no address takes all connections.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import contextlib
 import signal
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import uvicorn
@@ -23,11 +24,24 @@ from uvicorn.server import ServerState
 
 from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting
+from localllm.scheduler.request import within_share
+from localllm.server.accounts import account_of_address
 from localllm.server.admission import Admission
 from localllm.server.settings import Settings
 from localllm.server.streams import ABORT
 
+try:
+    import resource as _resource
+except ImportError:  # Windows
+    resource: ModuleType | None = None
+else:
+    resource = _resource
+
 HEADER_BYTES = 64 * 1024
+FILES = 64  # that the process has open besides connections
+PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 2.0  # between looks whether a client that ended its side is still there
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+FULL = b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 KEEP_ALIVE_SECONDS = 75
 BACKLOG = 512
 Ready = Callable[[], Coroutine[Any, Any, None]]
@@ -86,7 +100,7 @@ def start(
     """Make a server and what runs it, for a program that has its own event loop."""
     config = uvicorn.Config(
         app,
-        http=partial(_Connection, settings.limits.header_seconds),  # type: ignore[arg-type]
+        http=partial(_Connection, settings.limits.header_seconds, Connections(_most(settings))),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -97,7 +111,7 @@ def start(
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=settings.drain_seconds or None,
         h11_max_incomplete_event_size=HEADER_BYTES,
-        limit_concurrency=settings.limits.connections,
+        limit_concurrency=None,  # `Connections` limits them
     )
     server = _Server(config, admission)
     return server, partial(_serve, server, list(sockets), ready)
@@ -151,12 +165,45 @@ class _Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
+def _most(settings: Settings) -> int:
+    """Return the most connections: as the settings say, and as many files as the system lets this process open."""
+    if resource is None:
+        return settings.limits.connections
+    files: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return settings.limits.connections if files < 0 else max(min(settings.limits.connections, files - FILES), 1)
+
+
+class Connections:
+    """Counts connections of all addresses and of each. One address has at most as many as are left for others."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    def enter(self, account: str) -> bool:
+        """Count a connection; return whether it may stay."""
+        if not within_share(self._open[account], self._most - self._open.total()):
+            self._open += Counter()  # without those that have none
+            return False
+        self._open[account] += 1
+        return True
+
+    def leave(self, account: str) -> None:
+        self._open[account] -= 1
+        if not self._open[account]:
+            del self._open[account]
+
+
 class _Connection(H11Protocol):
-    """uvicorn's connection, with a time limit for headers, and with a way to close it at once."""
+    """uvicorn's connection, with limits on headers and on their number, and with a way to close it at once.
+
+    A client may end its side after a request (half-close) and still gets the answer, if that has not begun.
+    """
 
     def __init__(
         self,
         header_seconds: float,
+        connections: Connections,
         config: uvicorn.Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -165,23 +212,62 @@ class _Connection(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self._header_seconds = header_seconds
         self._deadline: asyncio.TimerHandle | None = None
+        self._probe: asyncio.TimerHandle | None = None
+        self._counts, self._account = connections, ""
+        self._entered = False
         inner: ASGIApp = self.app
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await inner({**scope, "extensions": {ABORT: self.transport.abort}}, receive, _titled(send))
+            try:
+                await inner({**scope, "extensions": {ABORT: self.transport.abort}}, receive, _titled(send))
+            except asyncio.CancelledError:  # the server ends now, with whatever runs
+                self.transport.abort()
+                if self.cycle is not None:
+                    self.cycle.disconnected = True
 
         self.app = app
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
+        self._account = account_of_address(self.client[0] if self.client else "")
+        self._entered = self._counts.enter(self._account)
+        if self._entered:
+            self._watch()
+        else:
+            transport.write(FULL)
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
+        if self._entered:
+            super().data_received(data)
+            self._watch()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection if a request has come whole and its answer has not begun.
+
+        A client that is gone altogether ends its side in the same way. It answers what is sent with a reset, so an
+        interim response, which clients skip, is sent now and then.
+        """
+        cycle = self.cycle
+        if cycle is None or cycle.more_body or cycle.response_started or self.scope["http_version"] != "1.1":
+            return False
+        cycle.keep_alive = False
+        self._ask(PROBE_SECONDS)
+        return True
+
+    def _ask(self, seconds: float) -> None:
+        """Send an interim response, and again after some time, which grows."""
+        if not self.transport.is_closing() and not self.cycle.response_started:
+            self.transport.write(CONTINUE)
+            self._probe = self.loop.call_later(seconds, self._ask, min(2 * seconds, MOST_PROBE_SECONDS))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        if self._probe is not None:
+            self._probe.cancel()
+        if self._entered:
+            self._entered = False
+            self._counts.leave(self._account)
         super().connection_lost(exc)
 
     def _watch(self) -> None:

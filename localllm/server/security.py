@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.notice import Notice, Setting
 from localllm.printable import printable
-from localllm.server.errors import Forbidden, Unauthorized
+from localllm.server.accounts import account_of_address
+from localllm.server.errors import BadRequest, Forbidden, Unauthorized
 from localllm.server.http import CLIENT, refused
 from localllm.server.refusal import refusal_of
 from localllm.server.settings import Settings, digest
@@ -43,6 +44,9 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            await _closed(scope)(scope, receive, send)
+            return
         try:
             self._check_host(headers)
             preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
@@ -88,7 +92,7 @@ class Guard:
         keys = self.settings.keys
         address = scope.get("client")
         if not keys:
-            return address[0] if address else ""
+            return account_of_address(address[0]) if address else ""
         given = [headers.get("authorization", "").strip(), headers.get("x-api-key", "").strip()]
         for key in given:
             found = digest(key[7:].strip() if key[:7].lower() == "bearer " else key)
@@ -96,9 +100,17 @@ class Guard:
             if any(matches):
                 return f"key {found.hex()[:16]}"
         if scope["path"] in PUBLIC or scope["path"].startswith(ASSETS):
-            return address[0] if address else ""
+            return account_of_address(address[0]) if address else ""
         missing = "Invalid API Key" if any(given) else "this server requires an API key (Authorization: Bearer KEY)"
         raise Unauthorized(missing)
+
+
+def _closed(scope: Scope) -> Response:
+    """Return the refusal of a request whose end a proxy may see elsewhere than we do, with what follows it."""
+    error = BadRequest("a request may have Content-Length or Transfer-Encoding, not both")
+    response = refused(refusal_of(error), scope["path"])
+    response.headers["Connection"] = "close"
+    return response
 
 
 def hostname(header: str) -> str:

@@ -1,17 +1,22 @@
 """One loaded model as the server uses it: prompts, the scheduler, and answers as turn events.
 
-Rendering and tokenizing block, so they run in a worker thread, one at a time: templates of strangers may be slow.
+What blocks runs in lanes (`lanes.py`): short prompts, large ones, the grammars that have to be compiled, and vectors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import replace
-from typing import Any, TypeVar
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.answer.constraint import GrammarVocabulary, NotCompiled
 from localllm.answer.grammars import Format, ThoughtMarks
 from localllm.answer.parts import CallStart, Content, Part
 from localllm.answer.reader import AnswerReader
@@ -19,16 +24,17 @@ from localllm.answer.structure import Asked
 from localllm.cache.slot_files import SlotFiles
 from localllm.closing import Closing
 from localllm.embedding import normalized, pair
-from localllm.held import end_of, held, held_text
+from localllm.held import Worded, end_of, held, held_text
 from localllm.model import Model
 from localllm.notice import Notice, Setting
 from localllm.scheduler.draft_model import DraftModel
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
-from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
+from localllm.scheduler.request import Constraint, Event, Finished, Prompted, Request, Started, Written
 from localllm.scheduler.scheduler import Scheduler
 from localllm.server.bridge import events
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
+from localllm.server.lanes import Lane, is_large
 from localllm.server.prompts import Prompt, Prompts
 from localllm.server.turn import (  # fmt: skip
     Begun,
@@ -44,7 +50,16 @@ from localllm.server.turn import (  # fmt: skip
     TurnEvent,
 )
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from localllm.answer.child import GrammarChild
+    from localllm.template import ChatTemplate
+    from localllm.tokenizer import Tokenizer
+
+F32 = NDArray[np.float32]
+P = TypeVar("P", str, "str | Sequence[int]")
+R = TypeVar("R")
+Made = Callable[[], Constraint] | None
+PART = 1 << 13  # characters and token ids of a part of the texts that become vectors
 _REASONS: dict[str, StopReason] = {
     "end": "end", "stop": "stop", "length": "length", "context": "length", "cancelled": "cancelled",
 }  # fmt: skip
@@ -65,8 +80,10 @@ class Served(Closing):
         """`sampling`: options for requests that do not give them. `store`: prefixes on disk. `slots`: saved slots."""
         self.model, self.sampling = model, sampling or {}
         self.embeds, self._slots = model.embeds, slots
-        self.prompts = Prompts(model)
-        self._worker = ThreadPoolExecutor(1, "prompts")
+        self._short = Room(Prompts(model), Lane("prompts"))
+        self._large = Room(Prompts(model, beside=True), Lane("large prompts"))
+        self._grammars, self._vectors = Lane("grammars"), Lane("vectors")
+        self._child: GrammarChild | None = None
         self._scheduler: Scheduler | None = None
         if not self.embeds:
             self._scheduler = Scheduler(
@@ -86,38 +103,62 @@ class Served(Closing):
         memories = [model.executable.memory for model in models]
         return sum(memory.weights + memory.cache + memory.scratch for memory in memories)
 
-    async def work(self, job: Callable[[], T]) -> T:
-        """Run what blocks in the model's worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, job)
+    def room(self, *values: Any) -> Room:
+        """Return where prompts of these values are made: large ones wait only for other large ones."""
+        return self._large if is_large(*values) else self._short
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
     async def answer(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
         """Stream the answer to a conversation."""
-        scheduler = self.scheduler
-        request, readers = await self.work(lambda: self._asked(turn))
-        async with aclosing(self._stream(scheduler, request, turn.generation, readers)) as stream:
+        scheduler, room = self.scheduler, self._room_of(turn)
+        made = await room.lane.run(lambda: self._asked(room.prompts, turn))
+        request = made.request
+        if not made.asked.free:
+            make: Callable[[Worded], Made] = lambda words: held(words, made.asked, made.template, made.tail)  # noqa: E731
+            request = replace(request, constraint=await self._constrained(room, make))
+        async with aclosing(self._stream(scheduler, request, turn.generation, made.readers)) as stream:
             async for event in stream:
                 yield event
 
     async def complete(self, completion: Completion) -> AsyncGenerator[TurnEvent, None]:
         """Stream the continuation of a text."""
-        scheduler = self.scheduler
+        scheduler, room = self.scheduler, self.room(completion.prompt, completion.suffix or "", completion.extra)
 
         def asked() -> Request:
-            prompt = self.prompts.of_text(completion)
-            constraint = held_text(self.model, completion.generation.structure)
-            request = self._request(prompt, completion.generation)
-            return replace(request, prompt_logprobs=completion.echo_logprobs, constraint=constraint)
+            request = self._request(room.prompts.of_text(completion), completion.generation)
+            return replace(request, prompt_logprobs=completion.echo_logprobs)
 
-        request = await self.work(asked)
+        request = await room.lane.run(asked)
+        structure = completion.generation.structure
+        if structure is not None:
+            constraint = await self._constrained(room, lambda words: held_text(words, structure))
+            request = replace(request, constraint=constraint)
         async with aclosing(self._stream(scheduler, request, completion.generation, None)) as stream:
             async for event in stream:
                 yield event
 
     async def prompt(self, turn: Turn) -> Prompt:
         """Return the prompt of a turn."""
-        return await self.work(lambda: self.prompts.of_turn(turn, tools_of(turn)))
+        room = self._room_of(turn)
+        return await room.lane.run(lambda: room.prompts.of_turn(turn, tools_of(turn)))
+
+    def _room_of(self, turn: Turn) -> Room:
+        return self.room(turn.messages, turn.tools, turn.template_variables)
+
+    async def _constrained(self, room: Room, make: Callable[[Worded], Made]) -> Made:
+        """Return what an answer is held to. Compiling a grammar has a lane of its own, and ends with the request."""
+        words, grammars = self.model.words, self.model.grammars
+        with suppress(NotCompiled):
+            return await room.lane.run(lambda: make(_Words(words, grammars.known())))
+        stop = threading.Event()
+
+        def compiled() -> Made:
+            if self._child is None:
+                self._child = grammars.new_child()
+            return make(_Words(words, grammars.checked(self._child, stop)))
+
+        return await self._grammars.run(compiled, stop.set)
 
     async def _stream(
         self,
@@ -134,19 +175,19 @@ class Served(Closing):
                 for told in texts[number].told(event, number):
                     yield told
 
-    def _asked(self, turn: Turn) -> tuple[Request, Callable[[], AnswerReader]]:
-        """Return the request for a turn, and what makes a reader of its answer."""
+    def _asked(self, prompts: Prompts, turn: Turn) -> _Asked:
+        """Return the request for a turn, but for what it is held to, and what makes a reader of its answer."""
         tools = tools_of(turn)
-        prompt = self.prompts.of_turn(turn, tools)
-        format_, tail = self.prompts.format, end_of(prompt.text)
+        prompt = prompts.of_turn(turn, tools)
+        format_, tail = prompts.format, end_of(prompt.text)
         forced = turn.tool_choice == "required" or bool(turn.forced_tool)
         structure, budget = turn.generation.structure, turn.thinking.budget
         asked = Asked(structure, tools, turn.parallel_calls, budget, forced)
-        constraint = held(self.model, asked, self.prompts.template, tail)
         visible = format_.visible(self.model.words.special)
-        request = replace(self._request(prompt, turn.generation), visible=visible, constraint=constraint)
+        request = replace(self._request(prompt, turn.generation), visible=visible)
         read = format_ if not turn.thinking.inline else _inline(format_)
-        return request, lambda: AnswerReader(read, () if turn.calls_inline else tools, tail)
+        readers = lambda: AnswerReader(read, () if turn.calls_inline else tools, tail)  # noqa: E731
+        return _Asked(request, readers, asked, prompts.template, tail)
 
     def _request(self, prompt: Prompt, generation: Generation) -> Request:
         context = self.model.context
@@ -170,6 +211,26 @@ class Served(Closing):
             client=generation.client,
         )
 
+    # -- tokens ----------------------------------------------------------------------------------------------------
+
+    async def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        [found] = await self.tokenize_all([text], add_special, parse_special)
+        return found
+
+    async def tokenize_all(self, texts: Sequence[str], add_special: bool, parse_special: bool) -> list[list[int]]:
+        """Return the tokens of each text; `add_special` is for the first. PromptTooLong if no context holds all."""
+        self._short.prompts.check_length(*texts)
+
+        def run() -> list[list[int]]:
+            return [
+                self.model.tokenize(text, add_special and not number, parse_special)
+                for number, text in enumerate(texts)
+            ]
+
+        return await self.room(texts).lane.run(run)
+
+    # -- slots -----------------------------------------------------------------------------------------------------
+
     async def slot(self, number: int, action: SlotAction, name: str) -> tuple[int, int]:
         """Save, restore or erase what a slot evaluated last; return its tokens, and the bytes of its file."""
         files, between = self._slots, self.scheduler.between
@@ -185,30 +246,54 @@ class Served(Closing):
     async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str, normalize: bool = True) -> EmbedResult:
         """Return the vectors of texts; with pooling "none" those of their tokens."""
 
-        def run() -> EmbedResult:
-            model = self._embedding()
-            ids = [model.prompt_ids(text) if isinstance(text, str) else list(text) for text in texts]
-            way = model.embedder.pooling(pooling)
-            vectors = list(model.embedder.vectors(ids, way))
-            tokens = sum(map(len, ids))
-            if way == "none":
-                return EmbedResult([], tokens, [rows.tolist() for rows in vectors])
-            found = list(normalized(vectors)) if normalize and way != "rank" else vectors
-            return EmbedResult([one.tolist() for one in found], tokens)
+        model = self._embedding()
+        way = model.embedder.pooling(pooling)
+        for text in texts:
+            if isinstance(text, str):
+                self._short.prompts.check_length(text)
 
-        return await self.work(run)
+        def run(some: Sequence[str | Sequence[int]]) -> tuple[list[F32], int]:
+            ids = [model.prompt_ids(text) if isinstance(text, str) else list(text) for text in some]
+            return list(model.embedder.vectors(ids, way)), sum(map(len, ids))
+
+        vectors, tokens = await self._in_parts(texts, run)
+        if way == "none":
+            return EmbedResult([], tokens, [rows.tolist() for rows in vectors])
+        found = list(normalized(vectors)) if normalize and way != "rank" else vectors
+        return EmbedResult([one.tolist() for one in found], tokens)
 
     async def rank(self, query: str, documents: Sequence[str]) -> EmbedResult:
         """Return one score for each document."""
 
-        def run() -> EmbedResult:
-            model = self._embedding()
-            scores = model.rank(query, documents)
-            words, data = model.words, model.file.metadata
-            tokens = sum(len(pair(words, data, query, document)) for document in documents)  # the query with each
-            return EmbedResult([[float(score)] for score in scores], tokens)
+        model = self._embedding()
+        for document in documents:
+            self._short.prompts.check_length(query, document)
 
-        return await self.work(run)
+        def run(some: Sequence[str]) -> tuple[list[float], int]:
+            words, data = model.words, model.file.metadata
+            tokens = sum(len(pair(words, data, query, document)) for document in some)  # the query with each
+            return [float(score) for score in model.rank(query, some)], tokens
+
+        scores, tokens = await self._in_parts(documents, run, len(query))
+        return EmbedResult([[score] for score in scores], tokens)
+
+    async def _in_parts(
+        self, texts: Sequence[P], run: Callable[[Sequence[P]], tuple[list[R], int]], each: int = 0
+    ) -> tuple[list[R], int]:
+        """Run a job for a few texts at a time, so that those of others come in between; add its results up.
+
+        Each text counts with `each` characters more.
+        """
+        found: list[R] = []
+        tokens = first = 0
+        while first < len(texts):
+            last, size = first, 0
+            while last < len(texts) and (last == first or size + len(texts[last]) + each <= PART):
+                size += len(texts[last]) + each
+                last += 1
+            results, count = await self._vectors.run(partial(run, texts[first:last]))
+            found, tokens, first = found + results, tokens + count, last
+        return found, tokens
 
     def _embedding(self) -> Model:
         if not self.embeds:
@@ -221,7 +306,13 @@ class Served(Closing):
         """End the scheduler, and free the model."""
         if self._scheduler is not None:
             self._scheduler.close()
-        self._worker.shutdown(cancel_futures=True)
+        if self._child is not None:
+            self._child.close()  # with a compilation under way
+        for lane in (self._short.lane, self._large.lane, self._grammars, self._vectors):
+            lane.close()
+        if self._child is not None:
+            self._child.close()
+        self._large.prompts.close()
         self.model.close()
 
 
@@ -250,6 +341,33 @@ def drafts_of(model: Model) -> Drafts | None:
     costs, longest = speculation.costs, min(speculation.options.draft_max, speculation.costs.most - 1)
     drafter = DraftModel(*speculation.drafting, costs, longest) if speculation.drafting is not None else None
     return Drafts(costs, longest, drafter, repeats=speculation.options.kind != "draft")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where prompts of one size are made."""
+
+    prompts: Prompts
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """A model with another way to compile grammars."""
+
+    words: Tokenizer
+    grammars: GrammarVocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, what makes readers of its answers, and what these are held to."""
+
+    request: Request
+    readers: Callable[[], AnswerReader]
+    asked: Asked
+    template: ChatTemplate
+    tail: str
 
 
 class _Text:

@@ -86,12 +86,18 @@ class ModelService:
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
         async with self.shelf.using(model) as served:
-            return await served.work(lambda: served.model.tokenize(text, add_special, parse_special))
+            return await served.tokenize(text, add_special, parse_special)
+
+    async def tokenize_all(
+        self, model: str, texts: Sequence[str], add_special: bool, parse_special: bool
+    ) -> list[list[int]]:
+        async with self.shelf.using(model) as served:
+            return await served.tokenize_all(texts, add_special, parse_special)
 
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
         async with self.shelf.using(model) as served:
             words = served.model.words
-            return await served.work(lambda: [words.piece(token) for token in ids])
+            return await served.room(ids).lane.run(lambda: [words.piece(token) for token in ids])
 
     async def embed(
         self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True

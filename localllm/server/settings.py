@@ -33,6 +33,7 @@ class Settings:
     pooling: str = "auto"
     max_tokens: int | None = None  # of an answer, where a request does not say
     drain_seconds: int = 0  # 0: until running answers end
+    priorities: bool = False  # whether `service_tier` of a request counts
     slots: bool = True
     slot_files: bool = False  # whether slots can be saved
     metrics: bool = True
@@ -64,6 +65,7 @@ class Settings:
             pooling=options.pooling,
             max_tokens=max_tokens,
             drain_seconds=options.drain_timeout,
+            priorities=options.allow_priority,
             slots=not options.no_slots,
             slot_files=bool(options.slot_save_path),
             metrics=not options.no_metrics,

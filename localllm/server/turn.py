@@ -173,7 +173,15 @@ class Service(Protocol):
         """Return the tokens of the prompt of a turn."""
         ...
 
-    async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
+    async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the tokens of a text. ContextFull, before any work, for one that no context of this size can hold."""
+        ...
+
+    async def tokenize_all(
+        self, model: str, texts: Sequence[str], add_special: bool, parse_special: bool
+    ) -> list[list[int]]:
+        """Return the tokens of each text. `add_special` is for the first one. Their sum is limited like one text."""
+        ...
 
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of each token."""

@@ -94,6 +94,14 @@ class ChatTemplate:
         marks = b"".join(bytes((mark,)) * count for mark, count in answer["marks"])
         return Rendered(Text.of(answer["text"], marks), tuple(answer["notes"]))
 
+    def beside(self) -> ChatTemplate:
+        """Return the same template, rendered in a child process of its own; close that."""
+        return ChatTemplate(self.source, self.bos, self.eos, self.stops, self._clock)
+
+    def close(self) -> None:
+        """End the child process."""
+        self._confined.close()
+
     def _ask(self, request: dict[str, Any], failed: str) -> dict[str, Any]:
         try:
             answer = self._confined.call(request)

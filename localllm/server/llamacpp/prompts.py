@@ -47,16 +47,24 @@ async def _mixed(
     service: Service, model: str, items: Sequence[Any], name: str, add_special: bool, parse_special: bool
 ) -> list[int]:
     vocabulary = service.find(model).vocabulary
-    found: list[int] = []
-    for number, item in enumerate(items):
-        if isinstance(item, str):
-            found += await service.tokenize(model, item, add_special and number == 0, parse_special)
-        elif not _is_token(item):
+    for item in items:
+        if not isinstance(item, str) and not _is_token(item):
             raise BadRequest(f"{name}: expected {SHAPES}", name)
-        elif not 0 <= item < vocabulary:
+        if not isinstance(item, str) and not 0 <= item < vocabulary:
             raise BadRequest(f"{name} contains invalid tokens: ids go from 0 to {vocabulary - 1}", name)
-        else:
-            found.append(item)
+    return await joined(service, model, items, add_special, parse_special)
+
+
+async def joined(
+    service: Service, model: str, items: Sequence[int | str], add_special: bool, parse_special: bool
+) -> list[int]:
+    """Return token ids, and those of texts among them. What `add_special` adds comes before a text that is first."""
+    texts = [item for item in items if isinstance(item, str)]
+    first = bool(items) and isinstance(items[0], str)
+    made = iter(await service.tokenize_all(model, texts, add_special and first, parse_special) if texts else ())
+    found: list[int] = []
+    for item in items:
+        found += next(made) if isinstance(item, str) else (item,)
     return found
 
 

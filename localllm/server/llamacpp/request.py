@@ -160,7 +160,7 @@ def _value(fields: Fields, knob: Knob) -> float:
 
 
 def _breakers(fields: Fields) -> tuple[str, ...]:
-    found = fields.texts("dry_sequence_breakers", MAX_BREAKERS)
+    found = fields.short_texts("dry_sequence_breakers", MAX_BREAKERS)
     if not found:
         raise fields.wrong("dry_sequence_breakers", "expected a list of texts that is not empty")
     return found
@@ -184,7 +184,7 @@ def _limit(fields: Fields, settings: Settings) -> int | None:
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:
-    return tuple(stop for stop in fields.texts("stop", MAX_STOPS) if stop)
+    return tuple(stop for stop in fields.short_texts("stop", MAX_STOPS) if stop)
 
 
 def _structure(fields: Fields) -> Structure | None:
@@ -210,13 +210,19 @@ async def _biases(fields: Fields, service: Service, model: str) -> Json:
         raise fields.wrong("logit_bias", f"has {len(pairs)} entries; the limit is {MAX_BIASES}")
     found: dict[int, float] = {}
     vocabulary = service.find(model).vocabulary
+    read: list[tuple[int | str, float]] = []
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             continue  # llama.cpp skips what it cannot read here
-        bias = _bias(pair[1])
-        for token in await _biased(pair[0], service, model) if bias is not None else ():
-            if 0 <= token < vocabulary:
-                found[token] = found.get(token, 0.0) + (bias or 0.0)
+        token, bias = _token(pair[0]), _bias(pair[1])
+        if token is not None and bias is not None:
+            read.append((token, bias))
+    texts = [token for token, _ in read if isinstance(token, str)]
+    made = iter(await service.tokenize_all(model, texts, False, False) if texts else ())
+    for token, bias in read:
+        for each in next(made) if isinstance(token, str) else (token,):
+            if 0 <= each < vocabulary:
+                found[each] = found.get(each, 0.0) + bias
     return {"logit_bias": found}
 
 
@@ -227,14 +233,14 @@ def _bias(value: Any) -> float | None:
     return float(value) if numeric and abs(value) < 1e30 else None
 
 
-async def _biased(token: Any, service: Service, model: str) -> Sequence[int]:
+def _token(token: Any) -> int | str | None:
+    """Return what a bias is for: a token, or a text whose tokens are meant; None for anything else."""
     if isinstance(token, int) and not isinstance(token, bool):
-        return (token,)
+        return token
     if not isinstance(token, str):
-        return ()
-    if token.lstrip("-").isascii() and token.lstrip("-").isdigit() and len(token) < 20:
-        return (int(token),)
-    return await service.tokenize(model, token, False, False)
+        return None
+    number = token.removeprefix("-")
+    return int(token) if number.isascii() and number.isdigit() and len(token) < 20 else token
 
 
 def described(wanted: Wanted, end_tokens: Sequence[int], *, short: bool = False) -> Json:

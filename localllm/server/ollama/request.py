@@ -70,7 +70,7 @@ def generation_of(fields: Fields, service: Service, model: ModelInfo, settings: 
     return Generation(
         sampling=sampling,
         max_tokens=most if most > 0 else settings.max_tokens,
-        stops=tuple(stop for stop in options.texts("stop", MAX_STOPS) if stop),
+        stops=tuple(stop for stop in options.short_texts("stop", MAX_STOPS) if stop),
         logprobs=top if fields.flag("logprobs", False) else None,
         structure=_structure(fields),
         client=client,

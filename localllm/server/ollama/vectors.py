@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from localllm.server.errors import BadRequest
+from localllm.server.errors import BadRequest, PromptTooLong
 from localllm.server.fields import Fields
 from localllm.server.ollama.request import check_keep_alive, model_of, named
 from localllm.server.settings import Settings
@@ -63,7 +63,11 @@ class Vectors:
         return model
 
     async def _tokens(self, model: ModelInfo, text: str, truncate: bool) -> Sequence[int]:
-        ids = await self.service.tokenize(model.id, text, True, False)
+        try:
+            ids = await self.service.tokenize(model.id, text, True, False)
+        except PromptTooLong as error:  # `prompt_tokens` counts the longest tokens
+            text = text[: len(text) * error.context // error.prompt_tokens] if truncate else ""
+            ids = await self.service.tokenize(model.id, text, True, False) if truncate else [0] * error.prompt_tokens
         if len(ids) <= model.context:
             return ids
         if not truncate:

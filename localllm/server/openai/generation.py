@@ -57,7 +57,7 @@ SPELLED = {spelling: name for name, spellings in SAMPLERS.items() for spelling i
 KINDS = {each.name: each.option.kind for each in declared(SamplingOptions)}
 PRIORITIES = {"flex": -1, "priority": 1, "fast": 1}  # of `service_tier`
 CLIENTS = ("safety_identifier", "user", "prompt_cache_key")
-MAX_STOPS, STOP_LENGTH = 128, 1000
+MAX_STOPS = 128
 MAX_ALTERNATIVES = 100  # tokens with log-probabilities at each place
 MAX_ANSWERS = 128
 MAX_BIASES = 1000  # texts among the biases: each is tokenized
@@ -110,7 +110,7 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
     if fields.has("samplers"):
         found["samplers"] = _samplers(fields)
     if fields.has("dry_sequence_breakers"):
-        breakers = fields.texts("dry_sequence_breakers", MAX_STOPS)
+        breakers = fields.short_texts("dry_sequence_breakers", MAX_STOPS)
         found["dry_sequence_breaker"] = _checked(fields, "dry_sequence_breakers", "dry_sequence_breaker", breakers)
     if fields.integer("mirostat", 0):
         raise fields.wrong("mirostat", "not supported; leave it 0 and use top_p or min_p")
@@ -149,9 +149,7 @@ def read_max_tokens(fields: Fields, names: Sequence[str], most: int | None) -> i
 
 def read_stops(fields: Fields, name: str) -> tuple[str, ...]:
     """Return the texts that end the answer, each once; empty ones end nothing."""
-    stops = fields.texts(name, MAX_STOPS)
-    if long := [stop for stop in stops if len(stop) > STOP_LENGTH]:
-        raise fields.wrong(name, f"a text has {len(long[0])} characters; the limit is {STOP_LENGTH}")
+    stops = fields.short_texts(name, MAX_STOPS)
     return tuple(dict.fromkeys(stop for stop in stops if stop))
 
 
@@ -212,7 +210,8 @@ async def settled(asked: Asked, service: Service, model: str, vocabulary: int) -
     if not given and not asked.bias_texts:
         return generation
     biases = {token: bias for token, bias in given.items() if 0 <= token < (vocabulary or MAX_INT)}
-    for text, bias in asked.bias_texts.items():
-        for token in await service.tokenize(model, text, False, False):
-            biases[token] = bias
+    texts = list(asked.bias_texts)
+    made = await service.tokenize_all(model, texts, False, False) if texts else []
+    for tokens, bias in zip(made, asked.bias_texts.values(), strict=True):
+        biases |= dict.fromkeys(tokens, bias)
     return replace(generation, sampling={**generation.sampling, "logit_bias": biases})

@@ -12,6 +12,7 @@ from typing import Any
 from localllm.server.content import read_text
 from localllm.server.errors import BadRequest
 from localllm.server.fields import Fields
+from localllm.server.llamacpp.prompts import joined
 from localllm.server.turn import Service
 
 Mixed = tuple[int | str, ...]  # token ids and texts of one input
@@ -57,15 +58,10 @@ def _object(fields: Fields) -> str:
 async def as_tokens(service: Service, model: str, mixed: Mixed) -> list[int]:
     """Return the token ids of an input; special tokens are added before it only if a text comes first."""
     vocabulary = service.find(model).vocabulary or MAX_ID
-    found: list[int] = []
-    for number, item in enumerate(mixed):
-        if isinstance(item, str):
-            found += await service.tokenize(model, item, number == 0, True)
-        elif item < vocabulary:
-            found.append(item)
-        else:
+    for item in mixed:
+        if isinstance(item, int) and item >= vocabulary:
             raise BadRequest(f"the prompt contains invalid tokens: {item} is not below {vocabulary}")
-    return found
+    return await joined(service, model, mixed, True, True)
 
 
 async def as_prompt(service: Service, model: str, given: Input) -> str | Sequence[int]:

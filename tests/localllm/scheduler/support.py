@@ -99,7 +99,7 @@ class Stepped:
         self.steps = Steps(self.engine, self.limits, self.running, drafts, None)
         self._number = 0
 
-    def _count(self) -> None:
+    def _count(self, one: Answering) -> None:
         self.ended += 1
 
     def ask(self, request: Request) -> tuple[Answering, Answer]:

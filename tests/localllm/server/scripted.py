@@ -173,6 +173,14 @@ class ScriptedService:
             found += ([1] if number else []) + list(piece.encode())
         return found
 
+    async def tokenize_all(
+        self, model: str, texts: Sequence[str], add_special: bool, parse_special: bool
+    ) -> list[list[int]]:
+        return [
+            await self.tokenize(model, text, add_special and not number, parse_special)
+            for number, text in enumerate(texts)
+        ]
+
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
         self._fail()
         self.find(model)

@@ -1,0 +1,47 @@
+"""The child process that compiles grammars of strangers first, within limits of time and memory."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Collection, Sequence
+
+from localllm.answer.compiling import vocabulary_request
+from localllm.answer.structure import StructureError
+from localllm.confined import Confined, ConfinedCrash, ConfinedLimit, ResourceLimits
+
+SECONDS = 2.0  # of processor time; large schemas of real programs take a few tenths
+_LIMITS = ResourceLimits(seconds=SECONDS, wall=4 * SECONDS, memory=256 << 20, answer=4 << 20)
+_VOCABULARY = ResourceLimits(seconds=30, wall=60, memory=1 << 30)
+
+
+class GrammarChild:
+    """Compiles grammars of one vocabulary in a child, which starts with the first. One thread at a time uses it."""
+
+    def __init__(self, tokens: Sequence[bytes], special: Collection[int], ends: Sequence[int]) -> None:
+        self._key = hashlib.sha256(b"\0".join(tokens)).hexdigest()
+        self._tokens, self._special, self._ends = tokens, special, ends
+        self._child = Confined("localllm.answer.compiling", _VOCABULARY)
+
+    def compile(self, source: str, stop: threading.Event) -> tuple[str, int]:
+        """Return a grammar without GBNF, and the memory that it takes, in bytes.
+
+        StructureError if it is broken or takes too much; ConfinedStopped when `stop` is set; ConfinedError if no child
+        can be started.
+        """
+        request = {"key": self._key, "grammar": source}
+        try:
+            answer = self._child.call(request, _LIMITS, stop)
+            if not answer:
+                vocabulary = vocabulary_request(self._key, self._tokens, self._special, self._ends)
+                self._child.call(vocabulary, _VOCABULARY, stop)
+                answer = self._child.call(request, _LIMITS, stop)
+        except (ConfinedLimit, ConfinedCrash) as error:
+            raise StructureError(f"the grammar or schema cannot be used: {error}; make it smaller") from None
+        if "error" in answer:
+            raise StructureError(str(answer["error"]))
+        return str(answer["source"]), int(answer["bytes"])
+
+    def close(self) -> None:
+        """End the child, and a compilation under way."""
+        self._child.close()

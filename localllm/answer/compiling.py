@@ -1,0 +1,144 @@
+"""Compile a grammar within llguidance's limits: what the program does itself, and in a child process for strangers.
+
+No size bounds what converting and compiling takes. A server has a child (`localllm.answer.child`) compile a stranger's
+grammar first, with a deadline and a memory limit; what passes takes as long again, and no longer, in the server.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from localllm.answer.structure import StructureError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# Below llguidance's own, so that one step of one answer never holds up the others for long: 100,000 units of lexer fuel
+# take up to 0.2 s with 128,000 tokens, a state 1 to 2 KB.
+_STEP_FUEL = 100_000
+_STATES = 50_000
+
+_vocabularies: dict[str, LLTokenizer] = {}  # in the child: the newest one
+
+
+def converted(source: str) -> str:
+    """Return a grammar with its GBNF parts as Lark's. StructureError for one that cannot be read."""
+    if '"gbnf_grammar"' not in source:
+        return source
+    whole = json.loads(source)
+    whole["grammars"] = [_converted(part) for part in whole["grammars"]]
+    return json.dumps(whole)
+
+
+def _converted(part: dict[str, Any]) -> dict[str, Any]:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if "gbnf_grammar" not in part:
+        return part
+    try:
+        return {"name": part["name"], "lark_grammar": str(gbnf_to_lark(part["gbnf_grammar"]))}
+    except Exception as error:  # the converter raises what its slips raise, IndexError among them
+        told = str(error).splitlines()
+        raise StructureError(f"the GBNF grammar cannot be read: {told[0] if told else type(error).__name__}") from None
+
+
+def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
+    """Compile a grammar, and find what may come first. StructureError, in a line, for one that is broken."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(step_lexer_fuel=_STEP_FUEL, max_lexer_states=_STATES, verbose_errors=False)
+    matcher = LLMatcher(tokens, source, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise StructureError(f"the grammar cannot be used: {told(matcher.get_error())}")
+    first = matcher.deep_copy()
+    first.compute_bitmask()
+    if first.is_error():
+        raise StructureError(f"the grammar failed: {told(first.get_error())}")
+    return matcher
+
+
+def told(error: Any) -> str:
+    """Return the first lines of llguidance's message as one, without the grammar and the place in it."""
+    if "NoExtension" in str(error):
+        return "no text matches it"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kept = [line for line in lines if " | " not in line[:12] and line.strip("^ ")]
+    return " ".join(kept).replace(" <non-verbose/>", "")[:300] or "unknown error"
+
+
+# -- the task of the child -------------------------------------------------------------------------------------------
+
+
+def vocabulary_request(
+    key: str, tokens: Sequence[bytes], special: Collection[int], ends: Sequence[int]
+) -> dict[str, Any]:
+    """Return the request that gives the child a vocabulary."""
+    text = b64encode(b"".join(tokens)).decode()
+    return {"key": key, "text": text, "lengths": list(map(len, tokens)), "special": list(special), "ends": list(ends)}
+
+
+def prepare() -> None:
+    """Load the library while files can still be opened."""
+    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    tokens = LLTokenizer(TokenizerWrapper(_Tokens([bytes([byte]) for byte in range(256)], [], 0)), eos_token=[0])
+    LLMatcher(tokens, json.dumps({"grammars": [{"lark_grammar": gbnf_to_lark('root ::= "a"')}]}), log_level=0)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Take a vocabulary; or compile `request["grammar"]` for the one named `request["key"]`.
+
+    The answer to a grammar has its `source` without GBNF and the `bytes` it takes, or an `error`. It is empty if the
+    vocabulary is not known.
+    """
+    key = request["key"]
+    if "text" in request:
+        _vocabularies.clear()
+        _vocabularies[key] = _vocabulary(request)
+        return {}
+    if key not in _vocabularies:
+        return {}
+    before = _memory()
+    try:
+        source = converted(request["grammar"])
+        matcher_of(_vocabularies[key], source)
+    except StructureError as error:
+        return {"error": str(error)}
+    return {"source": source, "bytes": max(_memory() - before, 0)}
+
+
+def _vocabulary(request: dict[str, Any]) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    text, at, tokens = b64decode(request["text"]), 0, []
+    for length in request["lengths"]:
+        tokens.append(text[at : at + length])
+        at += length
+    ends = request["ends"]
+    return LLTokenizer(TokenizerWrapper(_Tokens(tokens, request["special"], ends[0])), eos_token=ends)
+
+
+class _Tokens:
+    """A vocabulary in the form that llguidance expects. It encodes byte by byte, which masks do not depend on."""
+
+    def __init__(self, tokens: list[bytes], special: list[int], end: int) -> None:
+        self.tokens, self.special_token_ids = tokens, special
+        self.eos_token_id, self.bos_token_id = end, None
+        self._bytes = {token[0]: number for number, token in enumerate(tokens) if len(token) == 1}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        data = text if isinstance(text, bytes) else text.encode()
+        return [self._bytes[byte] for byte in data if byte in self._bytes]
+
+
+def _memory() -> int:
+    """Return the most memory that this process has used, in bytes; 0 if the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

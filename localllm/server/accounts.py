@@ -1,0 +1,27 @@
+"""Whose work it is: an API key, or an address where no keys are set. Limits and fairness are per account.
+
+The account of the request that a task works on is in `ACCOUNT`, so that everything it asks for counts as its own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from contextvars import ContextVar
+
+ACCOUNT: ContextVar[str] = ContextVar("account", default="")
+_NETWORK = 64  # bits of an IPv6 address that a site is given; a host there may use any of the rest
+
+
+def account_of_address(host: str) -> str:
+    """Return the account of an address: itself, or for IPv6 the first address of its /64."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    if address.is_loopback or address.is_link_local:
+        return str(address)
+    return str(ipaddress.IPv6Network((address, _NETWORK), strict=False).network_address)
