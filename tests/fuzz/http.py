@@ -99,6 +99,8 @@ def judge(request: Request, response: bytes) -> tuple[str, str]:
         return "none", f"not HTTP: {response[:80]!r}"
     status = int(found[1])
     head, _, body = response.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" in head.lower():
+        body = b"".join(re.split(rb"(?:^|\r\n)[0-9a-fA-F]+\r\n", body))
     if LEAKS.search(response):
         return str(status), f"status {status} names a file or a traceback: {body[:300]!r}"
     if status not in STATUSES and status // 100 != 1:
@@ -226,7 +228,9 @@ def run(asked: argparse.Namespace) -> int:
             findings += other.wrong
             told = server.log.read_text(errors="replace")
             if at := re.search("Traceback|unexpected error", told):
-                findings.append(f"the server's log: {told[at.start() : at.start() + 1500]}")
+                asked.keep.mkdir(parents=True, exist_ok=True)
+                (asked.keep / f"http-{asked.seed}.log").write_text(told)
+                findings.append(f"the server's log, kept whole: {told[at.start() : at.start() + 200]}")
     waits = sorted(other.waits) or [0.0]
     warm = memory[min(len(memory) - 1, len(memory) // 6)]
     if waits[-1] > alone + PATIENCE:
