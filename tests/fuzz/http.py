@@ -77,6 +77,8 @@ def exchange(port: int, data: bytes, address: str, wire: bool = False) -> bytes:
         end = time.monotonic() + SECONDS
         try:
             made.sendall(data)
+            if wire and len(data) % 8:  # most say that nothing follows, so that the server need not wait for it
+                made.shutdown(socket.SHUT_WR)
             made.settimeout(IDLE if wire else SECONDS)
             while part := made.recv(1 << 16):
                 parts.append(part)
