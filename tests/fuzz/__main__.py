@@ -17,13 +17,13 @@ from pathlib import Path
 SHARES = {  # of "files"
     "split": 0.2, "safetensors": 0.1, "draft": 0.02, "cache": 0.28, "imatrix": 0.2, "kld": 0.19, "writers": 0.01,
 }  # fmt: skip
-KINDS = ("gguf", "split", "safetensors", "draft", "cache", "imatrix", "kld", "template", "writers")
+KINDS = ("gguf", "split", "safetensors", "draft", "cache", "imatrix", "kld", "template", "writers", "special", "reply")
 ALIKE = 3  # number of similar findings to print and keep
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("kind", choices=(*KINDS, "files"))
+    parser.add_argument("kind", choices=(*KINDS, "http", "files"))
     parser.add_argument("--seed", type=int, default=1, help="cases are made of kind, seed and number alone")
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
@@ -35,6 +35,10 @@ def main() -> int:
         return max([_share(asked, kind, share) for kind, share in SHARES.items()])
     shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm-fuzz"
     os.environ["XDG_CACHE_HOME"] = str(shelf)  # keeps kernels of odd shapes out of the user's cache
+    if asked.kind == "http":
+        from tests.fuzz import http
+
+        return http.run(asked)
     return run(asked)
 
 

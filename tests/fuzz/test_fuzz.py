@@ -26,11 +26,11 @@ from tests.localllm.support import REPOSITORY
 
 CASES = {
     "gguf": 60, "split": 2000, "safetensors": 200, "draft": 60, "cache": 1000, "imatrix": 3000, "kld": 4000,
-    "template": 100, "writers": 100,
+    "template": 100, "writers": 100, "special": 100, "reply": 60, "http": 250,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, "http"))
 def test_a_small_part(kind: str, tmp_path: Path) -> None:
     """Seed 1 of every kind: each case succeeds or ends in one line of ours."""
     command = [sys.executable, "-m", "tests.fuzz", kind, "--cases", str(CASES[kind]), "--keep", str(tmp_path)]

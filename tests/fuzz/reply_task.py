@@ -1,0 +1,26 @@
+"""The task of a child that has been taken over: sends the bytes that a request holds, past the worker."""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Any
+
+from localllm.confined.wire import NUMBER
+from tests.localllm.confined.attacks import _number, _write
+
+
+def prepare() -> None:
+    """Nothing to prepare."""
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Send `request["send"]` and end, or answer honestly. After an empty message the honest answer follows too."""
+    if "send" not in request:
+        return {"number": request["number"]}
+    for part in request["send"]:
+        numbered, data = part and base64.b64decode(part)[0], base64.b64decode(part)[1:]
+        _write((_number() + data[NUMBER:]) if numbered and len(data) >= NUMBER else data)
+    if len(request["send"]) > 1:
+        return {"sent": len(request["send"])}
+    os._exit(0)
