@@ -64,14 +64,15 @@ class Embedder:
                 first += 1
                 continue
             count = self._together(texts, first, most)
-            sequences = [engine.add() for _ in range(count)]
-            try:
-                parts = zip(sequences, texts[first : first + count], strict=True)
-                results = engine.step([Rows(sequence, ids, "all") for sequence, ids in parts])
-                found = [result.logits.copy() for result in results]
-            finally:
-                for sequence in sequences:
-                    engine.release(sequence)
+            with engine.alone:
+                sequences = [engine.add() for _ in range(count)]
+                try:
+                    parts = zip(sequences, texts[first : first + count], strict=True)
+                    results = engine.step([Rows(sequence, ids, "all") for sequence, ids in parts])
+                    found = [result.logits.copy() for result in results]
+                finally:
+                    for sequence in sequences:
+                        engine.release(sequence)
             yield from found
             first += count
 
@@ -87,12 +88,13 @@ class Embedder:
 
     def _long(self, ids: Sequence[int], most: int) -> F32:
         sequence, parts = self.engine.add(), []
-        try:
-            for start in range(0, len(ids), most):
-                [result] = self.engine.step([Rows(sequence, ids[start : start + most], "all")])
-                parts.append(result.logits.copy())
-        finally:
-            self.engine.release(sequence)
+        with self.engine.alone:
+            try:
+                for start in range(0, len(ids), most):
+                    [result] = self.engine.step([Rows(sequence, ids[start : start + most], "all")])
+                    parts.append(result.logits.copy())
+            finally:
+                self.engine.release(sequence)
         return np.concatenate(parts)
 
 

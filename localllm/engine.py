@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import Executable, Largest, Limits, Picks
 from localllm.cache import BlockPool, CacheFull, Sequence, how_many_fit
 from localllm.errors import LocalLLMError
+from localllm.generation.exclusive import Exclusive
 from localllm.notice import Notice, Setting
 from localllm.plan import Batch
 from localllm.sampling.select import largest
@@ -68,7 +69,7 @@ class Watches(Protocol):
 
 
 class Engine:
-    """The sequences of an executable and its cache. Only one thread at a time may use it.
+    """The sequences of an executable and its cache. Only one thread at a time may use it: `alone` refuses a second one.
 
     `limits` are at most those of the executable: `rows` and `logit_rows` of one step, and `positions`, the maximum
     tokens of a sequence. `pool` allocates the executable's blocks.
@@ -82,6 +83,7 @@ class Engine:
         self.start = start
         self.watch: Watches | None = None  # told of every step
         self.steps = 0  # number of finished steps
+        self.alone = Exclusive()  # entered by every step, and by callers that use the results of one
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
@@ -95,9 +97,10 @@ class Engine:
 
     def truncate(self, sequence: Sequence, length: int) -> int:
         """Keep the first `length` tokens, or none if layers with a window have lost needed ones; return the number."""
-        length = sequence.reach(length)
-        sequence.truncate(length)
-        return length
+        with self.alone:
+            length = sequence.reach(length)
+            sequence.truncate(length)
+            return length
 
     def release(self, sequence: Sequence) -> None:
         """Empty a sequence and return all its blocks."""
@@ -140,15 +143,16 @@ class Engine:
     @contextmanager
     def taking(self, sequence: Sequence, tokens: Several[int]) -> Iterator[None]:
         """Take blocks of an empty sequence for tokens (whole blocks) that the caller fills inside the `with`."""
-        self.copy_shared()  # copy shared blocks before the caller fills them
-        sequence.occupy(tokens)
-        if self.start in tokens:
-            sequence.border = tokens.index(self.start)
-        try:
-            yield
-        except BaseException:
-            sequence.free()
-            raise
+        with self.alone:
+            self.copy_shared()  # copy shared blocks before the caller fills them
+            sequence.occupy(tokens)
+            if self.start in tokens:
+                sequence.border = tokens.index(self.start)
+            try:
+                yield
+            except BaseException:
+                sequence.free()
+                raise
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
@@ -156,13 +160,14 @@ class Engine:
         """Append tokens to sequences and evaluate them in one pass; return a result for each of `rows`, in order.
 
         A sequence may occur only once in `rows`. If anything fails, all sequences are unchanged. Raises ContextFull and
-        CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, and BackendError for a
-        token outside the vocabulary.
+        CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, BackendError for a token
+        outside the vocabulary, and ModelBusy while another thread uses the engine.
         """
-        if self.watch is not None:
-            with self.watch.step(rows):
-                return self._step(rows)
-        return self._step(rows)
+        with self.alone:
+            if self.watch is not None:
+                with self.watch.step(rows):
+                    return self._step(rows)
+            return self._step(rows)
 
     def _step(self, rows: Several[Rows]) -> list[Result]:
         starts, counts, wanted = self._checked(rows)

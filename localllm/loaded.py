@@ -174,12 +174,13 @@ class LoadedModel(Closing):
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits after every token of one fresh pass, float32 (T, vocabulary)."""
-        session = self.session()
         step = min(self.batch_rows, self.executable.limits.logit_rows)
-        try:
-            parts = [session.evaluate(ids[i : i + step], logits=True).copy() for i in range(0, len(ids), step)]
-        finally:
-            session.close()
+        with self.engine.alone:
+            session = self.session()
+            try:
+                parts = [session.evaluate(ids[i : i + step], logits=True).copy() for i in range(0, len(ids), step)]
+            finally:
+                session.close()
         if not parts:
             raise LocalLLMError("logits need at least one token id, got none")
         return np.concatenate(parts)
@@ -207,7 +208,13 @@ class LoadedModel(Closing):
         return self._bound is not None and self._bound.pooler is not None
 
     def close(self) -> None:
-        """Free the weights and the cache."""
-        if self._bound is not None:
-            self._bound.close()
+        """Free the weights and the cache: now, or when the thread that uses them has ended its step."""
+        if self._bound is None:
+            self.file.close()
+        else:
+            self._bound.engine.alone.afterwards(self._free)
+
+    def _free(self) -> None:
+        assert self._bound is not None
+        self._bound.close()
         self.file.close()

@@ -47,6 +47,9 @@ class Model(LoadedModel):
     `chat` answers messages, `generate` continues a text, `tokenize` and `detokenize` convert between text and token
     ids, `logits` returns the logits of every token. A model loaded with `embeddings` has `embed`, `token_embeddings`
     and `rank`.
+
+    Answers may alternate piece by piece. A call, or the next piece of an answer, raises ModelBusy while another thread
+    is inside. `tokenize` and `detokenize` work in any thread.
     """
 
     def __init__(self, file: GGUFFile, force: bool = False) -> None:

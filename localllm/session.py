@@ -7,7 +7,7 @@ is a generator of pieces. The session stays usable if the reader stops early or 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,10 @@ class Session:
         return self.engine.room(self.sequence)
 
     def close(self) -> None:
+        """Return the blocks: now, or when the thread that uses the engine leaves it."""
+        self.engine.alone.afterwards(self._release)
+
+    def _release(self) -> None:
         self.engine.release(self.sequence)
         if self._speculator is not None:
             self._speculator.close()
@@ -117,8 +121,24 @@ class Session:
         the `constraint`, which is at its start, or stands where the prompt ends. The text of the control tokens in
         `visible` is shown.
         Ends at an end-of-generation token, a stop string, `max_tokens`, the end of the context, or where the
-        constraint ends; the last piece gives the reason. ContextFull if the prompt itself does not fit.
+        constraint ends; the last piece gives the reason. ContextFull if the prompt itself does not fit, ModelBusy at a
+        piece that is requested while another thread uses the engine.
         """
+        steps = self._generate(prompt, sampler, max_tokens, stop, cancel, ignore_eos, resumed, constraint, visible)
+        return self.engine.alone.each(steps)
+
+    def _generate(
+        self,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        max_tokens: int | None,
+        stop: tuple[str, ...],
+        cancel: threading.Event | None,
+        ignore_eos: bool,
+        resumed: bool,
+        constraint: Constraint | None,
+        visible: Collection[int],
+    ) -> Generator[Piece]:
         context = self.engine.limits.positions
         _check_prompt(prompt, context)
         prompt = self.engine.opened(prompt)

@@ -122,8 +122,7 @@ def _settle(
     rows = [max(place - 1, 0) if masking.shifted else place for place in places]
     logits = forward(tokens, rows)  # (n, V)
     if diffusion.cfg_scale:
-        held = logits.copy()  # the next pass overwrites it
-        logits = guided(held, forward([*[masking.mask] * first, *tokens[first:]], rows), diffusion.cfg_scale)
+        logits = guided(logits, forward([*[masking.mask] * first, *tokens[first:]], rows), diffusion.cfg_scale)
     found = [propose(row, masking.mask, sampling, diffusion.algorithm, uniform()) for row in logits]
     drawn = [uniform() for _ in found] if diffusion.algorithm == "random" else [each.confidence for each in found]
     for number in settling(np.array(drawn, np.float64), count, diffusion.alg_temp, uniform):

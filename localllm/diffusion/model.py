@@ -51,13 +51,14 @@ class Forward:
         self._engine = engine
 
     def __call__(self, tokens: Sequence[int], wanted: Sequence[int]) -> NDArray[np.float32]:
-        """Return float32 (wanted, vocabulary), a view that the next call overwrites."""
+        """Return float32 (wanted, vocabulary)."""
         sequence = self._engine.add()
-        try:
-            [result] = self._engine.step([Rows(sequence, tokens, tuple(wanted))])
-        finally:
-            self._engine.release(sequence)
-        return result.logits
+        with self._engine.alone:
+            try:
+                [result] = self._engine.step([Rows(sequence, tokens, tuple(wanted))])
+                return result.logits.copy()
+            finally:
+                self._engine.release(sequence)
 
 
 def answer_ids(model: LoadedModel, canvas: Canvas, ignore_eos: bool = False) -> list[int]:

@@ -120,7 +120,8 @@ class SpeculativeDecoding:
         self._by, self._guesses, self._checked = self._draft(room, wanted)
         before = perf_counter()
         tokens = [token, *(guess.token for guess in self._guesses[: self._checked])]
-        self._rows = session.evaluate(tokens, logits=True)
+        rows = session.evaluate(tokens, logits=True)
+        self._rows = rows.copy() if self._checked else rows  # a row after a draft is read later, after other steps
         after = perf_counter()
         self._costs.observe(len(tokens), after - before)
         self._stale = 0 if len(tokens) == 1 else self._stale + 1
