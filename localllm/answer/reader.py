@@ -166,7 +166,7 @@ class AnswerReader:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _call(self, marker: str, strict: bool = False) -> Wait[bool]:
-        """Read the calls behind a marker; show it as text if there are none. `strict`: only those of known tools."""
+        """Read the calls behind a marker; show it as text if there are none. `strict`: only calls of known tools."""
         self._text.record()
         called = yield from self._calls(marker, replace(self._context, strict=strict))
         if not called:
@@ -287,7 +287,7 @@ class AnswerReader:
         return (yield from self._content(calls=header.kind == "call"))
 
     def _reads(self, recipient: str) -> bool:
-        """Return whether a message to a tool is read. One to a tool that nobody offered is for nobody here."""
+        """Return whether to read a message to a tool. Messages to tools that were not offered are dropped."""
         calls, tools = self._format.calls, self._context.tools
         assert isinstance(calls, NamedCalls)
         if not self._read_calls or not calls.prefix:

@@ -17,7 +17,7 @@ from tests.conftest import SHARED_DATA
 
 DATA = Path(__file__).with_name("data") / "chat_cases.json"
 BREAK = r"\n"  # as the strings of a template spell it
-CONTENT = 3  # `continue`: the content of the last message goes on, not its thought
+CONTENT = 3  # `continue`: the answer continues the content of the last message, not its thought
 REQUIRED = 1  # `tool_choice`
 
 

@@ -33,7 +33,7 @@ TAILS = {  # (template, whether thinking is off, what it writes before an answer
 }
 NAMES = sorted({case["template"] for case in CASES})
 
-_FENCE = "an answer with a schema is held to the bare JSON, so no fence can come"
+_FENCE = "a schema allows bare JSON only, so a model cannot write a fence"
 _CUT = "a call that broke off before its arguments stays text: without arguments, a client could run it"
 _START = "a thought that stays in the content has its start, as llama.cpp shows it for all other families"
 _HERE = "the line is the template's mark of a thought, not a part of it"

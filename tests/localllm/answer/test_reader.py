@@ -73,9 +73,10 @@ def test_scrambled_markers_are_read_the_same_way_however_they_are_cut(name: str,
     text = "".join(data.draw(st.lists(words, max_size=24)))
     tail = data.draw(st.sampled_from(["", format_.thinking.start, "<|start|>assistant", ">>>"]))
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
-    whole = read(format_, text, tail)
-    assert read(format_, text, tail, cuts=cuts) == whole
-    assert read(format_, text, tail, cuts=range(1, len(text))) == whole
+    how = {"inline": data.draw(st.booleans()), "resumed": data.draw(st.booleans())}
+    whole = read(format_, text, tail, **how)
+    assert read(format_, text, tail, cuts=cuts, **how) == whole
+    assert read(format_, text, tail, cuts=range(1, len(text)), **how) == whole
     for _, arguments in whole.calls:  # complete, or the start of an object: never something else
         assert arguments == "" or arguments.startswith("{")
 
@@ -339,6 +340,16 @@ HARMONIES = [
 def test_harmony(text: str, reasoning: str, content: str) -> None:
     found = read(HARMONY, text, "<|start|>assistant")
     assert (found.reasoning, found.content, found.calls) == (reasoning, content, [])
+
+
+def test_calls_that_stay_in_the_content() -> None:
+    for format_, text in (
+        (HERMES, JSON_CALL),
+        (HARMONY, '<|channel|>commentary to=functions.search<|message|>{"query": "a"}'),
+    ):
+        reader = AnswerReader(format_, TOOLS, "<|start|>assistant", read_calls=False)
+        parts = (*reader.push(text), *reader.finish())
+        assert "".join(getattr(part, "text", "") for part in parts) == text.rpartition("<|message|>")[2]
 
 
 def test_calls_in_a_message_to_the_user_are_text() -> None:
