@@ -252,6 +252,13 @@ def test_a_family_that_calls_without_ending_its_thought(more: str) -> None:
     assert read(HERMES, f"I look.\n{JSON_CALL}{more}", "<think>").calls == []
 
 
+def test_an_answer_that_is_cut_off_behind_a_call_in_a_thought() -> None:
+    """The model had more to say, so it is not known whether it only mentions the call."""
+    reader = AnswerReader(CODER, TOOLS, "<think>")
+    parts = (*reader.push(f"E.g. {TAG_CALL}"), *reader.finish(cut=True))
+    assert [type(part).__name__ for part in parts] == ["Reasoning"] * len(parts)
+
+
 @pytest.mark.parametrize("size", [100, 10_000])
 def test_a_long_call_in_an_unended_thought(size: int) -> None:
     """Longer than what the reader goes back over, too."""
