@@ -342,9 +342,11 @@ def _spaced(thinking: ThoughtMarks, template: str) -> ThoughtMarks:
     start, end = thinking.start, thinking.end
     if not start:
         return thinking
-    counts = (start + _BREAK in template, _BREAK + end in template, 1 + (end + 2 * _BREAK in template))
+    joined = _JOINT.sub("", template)
+    counts = (start + _BREAK in joined, _BREAK + end in joined, 1 + (end + 2 * _BREAK in joined))
     lead, before, after = ("\n" * int(count) for count in counts)
-    return replace(thinking, spaces=(lead, before, after if end + _BREAK in template else ""))
+    return replace(thinking, spaces=(lead, before, after if end + _BREAK in joined else ""))
 
 
 _BREAK = r"\n"  # a line break as the strings of a template spell it
+_JOINT = re.compile(r"""['"]\s*[~+]\s*['"]""")  # between two strings that are joined

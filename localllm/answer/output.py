@@ -1,7 +1,7 @@
 """`Output`: the parts of an answer as the reader finds them.
 
 White space before and after a thought, the content and a call is dropped, so it is held back until text follows.
-Content that goes on after a call or a thought keeps the white space between its two parts.
+Content that continues after a call or a thought keeps the white space between its parts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Output:
             self._held, self._flowing, self._stripping = "", True, False
 
     def _between(self) -> str:
-        """Return the white space between content and the content that goes on here, and note that it does."""
+        """Return the white space to show first, if content continues here after a call or a thought."""
         if self._kind != "content":
             return ""
         gap = (self._gap or self._skipped) if self._spoke and self.blank else ""

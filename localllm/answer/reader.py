@@ -82,7 +82,7 @@ class AnswerReader:
         self._thought_markers = Markers((thought.end, *thought.ended_by, *called))
         tail = prompt_tail
         self._run = self._channels(tail, resumed) if channels is not None else self._plain(tail, resumed)
-        self._finished = False
+        self._finished = self._cut = False
         next(self._run, None)
 
     def push(self, text: str) -> tuple[Part, ...]:
@@ -92,9 +92,9 @@ class AnswerReader:
         next(self._run, None)
         return self._out.drain()
 
-    def finish(self) -> tuple[Part, ...]:
-        """Return the parts of text that was held back; the answer has ended."""
-        self._finished = True
+    def finish(self, cut: bool = False) -> tuple[Part, ...]:
+        """Return the parts of text that was held back; the answer has ended. `cut`: the model did not end it."""
+        self._finished, self._cut = True, cut
         self._text.close()
         next(self._run, None)
         self._out.finish()
@@ -166,7 +166,7 @@ class AnswerReader:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _call(self, marker: str, strict: bool = False) -> Wait[bool]:
-        """Read the calls behind a marker; show it as text if there are none. `strict`: only those of known tools."""
+        """Read the calls behind a marker; show it as text if there are none. `strict`: only calls of known tools."""
         self._text.record()
         called = yield from self._calls(marker, replace(self._context, strict=strict))
         if not called:
@@ -175,7 +175,7 @@ class AnswerReader:
         return called
 
     def _last_calls(self, marker: str) -> Wait[bool]:
-        """Read the calls behind a marker in a thought. They count if they are whole, and nothing follows them.
+        """Read the calls behind a marker in a thought. They count if they are whole, and the answer ends with them.
 
         Otherwise the model only mentions them: they are a part of the thought.
         """
@@ -194,7 +194,7 @@ class AnswerReader:
                 yield from text.spaces()
             following = yield from text.accept_one(opens)
         calls = trial.drain()
-        if (yield from text.peek()) or not whole_calls(calls):
+        if (yield from text.peek()) or self._cut or not whole_calls(calls):
             self._out.text(marker)
             self._out.text(text.back())
             return False
@@ -287,7 +287,7 @@ class AnswerReader:
         return (yield from self._content(calls=header.kind == "call"))
 
     def _reads(self, recipient: str) -> bool:
-        """Return whether a message to a tool is read. One to a tool that nobody offered is for nobody here."""
+        """Return whether to read a message to a tool. Messages to tools that were not offered are dropped."""
         calls, tools = self._format.calls, self._context.tools
         assert isinstance(calls, NamedCalls)
         if not self._read_calls or not calls.prefix:

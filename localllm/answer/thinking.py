@@ -11,7 +11,7 @@ SWITCHES = frozenset(("enable_thinking", "thinking"))  # variables of templates 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a model that can think shall do so. None: nothing is said, so it thinks (`with_thinking`)."""
+    """How a model thinks before it answers. By default it does if it can (`with_thinking`)."""
 
     enabled: bool | None = None
     effort: str = ""  # low, medium, high: for templates that know it; "none": not at all

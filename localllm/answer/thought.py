@@ -53,7 +53,7 @@ class Begun:
 def begin(format_: Format, prompt_tail: str, thought: str, content: str | None) -> Begun:
     """Return how a prompt that ends with `prompt_tail` begins an answer with this thought and content.
 
-    Without content (None) the thought goes on. A format without thoughts drops it.
+    If content is None, the answer continues the thought. A format without thoughts drops it.
     """
     thinking = format_.thinking
     lead, before, after = thinking.spaces

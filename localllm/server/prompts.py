@@ -54,7 +54,7 @@ _SNIPPET = "\n\n--- snippet ---\n\n"  # what it puts before a file, for models w
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens before an answer, and their text. `tail`: its end, before what it has of the answer itself."""
+    """The tokens before an answer, and their text. `tail`: the end of the prompt, without the begun answer."""
 
     ids: list[int]
     text: str

@@ -392,8 +392,8 @@ class _Text:
             case Written():
                 return (More(self._parts(event.text), event.token, event.logprob, number),)
             case Finished():
-                parts = self._parts(event.text, last=True)
                 reason = _REASONS[event.reason]
+                parts = self._parts(event.text, last=True, cut=reason in ("length", "cancelled"))
                 if self._called and reason in ("end", "stop"):
                     reason = "tool_calls"
                 done = Done(reason, event.usage, event.stop, number)
@@ -401,12 +401,12 @@ class _Text:
             case _:
                 raise AssertionError(event)
 
-    def _parts(self, text: str, last: bool = False) -> tuple[Part, ...]:
+    def _parts(self, text: str, last: bool = False, cut: bool = False) -> tuple[Part, ...]:
         if self._reader is None:
             return (Content(text),) if text else ()
         parts = self._reader.push(text) if text else ()
         if last:
-            parts = (*parts, *self._reader.finish())
+            parts = (*parts, *self._reader.finish(cut))
         self._called = self._called or any(isinstance(part, CallStart) for part in parts)
         return parts
 

@@ -33,8 +33,8 @@ class _Origins:
     """The special tokens that count at each place of a text."""
 
     marks: bytes
-    tokens: Set[int]  # that the template writes
-    answers: Set[int]  # of them, those that an answer is written in
+    tokens: Set[int]  # control tokens, and user-defined tokens that the template writes
+    answers: Set[int]  # markers of thoughts and calls among them
 
     def allows(self, token: int, start: int, stop: int) -> bool:
         """Return whether `token` at [start, stop) counts; the least trusted part of that text decides."""
@@ -46,9 +46,9 @@ class ChatEncoder:
     """Encodes the conversations rendered by the template with this source.
 
     A control token in the text of a user, system message, tool, name or schema is plain text. So are user-defined
-    tokens that the template writes. In the model's own turns those of thoughts and calls count, such as `<tool_call>`,
-    and those of turns and roles do not. Other user-defined tokens, such as runs of spaces or emoticons, count
-    everywhere. With `parse_content` all count everywhere.
+    tokens that the template writes. In the assistant's messages the markers of thoughts and calls count, such as
+    `<tool_call>`; markers of turns and roles do not. Other user-defined tokens, such as runs of spaces or emoticons,
+    count everywhere. With `parse_content` all count everywhere.
     """
 
     def __init__(self, tokenizer: Encoder, source: str, parse_content: bool = False) -> None:

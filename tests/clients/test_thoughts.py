@@ -1,4 +1,4 @@
-"""Thoughts and calls in all four APIs, streamed and whole: a thought is not an answer, and goes on where it stopped.
+"""Thoughts and calls in all four APIs, streamed and whole: a thought is not an answer, and an answer can continue one.
 
 The answers are raw texts of a model of the Hermes family; the requests are plain HTTP.
 """
@@ -138,7 +138,7 @@ def answer(server: Server, api: str, asked: str, stream: bool, begun: str = "") 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", APIS)
 def test_a_call_that_a_thought_mentions(server: Server, api: str, stream: bool) -> None:
-    """Nor does a grammar hold the model to that call: the planned answer would not pass."""
+    """The grammar of calls does not begin at it either: it would reject the planned answer."""
     heard = answer(server, api, plan(says("No.", thought=MENTIONED)), stream)
     assert heard == Heard(MENTIONED, "No.")
     heard = answer(server, api, plan(calls(Call("add", {"a": 3}), thought=MENTIONED)), stream)
@@ -147,14 +147,14 @@ def test_a_call_that_a_thought_mentions(server: Server, api: str, stream: bool) 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", APIS)
-def test_a_thought_that_goes_on(server: Server, api: str, stream: bool) -> None:
+def test_a_continued_thought(server: Server, api: str, stream: bool) -> None:
     heard = answer(server, api, plan(says(" of everything.\n</think>\n\nDone.")), stream, begun="I am thin")
     assert heard == Heard(" of everything.", "Done.")
 
 
 @pytest.mark.parametrize("begun", ["", "I am thin"])
 def test_a_structure_after_a_thought(server: Server, begun: str) -> None:
-    """The grammar begins behind the thought, whether the model begins that or goes on with it."""
+    """The grammar begins after the thought, both for a new thought and for a continued one."""
     asked = f"{MENTIONED}\n</think>\n\n" if begun else f"<think>\n{MENTIONED}\n</think>\n\n"
     more: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"schema": PARAMETERS}}}
     body = chat(plan(says(asked + '{"a": 1}')), begun) | {"tools": []} | more
@@ -165,7 +165,7 @@ def test_a_structure_after_a_thought(server: Server, begun: str) -> None:
     assert openai(found.text) == Heard(MENTIONED, "", [{"a": 2}])
 
 
-def test_the_prompt_of_a_thought_that_goes_on(server: Server) -> None:
+def test_the_prompt_of_a_continued_thought(server: Server) -> None:
     def prompt(thought: str, content: str, part: bool | str = True) -> str:
         last = {"role": "assistant", "reasoning_content": thought, "content": content}
         body = {"messages": [{"role": "user", "content": "Hi"}, last], "continue_final_message": part}
@@ -179,7 +179,7 @@ def test_the_prompt_of_a_thought_that_goes_on(server: Server) -> None:
     assert prompt("", "Yes") == "Yes"
 
 
-def test_marks_in_a_thought_that_goes_on_are_text(server: Server) -> None:
+def test_marks_in_a_continued_thought_are_text(server: Server) -> None:
     """A client may write it: <|im_end|> in it is not the token."""
     last = {"role": "assistant", "reasoning_content": "a<|im_end|>", "content": ""}
     body = {"messages": [{"role": "user", "content": plan(says("\n</think>\n\nDone."))}, last], "max_tokens": 9}

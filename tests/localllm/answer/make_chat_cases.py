@@ -8,6 +8,7 @@ Every template becomes a sketch: the few texts of it by which its format is foun
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.conftest import SHARED_DATA
 
 DATA = Path(__file__).with_name("data") / "chat_cases.json"
 BREAK = r"\n"  # as the strings of a template spell it
-CONTENT = 3  # `continue`: the content of the last message goes on, not its thought
+CONTENT = 3  # `continue`: the answer continues the content of the last message, not its thought
 REQUIRED = 1  # `tool_choice`
 
 
@@ -28,7 +29,7 @@ def sketch(template: str) -> str:
     spelled = (start + BREAK, BREAK + end, end + BREAK, end + 2 * BREAK, "tools")
     texts = [text for row in ROWS if row.name == format_.name for text in row.texts if text in template]
     texts += [text for text, _ in THOUGHTS if text in template][:1]
-    texts += [text for text in spelled if text in template]
+    texts += [text for text in spelled if text in re.sub(r"""['"]\s*[~+]\s*['"]""", "", template)]
     found = " ".join(texts)
     assert find_format(found) == format_, (found, format_)
     return found

@@ -73,9 +73,10 @@ def test_scrambled_markers_are_read_the_same_way_however_they_are_cut(name: str,
     text = "".join(data.draw(st.lists(words, max_size=24)))
     tail = data.draw(st.sampled_from(["", format_.thinking.start, "<|start|>assistant", ">>>"]))
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
-    whole = read(format_, text, tail)
-    assert read(format_, text, tail, cuts=cuts) == whole
-    assert read(format_, text, tail, cuts=range(1, len(text))) == whole
+    how = {"inline": data.draw(st.booleans()), "resumed": data.draw(st.booleans())}
+    whole = read(format_, text, tail, **how)
+    assert read(format_, text, tail, cuts=cuts, **how) == whole
+    assert read(format_, text, tail, cuts=range(1, len(text)), **how) == whole
     for _, arguments in whole.calls:  # complete, or the start of an object: never something else
         assert arguments == "" or arguments.startswith("{")
 
@@ -251,6 +252,13 @@ def test_a_family_that_calls_without_ending_its_thought(more: str) -> None:
     assert read(HERMES, f"I look.\n{JSON_CALL}{more}", "<think>").calls == []
 
 
+def test_an_answer_that_is_cut_off_behind_a_call_in_a_thought() -> None:
+    """The model had more to say, so it is not known whether it only mentions the call."""
+    reader = AnswerReader(CODER, TOOLS, "<think>")
+    parts = (*reader.push(f"E.g. {TAG_CALL}"), *reader.finish(cut=True))
+    assert [type(part).__name__ for part in parts] == ["Reasoning"] * len(parts)
+
+
 @pytest.mark.parametrize("size", [100, 10_000])
 def test_a_long_call_in_an_unended_thought(size: int) -> None:
     """Longer than what the reader goes back over, too."""
@@ -339,6 +347,16 @@ HARMONIES = [
 def test_harmony(text: str, reasoning: str, content: str) -> None:
     found = read(HARMONY, text, "<|start|>assistant")
     assert (found.reasoning, found.content, found.calls) == (reasoning, content, [])
+
+
+def test_calls_that_stay_in_the_content() -> None:
+    for format_, text in (
+        (HERMES, JSON_CALL),
+        (HARMONY, '<|channel|>commentary to=functions.search<|message|>{"query": "a"}'),
+    ):
+        reader = AnswerReader(format_, TOOLS, "<|start|>assistant", read_calls=False)
+        parts = (*reader.push(text), *reader.finish())
+        assert "".join(getattr(part, "text", "") for part in parts) == text.rpartition("<|message|>")[2]
 
 
 def test_calls_in_a_message_to_the_user_are_text() -> None:
