@@ -4,10 +4,10 @@
     python benchmarks/neighbours_attacked.py --table
 
 The server listens on 127.0.0.1 and has the usual options. The attacker's address is 127.0.0.1, the neighbour's
-127.0.0.2. The neighbour asks for 4 tokens again and again, alone at first, then while the attack's requests are open and
-for at most `--seconds`. A server that has not recovered then is started anew. `--checkout` is the folder of the server's
-source: an older one gives the times before a change. One JSON line per attack goes to
-benchmarks/results/neighbours_attacked.jsonl.
+127.0.0.2. The neighbour asks for 4 tokens again and again: alone at first, then while the attack's requests are open,
+for at most `--seconds`. The next attack gets a new server if this one has not recovered. `--checkout` is the folder of
+the server's source: an older one gives the times before a change. With a large context (`-c`), large texts are not
+refused but tokenized. One JSON line per attack goes to benchmarks/results/neighbours_attacked.jsonl.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class Neighbour:
 
 
 @contextmanager
-def serving(model: str, checkout: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def serving(model: str, checkout: Path, context: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run the server of a checkout; give its process and port."""
     with tempfile.NamedTemporaryFile("wb") as log:
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
-        words = [sys.executable, "-m", "localllm", "serve", model, "--port", "0"]
+        words = [sys.executable, "-m", "localllm", "serve", model, "--port", "0", "-c", str(context)]
         process = subprocess.Popen(words, cwd=checkout, env=environment, stdout=log, stderr=log)
         try:
             while not (found := re.search(r"listening on http://\S+:(\d+)", Path(log.name).read_text())):
@@ -149,7 +149,7 @@ def held(port: int, connections: Held) -> Iterator[None]:
 
 
 def attacked(port: int, name: str, row: Row, seconds: float) -> None:
-    """Run an attack, and the neighbour beside it."""
+    """Run an attack, and time the neighbour's answers meanwhile."""
     attack, neighbour = ATTACKS[name], Neighbour(port)
     began = time.perf_counter()
 
@@ -173,10 +173,10 @@ def attacked(port: int, name: str, row: Row, seconds: float) -> None:
     row.seconds = round(time.perf_counter() - began, 2)
 
 
-def measure(model: str, checkout: Path, label: str, names: list[str], seconds: float) -> list[Row]:
+def measure(model: str, checkout: Path, label: str, names: list[str], seconds: float, context: int) -> list[Row]:
     rows: list[Row] = []
     while len(rows) < len(names):  # a new server whenever the old one has not recovered
-        with serving(model, checkout) as (process, port):
+        with serving(model, checkout, context) as (process, port):
             neighbour, alone = Neighbour(port), list[float]()
             for name in names[len(rows) :]:
                 for _ in range(ALONE if alone else ALONE + 2):
@@ -234,9 +234,12 @@ def _cell(row: Row | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="attacks whose name has one of these")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="WORD", help="run the attacks with one of these words in their name"
+    )
     parser.add_argument("--seconds", type=float, default=30, help="that an attack lasts at most [30]")
     parser.add_argument("--checkout", type=Path, default=ROOT, help="source of the server")
+    parser.add_argument("-c", "--ctx-size", type=int, default=1024, help="context of the server [1024]")
     parser.add_argument("--label", default="now", help="name of the column")
     parser.add_argument("--table", action="store_true", help="print the stored results")
     arguments = parser.parse_args()
@@ -244,7 +247,9 @@ def main() -> None:
         print(table())
         return
     names = [name for name in ATTACKS if not arguments.only or any(word in name for word in arguments.only)]
-    rows = measure(arguments.model, arguments.checkout.resolve(), arguments.label, names, arguments.seconds)
+    rows = measure(
+        arguments.model, arguments.checkout.resolve(), arguments.label, names, arguments.seconds, arguments.ctx_size
+    )
     late = [row.attack for row in rows if row.beyond > MOST or row.failures]
     print(f"{len(rows)} attacks; too long or failed: {', '.join(late) or 'none'}")
 

@@ -46,7 +46,7 @@ def long_text(unit: str) -> str:
 
 
 def many(count: int, **fields: Any) -> Sent:
-    """Long answers, for as many users as there are requests if `user` is asked for."""
+    """Long answers. `user` gets a number after it, so that every request names another user."""
 
     def requests() -> Iterator[tuple[str, Body]]:
         for number in range(count):

@@ -47,7 +47,7 @@ def _converted(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
-    """Compile a grammar, and find what may come first. StructureError, in a line, for one that is broken."""
+    """Compile a grammar, and find what may come first. StructureError if it is broken."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(step_lexer_fuel=_STEP_FUEL, max_lexer_states=_STATES, verbose_errors=False)
@@ -55,7 +55,9 @@ def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
     if matcher.is_error():
         raise StructureError(f"the grammar cannot be used: {told(matcher.get_error())}")
     bits = ctypes.create_string_buffer(4 * (-(-tokens.vocab_size // 32)))
-    for _ in range(2):  # the first one may spend what the lexer that copies share may use, and only the second one fails
+    for _ in range(
+        2
+    ):  # the first one may spend what the lexer that copies share may use, and only the second one fails
         first = matcher.deep_copy()
         first.unsafe_compute_mask_ptr(ctypes.addressof(bits), len(bits))  # `compute_bitmask` hides errors
         if first.is_error():
