@@ -31,6 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import neighbours_attacks
 from compare import RESULTS, ROOT, machine
 from neighbours_attacks import ATTACKS, Held, Sent
 
@@ -240,12 +241,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="that an attack lasts at most [30]")
     parser.add_argument("--checkout", type=Path, default=ROOT, help="source of the server")
     parser.add_argument("-c", "--ctx-size", type=int, default=1024, help="context of the server [1024]")
+    parser.add_argument("--megabytes", type=float, default=30, help="size of a large text [30]")
     parser.add_argument("--label", default="now", help="name of the column")
     parser.add_argument("--table", action="store_true", help="print the stored results")
     arguments = parser.parse_args()
     if arguments.table:
         print(table())
         return
+    neighbours_attacks.megabytes = arguments.megabytes
     names = [name for name in ATTACKS if not arguments.only or any(word in name for word in arguments.only)]
     rows = measure(
         arguments.model, arguments.checkout.resolve(), arguments.label, names, arguments.seconds, arguments.ctx_size

@@ -14,7 +14,8 @@ from typing import Any
 Body = dict[str, Any] | bytes
 HELLO = [{"role": "user", "content": "a"}]
 STORY = {"max_tokens": 900, "ignore_eos": True}
-MEGABYTES = 30
+
+megabytes = 30.0  # of a large text; the command line may set another
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def chat(**fields: Any) -> Sent:
 
 
 def long_text(unit: str) -> str:
-    return unit * (MEGABYTES * 1_000_000 // len(unit.encode()))
+    return unit * (int(megabytes * 1_000_000) // len(unit.encode()))
 
 
 def many(count: int, **fields: Any) -> Sent:
