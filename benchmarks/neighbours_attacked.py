@@ -35,7 +35,7 @@ import neighbours_attacks
 from compare import RESULTS, ROOT, machine
 from neighbours_attacks import ATTACKS, Held, Sent
 
-OUT = Path(os.environ.get("X_OUT") or RESULTS / "neighbours_attacked.jsonl")
+OUT = RESULTS / "neighbours_attacked.jsonl"
 ATTACKER, NEIGHBOUR = "127.0.0.1", "127.0.0.2"
 MOST = 2.0  # seconds that a neighbour may wait beyond its time alone
 ALONE = 10  # answers without an attack
