@@ -1,13 +1,13 @@
 """How long a client waits for a short answer while another one does its worst: one row for each attack.
 
     python benchmarks/neighbours_attacked.py [MODEL] [--only WORD ...] [--seconds 30] [--checkout FOLDER] [--label TEXT]
-    python benchmarks/neighbours_attacked.py --table
+    python benchmarks/neighbours_attacked.py --table [--all]
 
 The server listens on 127.0.0.1 and has the usual options. The attacker's address is 127.0.0.1, the neighbour's
-127.0.0.2. The neighbour asks for 4 tokens again and again, alone at first, then while the attack's requests are open and
-for at most `--seconds`. A server that has not recovered then is started anew. `--checkout` is the folder of the server's
-source: an older one gives the times before a change. One JSON line per attack goes to
-benchmarks/results/neighbours_attacked.jsonl.
+127.0.0.2. The neighbour asks for 4 tokens again and again: alone at first, then while the attack's requests are open,
+for at most `--seconds`. The next attack gets a new server if this one has not recovered. `--checkout` is the folder of
+the server's source: an older one gives the times before a change. With a large context (`-c`), large texts are not
+refused but tokenized. One JSON line per attack goes to benchmarks/results/neighbours_attacked.jsonl.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import neighbours_attacks
 from compare import RESULTS, ROOT, machine
 from neighbours_attacks import ATTACKS, Held, Sent
 
-OUT = Path(os.environ.get("X_OUT") or RESULTS / "neighbours_attacked.jsonl")
+OUT = RESULTS / "neighbours_attacked.jsonl"
 ATTACKER, NEIGHBOUR = "127.0.0.1", "127.0.0.2"
 MOST = 2.0  # seconds that a neighbour may wait beyond its time alone
 ALONE = 10  # answers without an attack
@@ -52,6 +53,22 @@ class Row:
     statuses: list[int] = field(default_factory=list)  # of the attacker; -1: cut off, or the time was over
     seconds: float = 0.0  # of the attack
     memory: int = 0  # of the server after it, in MiB
+
+    @property
+    def kind(self) -> str:
+        return self.attack.partition(" ")[0]
+
+    @property
+    def worst(self) -> tuple[int, float]:
+        """How bad it is: failures, then the longest wait."""
+        return len(self.failures), max(self.waits, default=0.0)
+
+    def cell(self, named: bool) -> str:
+        """The waits as a table has them: alone, median, longest; with the attack if `named`."""
+        failed = f", {len(self.failures)} of {len(self.waits)} failed" if self.failures else ""
+        name = f"{self.attack.removeprefix(self.kind).strip()}: " if named else ""
+        waits = self.waits or [0.0]
+        return f"{name}{median(self.alone):.2f}, {median(waits):.2f}, {max(waits):.2f} s{failed}"
 
     @property
     def beyond(self) -> float:
@@ -94,11 +111,11 @@ class Neighbour:
 
 
 @contextmanager
-def serving(model: str, checkout: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def serving(model: str, checkout: Path, options: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run the server of a checkout; give its process and port."""
     with tempfile.NamedTemporaryFile("wb") as log:
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
-        words = [sys.executable, "-m", "localllm", "serve", model, "--port", "0"]
+        words = [sys.executable, "-m", "localllm", "serve", model, "--port", "0", *options]
         process = subprocess.Popen(words, cwd=checkout, env=environment, stdout=log, stderr=log)
         try:
             while not (found := re.search(r"listening on http://\S+:(\d+)", Path(log.name).read_text())):
@@ -149,7 +166,7 @@ def held(port: int, connections: Held) -> Iterator[None]:
 
 
 def attacked(port: int, name: str, row: Row, seconds: float) -> None:
-    """Run an attack, and the neighbour beside it."""
+    """Run an attack, and time the neighbour's answers meanwhile."""
     attack, neighbour = ATTACKS[name], Neighbour(port)
     began = time.perf_counter()
 
@@ -159,13 +176,13 @@ def attacked(port: int, name: str, row: Row, seconds: float) -> None:
     if isinstance(attack, Held):
         with held(port, attack):
             while left() > 0.5 * seconds:
-                neighbour.once(row, max(left(), 1))
+                neighbour.once(row, max(left(), 5))
                 time.sleep(0.2)
     else:
         threads = send(port, attack, row, seconds)
         time.sleep(0.1)
         while left() > 0:
-            neighbour.once(row, max(left(), 1))
+            neighbour.once(row, max(left(), 5))
             if not any(thread.is_alive() for thread in threads):
                 break
             time.sleep(0.2)
@@ -173,10 +190,10 @@ def attacked(port: int, name: str, row: Row, seconds: float) -> None:
     row.seconds = round(time.perf_counter() - began, 2)
 
 
-def measure(model: str, checkout: Path, label: str, names: list[str], seconds: float) -> list[Row]:
+def measure(model: str, checkout: Path, label: str, names: list[str], seconds: float, options: list[str]) -> list[Row]:
     rows: list[Row] = []
     while len(rows) < len(names):  # a new server whenever the old one has not recovered
-        with serving(model, checkout) as (process, port):
+        with serving(model, checkout, options) as (process, port):
             neighbour, alone = Neighbour(port), list[float]()
             for name in names[len(rows) :]:
                 for _ in range(ALONE if alone else ALONE + 2):
@@ -208,43 +225,51 @@ def line(row: Row) -> str:
     )
 
 
-def table() -> str:
-    """The Markdown of the stored results: the newest row of each label and attack."""
+def stored() -> list[Row]:
+    """The newest row of every label and attack."""
     rows: dict[tuple[str, str], Row] = {}
-    for text in OUT.read_text().splitlines():
+    for text in OUT.read_text().splitlines() if OUT.exists() else ():
         found = json.loads(text)
-        row = Row(**{name: found[name] for name in Row.__slots__})  # type: ignore[attr-defined]
-        rows[row.label, row.attack] = row
-    labels = list(dict.fromkeys(label for label, _ in rows))
-    head = "| attack | " + " | ".join(f"{label}: alone, median, max, s" for label in labels) + " |"
-    lines = [head, "|---|" + "---:|" * len(labels)]
-    for attack in dict.fromkeys(attack for _, attack in rows):
-        cells = [_cell(rows.get((label, attack))) for label in labels]
-        lines.append(f"| {attack} | {' | '.join(cells)} |")
+        rows[found["label"], found["attack"]] = Row(**{each.name: found[each.name] for each in fields(Row)})
+    return list(rows.values())
+
+
+def table(rows: list[Row], whole: bool = False) -> str:
+    """The Markdown of docs/serve.md: the attack of each kind that the neighbour waits for longest; `whole`: all."""
+    labels = list(dict.fromkeys(row.label for row in rows))
+    lines = [f"| attack | {' | '.join(labels)} |", f"|---|{'---|' * len(labels)}"]
+    names = [row.attack for row in rows]
+    for name in dict.fromkeys(names if whole else [name.partition(" ")[0] for name in names]):
+        cells = []
+        for label in labels:
+            found = [row for row in rows if row.label == label and (row.attack if whole else row.kind) == name]
+            cells.append(max(found, key=lambda row: row.worst).cell(not whole) if found else "")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return ""
-    failed = f" ({len(row.failures)} failed)" if row.failures else ""
-    return f"{median(row.alone):.2f}, {median(row.waits or [0]):.2f}, {max(row.waits, default=0):.2f}{failed}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="attacks whose name has one of these")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="WORD", help="run the attacks with one of these words in their name"
+    )
     parser.add_argument("--seconds", type=float, default=30, help="that an attack lasts at most [30]")
     parser.add_argument("--checkout", type=Path, default=ROOT, help="source of the server")
+    parser.add_argument("-c", "--ctx-size", default="1024", help="context of the server [1024]")
+    parser.add_argument("-np", "--parallel", default="4", help="answers that it writes at once [4]")
+    parser.add_argument("--megabytes", type=float, default=30, help="size of a large text [30]")
     parser.add_argument("--label", default="now", help="name of the column")
-    parser.add_argument("--table", action="store_true", help="print the stored results")
+    parser.add_argument("--table", action="store_true", help="print the stored results: the table of docs/serve.md")
+    parser.add_argument("--all", action="store_true", help="with --table: every attack")
     arguments = parser.parse_args()
     if arguments.table:
-        print(table())
+        print(table(stored(), arguments.all))
         return
+    options = ["-c", arguments.ctx_size, "-np", arguments.parallel]
+    neighbours_attacks.megabytes = arguments.megabytes
     names = [name for name in ATTACKS if not arguments.only or any(word in name for word in arguments.only)]
-    rows = measure(arguments.model, arguments.checkout.resolve(), arguments.label, names, arguments.seconds)
+    rows = measure(arguments.model, arguments.checkout.resolve(), arguments.label, names, arguments.seconds, options)
     late = [row.attack for row in rows if row.beyond > MOST or row.failures]
     print(f"{len(rows)} attacks; too long or failed: {', '.join(late) or 'none'}")
 

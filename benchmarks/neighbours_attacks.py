@@ -14,7 +14,8 @@ from typing import Any
 Body = dict[str, Any] | bytes
 HELLO = [{"role": "user", "content": "a"}]
 STORY = {"max_tokens": 900, "ignore_eos": True}
-MEGABYTES = 30
+
+megabytes = 30.0  # of a large text; the command line may set another
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,11 @@ def chat(**fields: Any) -> Sent:
 
 
 def long_text(unit: str) -> str:
-    return unit * (MEGABYTES * 1_000_000 // len(unit.encode()))
+    return unit * (int(megabytes * 1_000_000) // len(unit.encode()))
 
 
 def many(count: int, **fields: Any) -> Sent:
-    """Long answers, for as many users as there are requests if `user` is asked for."""
+    """Long answers. `user` gets a number after it, so that every request names another user."""
 
     def requests() -> Iterator[tuple[str, Body]]:
         for number in range(count):

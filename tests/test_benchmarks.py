@@ -50,6 +50,24 @@ def test_the_page_on_the_server_shows_the_stored_rows(monkeypatch, program: str,
     sys.modules.pop(program, None)
 
 
+def test_the_page_on_the_server_shows_the_stored_attacks(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import neighbours_attacked as attacked
+
+    rows = attacked.stored()
+    assert shown("docs/serve.md", "attacked") == attacked.table(rows)
+    assert {row.attack for row in rows} >= attacked.ATTACKS.keys()
+    now = [row for row in rows if row.label == "now"]
+    assert all(row.beyond <= attacked.MOST and not row.failures for row in now)
+    for attack in attacked.ATTACKS.values():  # each can be made; none is sent
+        if isinstance(attack, attacked.Sent):
+            path, body = next(attack.requests())
+            assert path.startswith("/")
+            assert body
+    for name in ("neighbours_attacked", "neighbours_attacks", "compare"):
+        sys.modules.pop(name, None)
+
+
 def test_the_page_on_speed_shows_the_stored_neighbours(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import neighbours

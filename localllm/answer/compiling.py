@@ -10,6 +10,9 @@ import ctypes
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from io import FileIO
+from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Any
 
 from localllm.answer.structure import StructureError
@@ -23,6 +26,7 @@ _STEP_FUEL = 50_000
 _STATES = 100_000
 
 _vocabularies: dict[str, LLTokenizer] = {}  # in the child: the newest one
+_sizes: list[FileIO] = []
 
 
 def converted(source: str) -> str:
@@ -47,7 +51,7 @@ def _converted(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
-    """Compile a grammar, and find what may come first. StructureError, in a line, for one that is broken."""
+    """Compile a grammar, and find what may come first. StructureError if it is broken."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(step_lexer_fuel=_STEP_FUEL, max_lexer_states=_STATES, verbose_errors=False)
@@ -86,11 +90,13 @@ def vocabulary_request(
 
 
 def prepare() -> None:
-    """Load the library while files can still be opened."""
+    """Load the library, and the file that tells the memory, while files can still be opened."""
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     tokens = LLTokenizer(TokenizerWrapper(_Tokens([bytes([byte]) for byte in range(256)], [], 0)), eos_token=[0])
+    with suppress(OSError):
+        _sizes.append(FileIO("/proc/self/statm"))
     LLMatcher(tokens, json.dumps({"grammars": [{"lark_grammar": gbnf_to_lark('root ::= "a"')}]}), log_level=0)
 
 
@@ -110,10 +116,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     before = _memory()
     try:
         source = converted(request["grammar"])
-        matcher_of(_vocabularies[key], source)
+        matcher = matcher_of(_vocabularies[key], source)
     except StructureError as error:
         return {"error": str(error)}
-    return {"source": source, "bytes": max(_memory() - before, 0)}
+    size = max(_memory() - before, 0)
+    del matcher  # until here it is counted
+    return {"source": source, "bytes": size}
 
 
 def _vocabulary(request: dict[str, Any]) -> LLTokenizer:
@@ -141,9 +149,8 @@ class _Tokens:
 
 
 def _memory() -> int:
-    """Return the most memory that this process has used, in bytes; 0 if the system does not tell."""
-    try:
-        import resource
-    except ImportError:
+    """Return the address space of this process in bytes; 0 if the system does not tell."""
+    if not _sizes:
         return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    _sizes[0].seek(0)
+    return int(_sizes[0].read(64).split()[0]) * PAGESIZE

@@ -29,6 +29,7 @@ Json = Mapping[str, Any]
 MOST_TOOLS = 256
 _MOST_DEPTH = 8
 _MOST_RULES = 10_000
+_MOST_TEXT = 1 << 21  # characters of all rules
 
 
 def forced_calls(
@@ -101,6 +102,7 @@ class _Rules:
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self._vocabulary = vocabulary
         self._rules: list[str] = []
+        self._length = 0  # characters of them
 
     def grammar(self, body: str) -> Grammar:
         gap = r"GAP: /\n?/"
@@ -108,7 +110,8 @@ class _Rules:
 
     def add(self, body: str) -> str:
         """Add a rule; return its name."""
-        if len(self._rules) > _MOST_RULES:
+        self._length += len(body)
+        if len(self._rules) > _MOST_RULES or self._length > _MOST_TEXT:
             raise StructureError(
                 "the tools' schemas are too large for a forced call; use fewer tools or shorter schemas"
             )

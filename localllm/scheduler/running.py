@@ -45,6 +45,8 @@ class Running:
         self.places = Places(limits.parallel, engine, self.prefixes)
         self.waiting: list[Answering] = []
         self.active: list[Answering] = []
+        self._served: dict[str, int] = {}  # account -> its last turn, the longest ago first
+        self._turns = 0
         self._futile: set[int] = set()  # requests for which another stopped in vain; until one ends
         self._seen: tuple[int, ...] = ()  # who ran and waited when all places were taken, and when that was
         self._seen_at = 0.0
@@ -97,7 +99,8 @@ class Running:
     # -- admission -------------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Start waiting requests: by priority, then accounts and users that have the fewest running, then age.
+        """Start waiting requests: by priority, then accounts with the fewest running, of which that whose turn was
+        longest ago, then users with the fewest, then age.
 
         If all places are taken, a request of an account that has too few makes another's stop for a while.
         """
@@ -112,7 +115,8 @@ class Running:
             one = min(
                 ready,
                 key=lambda one: (
-                    -one.request.priority, accounts[one.request.account], have[one.request.client], one.number
+                    -one.request.priority, accounts[one.request.account], self._served.get(one.request.account, 0),
+                    have[one.request.client], one.number,
                 ),
             )  # fmt: skip
             stopped = self._to_stop(one, accounts) if len(self.active) >= self._limits.parallel else None
@@ -172,6 +176,12 @@ class Running:
         self.waiting.remove(one)
         one.place = self.places.choose(one.request.place, [other.place for other in self.active])
         self.active.append(one)
+        account = one.request.account
+        self._turns += 1
+        self._served.pop(account, None)
+        self._served[account] = self._turns
+        if len(self._served) > MOST_CLIENTS:
+            del self._served[next(iter(self._served))]
         one.admitted(sequence, reused)
         if self._drafts is not None:
             self._drafts.begin(one)

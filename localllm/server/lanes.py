@@ -1,8 +1,8 @@
 """Lanes: threads for work that blocks, each with a queue in which accounts take turns.
 
 A lane runs one job at a time. The next job is the oldest one of the account that has used the least time, so that many
-jobs of one account hold up another account's by one job at most. Jobs are bounded by their callers. Work on large texts
-has a lane of its own, so that short texts never wait for it.
+jobs of one account hold up another account's by one job at most. Jobs are bounded by their callers. Large texts
+have a separate lane, so that short texts never wait for them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Lane:
         with self._changed:
             if self._closed:
                 raise RuntimeError("the lane is closed")
-            if account not in self._waiting:  # time not used while idle is no credit
+            if account not in self._waiting:  # an idle account saves up no time
                 self._used[account] = max(self._used.pop(account, 0.0), self._now)
                 self._waiting[account] = deque()
             self._waiting[account].append(made)
@@ -91,7 +91,7 @@ class Lane:
                     del self._used[next(iter(self._used))]
 
     def _next(self) -> tuple[str, _Job] | None:
-        """Wait a moment for a job, and take it from its queue; None if there is none, and the thread has to end."""
+        """Wait a moment for a job, and take it from its queue; None after that: the thread ends."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closed, IDLE_SECONDS)
             if not self._waiting:

@@ -183,7 +183,6 @@ class Connections:
     def enter(self, account: str) -> bool:
         """Count a connection; return whether it may stay."""
         if not within_share(self._open[account], self._most - self._open.total()):
-            self._open += Counter()  # without those that have none
             return False
         self._open[account] += 1
         return True

@@ -38,6 +38,19 @@ def test_users_of_one_account_share_its_turn(model: localllm.Model) -> None:
         assert clients(it) == ["a/user 0", "b"]
 
 
+def test_of_accounts_with_nothing_running_the_one_that_had_no_turn_comes_first(model: localllm.Model) -> None:
+    with Stepped(model, parallel=1) as it:
+        for number in range(3):
+            it.ask(wanted(number, "a", 2))
+        it.turn()
+        it.ask(wanted(8, "b", 2))
+        order = clients(it)
+        while it.running.active or it.running.waiting:
+            it.turn()
+            order += [client for client in clients(it) if client != order[-1]]
+        assert order == ["a", "b", "a"]
+
+
 def test_users_within_an_account_take_turns(model: localllm.Model) -> None:
     with Stepped(model, parallel=2) as it:
         for user in ("x", "x", "y"):

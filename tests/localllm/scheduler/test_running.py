@@ -244,6 +244,18 @@ def test_the_log_says_at_which_token_a_prompt_parts(
         assert len(caplog.records) == 1
 
 
+def test_a_user_cannot_write_a_line_of_the_log(model: localllm.Model, caplog: pytest.LogCaptureFixture) -> None:
+    prompt = text(18, 60)
+    user = "a/u\n22:10:10 POST /v1/chat/completions 200 FORGED\x1b[31m \u202e"
+    with Stepped(model) as it, caplog.at_level(logging.INFO, "localllm.scheduler"):
+        for changed in (prompt, [*prompt[:20], 0, *prompt[21:]]):
+            it.ask(wanted(changed, client=user))
+            it.finish()
+    [message] = caplog.messages
+    assert message.isprintable()
+    assert "FORGED" in message
+
+
 # -- a full cache ----------------------------------------------------------------------------------------------------
 
 

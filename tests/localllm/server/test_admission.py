@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from localllm.options import ServeOptions
 from localllm.server import admission as admission_module
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
@@ -15,6 +16,7 @@ from localllm.server.errors import Draining, TooManyRequests
 from localllm.server.limits import Limits
 from localllm.server.settings import Settings, digest
 from localllm.server.turn import Begun
+from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService, done, said, script
 
 
@@ -34,6 +36,19 @@ def test_requests_are_counted() -> None:
     admission.draining = True
     with pytest.raises(Draining):
         admission.enter("a")
+
+
+def test_no_account_takes_more_than_is_left() -> None:
+    admission = Admission(Limits(requests=8, client_requests=100))
+    for _ in range(5):
+        admission.enter("a")
+    with pytest.raises(TooManyRequests, match="5 requests of yours are open"):
+        admission.enter("a")
+    for _ in range(2):
+        admission.enter("b")
+    with pytest.raises(TooManyRequests, match="2 requests of yours are open"):
+        admission.enter("b")
+    admission.enter("c")
 
 
 def test_the_time_to_retry_follows_from_what_requests_take() -> None:
@@ -146,6 +161,18 @@ def test_clients_with_keys_have_limits_of_their_own() -> None:
     headers = [{"X-Api-Key": "one"}, {"X-Api-Key": "two"}, {"X-Api-Key": "one"}]
     found = asyncio.run(together(settings, Admission(settings.limits), headers))
     assert [each.status_code for each in found] == [200, 200, 429]
+
+
+@pytest.mark.parametrize(("allowed", "priority"), [(False, 0), (True, 1)])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
+def test_priority_is_the_operators(path: str, allowed: bool, priority: int) -> None:
+    settings = Settings.of(ServeOptions(allow_priority=allowed))
+    service = ScriptedService(script("a"))
+    field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "messages")
+    body = {field: [{"role": "user", "content": "x"}] if field == "messages" else "x", "max_tokens": 2}
+    answer = call(service, path, {**body, "service_tier": "priority"}, settings=settings)
+    assert answer.status_code == 200
+    assert service.asked[-1].generation.priority == priority
 
 
 def test_a_stopping_server_answers_only_questions() -> None:

@@ -67,7 +67,7 @@ def test_everything_else_is_refused(body: bytes, says: str) -> None:
 
 def test_deep_json_within_the_number_of_values_is_refused() -> None:
     with pytest.raises(BadRequest, match="nested more than 100 levels"):
-        parse(b'{"a":' * 100_000, Limits(items=10**6))
+        parse(b'{"a":' * 100_000, Limits(items=10**6, objects=10**6))
 
 
 def test_values_are_counted_without_the_commas_of_texts() -> None:
@@ -76,6 +76,14 @@ def test_values_are_counted_without_the_commas_of_texts() -> None:
     assert parse(json.dumps({"a": '"' + "\\" + text + '\\"'}).encode(), LIMITS)["a"].startswith('"\\')
     with pytest.raises(TooLarge, match="more than 100 values"):
         parse(json.dumps({"a": [1] * 101}).encode(), LIMITS)
+
+
+def test_objects_are_counted_without_the_braces_of_texts() -> None:
+    limits = Limits(objects=100)
+    assert parse(json.dumps({"a": "{" * 1000}).encode(), limits) == {"a": "{" * 1000}
+    assert len(parse(json.dumps({"a": [{}] * 99}).encode(), limits)["a"]) == 99
+    with pytest.raises(TooLarge, match="more than 100 objects"):
+        parse(json.dumps({"a": [{}] * 100}).encode(), limits)
 
 
 @pytest.mark.parametrize(

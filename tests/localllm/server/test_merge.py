@@ -42,6 +42,26 @@ def test_each_stream_keeps_its_order() -> None:
     assert len(found) == 250
 
 
+def test_only_so_many_run_at_once() -> None:
+    running = most = 0
+
+    async def one() -> AsyncGenerator[int, None]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for number in range(3):
+            await asyncio.sleep(0)
+            yield number
+        running -= 1
+
+    async def main() -> int:
+        async with aclosing(merged([one() for _ in range(20)], 4)) as events:
+            return len([event async for event in events])
+
+    assert asyncio.run(main()) == 60
+    assert most == 4
+
+
 def test_none_is_no_event_and_no_end() -> None:
     assert asyncio.run(collect()) == []
 

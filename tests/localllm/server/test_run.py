@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,14 +19,14 @@ from localllm.server.run import ListenError, listen
 from localllm.server.settings import Settings
 from localllm.server.turn import Begun
 from tests.localllm.server.calls import served
-from tests.localllm.server.scripted import ScriptedService, said, script
+from tests.localllm.server.scripted import ScriptedService, done, said, script
 from tests.localllm.server.test_streams import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), 20)
+def connect(port: int, address: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), 20, (address, 0))
 
 
 def ask(path: str = "/health", method: str = "GET", body: bytes = b"") -> bytes:
@@ -172,6 +174,85 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         wait_for(lambda: service.closed == 1)
 
 
+# -- connections -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", ask()])
+def test_one_address_cannot_take_all_connections(sent: bytes) -> None:
+    """Of 6, it gets half and one; others get the rest, and its own places come back."""
+    with served(ScriptedService(), Settings(port=0, limits=Limits(connections=6))) as port, ExitStack() as stack:
+        held = [stack.enter_context(connect(port)) for _ in range(4)]
+        for each in held:
+            each.sendall(sent)
+            if sent.endswith(b"\r\n\r\n"):
+                assert b'{"status":"ok"}' in until(each, b"}")
+        with connect(port) as refused:
+            assert until(refused, b"\x00").startswith(b"HTTP/1.1 429 ")
+        for _ in range(3):
+            with _other(port) as other:
+                other.sendall(ask())
+                assert b'{"status":"ok"}' in until(other, b"}")
+        held[0].close()
+        wait_for(lambda: _answers(port))
+
+
+def _other(port: int) -> socket.socket:
+    try:
+        return connect(port, "127.0.0.2")
+    except OSError:
+        pytest.skip("this system has no second loopback address")
+
+
+def _answers(port: int) -> bool:
+    with connect(port) as client:
+        client.sendall(ask())
+        return until(client, b"}").startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("path", ["/completion", "/tokenize"])
+def test_a_client_that_ends_its_side_gets_its_answer(path: str) -> None:
+    service = ScriptedService([Begun(1, 0), 0.3, *said("late"), done()])
+    with served(service) as port, connect(port) as client:
+        client.sendall(ask(path, "POST", b'{"prompt": "x", "content": "x"}'))
+        client.shutdown(socket.SHUT_WR)
+        seen = until(client, b"\x00")
+        while seen.startswith(b"HTTP/1.1 100 "):  # which clients skip
+            seen = seen.partition(b"\r\n\r\n")[2]
+        assert seen.startswith(b"HTTP/1.1 200 ")
+        assert (b"late" if path == "/completion" else b'"tokens"') in seen
+
+
+def test_a_client_that_ends_its_side_within_a_request_is_gone() -> None:
+    with served(ScriptedService()) as port, connect(port) as client:
+        client.sendall(ask("/completion", "POST", b'{"prompt": "x"}')[:-3])
+        client.shutdown(socket.SHUT_WR)
+        assert until(client, b"\x00") == b""
+
+
+@pytest.mark.parametrize("first", [3600.0, said("a")[0]])
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_ends_when_its_client_closes_the_connection(first: Any, stream: bool) -> None:
+    service = ScriptedService([Begun(1, 0), first, 3600.0, done()])
+    with served(service) as port:
+        with connect(port) as client:
+            client.sendall(
+                ask("/completion", "POST", b'{"prompt": "x", "stream": true}' if stream else b'{"prompt": "x"}')
+            )
+            wait_for(lambda: bool(service.asked))
+        wait_for(lambda: service.closed == 1)
+
+
+def test_two_ends_of_a_body_close_the_connection() -> None:
+    """What a proxy takes for the body must not be the next request."""
+    hidden = ask("/slots")
+    with served(ScriptedService(script("a"))) as port, connect(port) as client:
+        head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        client.sendall(head + b"Content-Length: %d\r\n\r\n0\r\n\r\n" % (5 + len(hidden)) + hidden)
+        seen = until(client, b"\x00")
+        assert seen.startswith(b"HTTP/1.1 400 ")
+        assert seen.count(b"HTTP/1.1") == 1
+
+
 # -- stopping --------------------------------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -274,6 +355,19 @@ def test_a_second_signal_ends_them() -> None:
         code, out, _ = program.ended()
         assert (code, out) == (0, "closed 1\n")
         assert closed(client)
+
+
+def test_a_second_signal_is_quiet_with_many_streams() -> None:
+    program = Program("3600")
+    program.ready()
+    with ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(program.stream())
+        program.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        program.process.send_signal(signal.SIGTERM)
+        code, out, err = program.ended()
+    assert (code, out, err) == (0, "closed 12\n", "")
 
 
 def test_a_model_that_cannot_be_loaded_stops_the_server() -> None:

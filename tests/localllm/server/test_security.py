@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
 from localllm.options import ServeOptions
+from localllm.server.accounts import account_of_address
+from localllm.server.app import make_app
 from localllm.server.security import hostname, is_address, is_local
 from localllm.server.settings import Settings, digest
 from tests.localllm.server.calls import call
@@ -214,6 +218,43 @@ def test_refusals_have_the_protocols_shape(path: str, type_of: Any) -> None:
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
     assert type_of(response.json()) == "authentication_error"
+
+
+@pytest.mark.parametrize(
+    ("address", "account"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:aaaa::1", "2001:db8:1:2::"),
+        ("2001:db8:1:2::", "2001:db8:1:2::"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::"),
+        ("::1", "::1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("testclient", "testclient"),
+        ("", ""),
+    ],
+)
+def test_an_address_of_a_site_stands_for_all_that_a_host_there_may_use(address: str, account: str) -> None:
+    assert account_of_address(address) == account
+    service = ScriptedService()
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(make_app(service, Settings()), client=(address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            await client.post("/completion", json={"prompt": "x"})
+
+    asyncio.run(main())
+    assert service.asked[0].generation.client == account
+
+
+def test_two_ends_of_a_body_are_refused_and_the_connection_closed() -> None:
+    for path, shape in (("/completion", "error"), ("/v1/messages", "error"), ("/health", "error")):
+        headers = {"Content-Length": "2", "Transfer-Encoding": "chunked"}
+        response = call(ScriptedService(), path, b"{}", headers=headers)
+        assert response.status_code == 400
+        assert "Content-Length or Transfer-Encoding" in response.text
+        assert shape in response.json()
+        assert response.headers["connection"] == "close"
 
 
 def test_who_asks_is_known_by_key_or_address() -> None:

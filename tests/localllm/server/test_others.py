@@ -1,0 +1,325 @@
+"""Nobody can stop the others: work is bounded before it is done, and what one client asks for does not hold up another.
+
+A real model answers. Clients are told apart by their addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import localllm
+from localllm.answer import compiling
+from localllm.answer.constraint import GrammarVocabulary
+from localllm.box import resolve
+from localllm.confined import ConfinedStopped
+from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.server.app import make_app
+from localllm.server.lanes import LARGE
+from localllm.server.served import Served
+from localllm.server.service import ModelService
+from localllm.server.settings import Settings
+from localllm.server.shelf import Shelf
+from localllm.template import ChatTemplate
+from localllm.tokenizer import Tokenizer
+
+DEMO = Path(resolve("demo"))
+ONE, OTHER = "10.0.0.1", "10.0.0.2"
+CONTEXT = 256
+WAIT = 30  # seconds: a test that hangs fails
+SHORT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+TOO_LONG = "1234567890" * 1000  # the longest token has 31 characters
+Clients = dict[str, httpx.AsyncClient]
+
+
+@asynccontextmanager
+async def clients(limits: SchedulerLimits | None = None, context: int = CONTEXT) -> AsyncIterator[Clients]:
+    """Two clients of one server."""
+    limits = limits or SchedulerLimits(parallel=2)
+
+    def opened(path: Path) -> Served:
+        model = localllm.load(path, backend="cpu", threads=1, sequences=limits.parallel, ctx_size=context)
+        return Served(model, limits)
+
+    shelf = Shelf([("demo", DEMO)], opened)
+    app = make_app(ModelService(shelf), Settings())
+    made = {
+        address: httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://localhost", timeout=WAIT
+        )
+        for address in (ONE, OTHER)
+    }
+    try:
+        yield made
+    finally:
+        for each in made.values():
+            await each.aclose()
+        shelf.end()
+
+
+# -- bounded by the input --------------------------------------------------------------------------------------------
+
+MESSAGES = [{"role": "user", "content": TOO_LONG}]
+LONG: list[tuple[str, dict[str, Any]]] = [
+    ("/tokenize", {"content": TOO_LONG}),
+    ("/tokenize", {"content": ["12345"] * 2000 + [1]}),
+    ("/completion", {"prompt": TOO_LONG}),
+    ("/completion", {"prompt": [TOO_LONG, 1]}),
+    ("/completion", {"prompt": "a", "logit_bias": [[TOO_LONG, 1]]}),
+    ("/completion", {"prompt": "a", "logit_bias": [["12345" * 10, 1]] * 200}),
+    ("/v1/completions", {"prompt": TOO_LONG}),
+    ("/v1/completions", {"prompt": [TOO_LONG]}),
+    ("/v1/completions", {"prompt": TOO_LONG, "echo": True, "logprobs": 1}),
+    ("/v1/completions", {"prompt": ["12345"] * 2000 + [1]}),
+    ("/v1/chat/completions", {"messages": MESSAGES}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "12345" * 10}] * 200}),
+    ("/v1/chat/completions", {**SHORT, "logit_bias": [[TOO_LONG, 1]]}),
+    ("/v1/responses", {"input": TOO_LONG}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+    ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+    ("/api/chat", {"model": "demo", "messages": MESSAGES, "stream": False}),
+    ("/api/generate", {"model": "demo", "prompt": TOO_LONG, "stream": False}),
+    ("/api/generate", {"model": "demo", "prompt": TOO_LONG, "raw": True, "stream": False}),
+]
+
+
+def test_texts_that_no_context_can_hold_are_refused_before_they_are_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = [0]
+    real = Tokenizer.encode
+
+    def encode(self: Tokenizer, text: str, *more: Any, **named: Any) -> list[int]:
+        longest[0] = max(longest[0], len(text))
+        return real(self, text, *more, **named)
+
+    async def run() -> None:
+        async with clients() as http:
+            assert (await http[ONE].post("/v1/chat/completions", json=SHORT)).status_code == 200
+            longest[0] = 0
+            monkeypatch.setattr(Tokenizer, "encode", encode)
+            for path, body in LONG:
+                answer = await http[ONE].post(path, json=body)
+                assert answer.status_code == 400, (path, str(body)[:80], answer.text)
+                assert "exceeds the available context size of 256 tokens" in answer.text, (path, answer.text)
+            assert longest[0] < 100
+
+    asyncio.run(run())
+
+
+def test_texts_are_searched_for_only_if_they_are_short() -> None:
+    async def run() -> None:
+        async with clients() as http:
+            for path, field in (
+                ("/completion", "stop"), ("/completion", "dry_sequence_breakers"),
+                ("/v1/chat/completions", "stop"), ("/v1/chat/completions", "dry_sequence_breakers"),
+            ):  # fmt: skip
+                body = {"prompt": "a", "messages": SHORT["messages"], "dry_multiplier": 1, field: ["x" * 1001]}
+                answer = await http[ONE].post(path, json=body)
+                assert answer.status_code == 400
+                assert "has 1001 characters; the limit is 1000" in answer.text
+
+    asyncio.run(run())
+
+
+# -- one client's work beside another's ------------------------------------------------------------------------------
+
+
+def blocked(job: threading.Event, free: threading.Event) -> None:
+    job.set()
+    assert free.wait(WAIT)
+
+
+async def short_answers(http: Clients) -> None:
+    """The other client is answered, whatever the first one's work is."""
+    for path, body in (
+        ("/v1/chat/completions", SHORT),
+        ("/tokenize", {"content": "hello"}),
+        ("/completion", {"prompt": "Once", "n_predict": 2}),
+        ("/v1/messages/count_tokens", {"messages": SHORT["messages"]}),
+    ):
+        answer = await asyncio.wait_for(http[OTHER].post(path, json=body), WAIT)
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions", "/completion"])
+def test_a_long_text_does_not_hold_up_short_ones(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, free = threading.Event(), threading.Event()
+    real = Tokenizer.encode
+
+    def encode(self: Tokenizer, text: str, *more: Any, **named: Any) -> list[int]:
+        if len(text) > 10_000:
+            blocked(began, free)
+            return [1]
+        return real(self, text, *more, **named)
+
+    async def run() -> None:
+        async with clients(context=2048) as http:
+            await short_answers(http)
+            monkeypatch.setattr(Tokenizer, "encode", encode)
+            text = "a " * (LARGE // 2)
+            body = {"content": text, "messages": [{"role": "user", "content": text}], "prompt": text, "max_tokens": 1}
+            long = asyncio.create_task(http[ONE].post(path, json=body))
+            await asyncio.to_thread(began.wait, WAIT)
+            await short_answers(http)
+            assert not long.done()
+            free.set()
+            assert (await long).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_a_conversation_that_is_slow_to_render_does_not_hold_up_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, free = threading.Event(), threading.Event()
+    real = ChatTemplate.render
+
+    def render(self: ChatTemplate, messages: Any, *more: Any, **named: Any) -> Any:
+        if len(messages) > 100:
+            blocked(began, free)
+            messages = messages[:1]
+        return real(self, messages, *more, **named)
+
+    async def run() -> None:
+        async with clients(context=2048) as http:
+            await short_answers(http)
+            monkeypatch.setattr(ChatTemplate, "render", render)
+            long = asyncio.create_task(
+                http[ONE].post("/v1/chat/completions", json={**SHORT, "messages": SHORT["messages"] * 10_000})  # type: ignore[operator]
+            )
+            await asyncio.to_thread(began.wait, WAIT)
+            await short_answers(http)
+            free.set()
+            assert (await long).status_code == 200
+
+    asyncio.run(run())
+
+
+class SlowChild:
+    """Stands in for the child that compiles grammars, and waits until its caller is gone."""
+
+    def __init__(self) -> None:
+        self.began, self.stopped = threading.Event(), threading.Event()
+
+    def compile(self, source: str, stop: threading.Event) -> tuple[str, int]:
+        self.began.set()
+        assert stop.wait(WAIT)
+        self.stopped.set()
+        raise ConfinedStopped("it was stopped")
+
+    def close(self) -> None:
+        pass
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["unheard of"]}}}
+TOOL = {"type": "function", "function": {"name": "unheard_of", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**SHORT, "response_format": FORMAT}),
+        ("/v1/chat/completions", {**SHORT, "tools": [TOOL], "tool_choice": "required"}),
+        ("/completion", {"prompt": "a", "grammar": 'root ::= "unheard of"'}),
+        ("/api/chat", {"model": "demo", **SHORT, "format": {"enum": ["unheard of"]}, "stream": False}),
+    ],
+)
+def test_a_grammar_holds_up_nobody_and_ends_with_its_client(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = SlowChild()
+    monkeypatch.setattr(GrammarVocabulary, "new_child", lambda self: child)
+
+    async def run() -> None:
+        async with clients() as http:
+            await short_answers(http)
+            asked = asyncio.create_task(http[ONE].post(path, json=body))
+            await asyncio.to_thread(child.began.wait, WAIT)
+            await short_answers(http)
+            asked.cancel()
+            assert await asyncio.to_thread(child.stopped.wait, WAIT)
+
+    asyncio.run(run())
+
+
+def test_grammars_are_compiled_in_their_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    real = compiling.matcher_of
+
+    def matcher_of(tokens: Any, source: str) -> Any:
+        threads.add(threading.current_thread().name)
+        return real(tokens, source)
+
+    monkeypatch.setattr("localllm.answer.constraint.matcher_of", matcher_of)
+
+    async def run() -> None:
+        async with clients() as http:
+            for _ in range(2):
+                answer = await http[ONE].post("/v1/chat/completions", json={**SHORT, "response_format": FORMAT})
+                assert answer.status_code == 200
+                answer = await http[ONE].post("/completion", json={"prompt": "a", "grammar": 'root ::= "no"'})
+                assert answer.json()["content"] == "no"
+
+    asyncio.run(run())
+    assert threads == {"grammars"}
+
+
+# -- the queue -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{"user": "u"}, {"service_tier": "priority"}])
+def test_a_client_is_answered_while_another_has_all_places(more: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with clients(SchedulerLimits(parallel=2, waiting=30), 1024) as http:
+            asked = []
+            for number in range(8):
+                fields = {name: f"u{number}" if name == "user" else value for name, value in more.items()}
+                messages = [{"role": "user", "content": f"Story {number}"}]
+                body = {"messages": messages, "max_tokens": 900, "ignore_eos": True, "stream": True, **fields}
+                asked.append(asyncio.create_task(http[ONE].post("/v1/chat/completions", json=body)))
+            while (await http[ONE].get("/slots")).json()[0]["is_processing"] is False:
+                await asyncio.sleep(0.01)
+            assert (await http[OTHER].post("/v1/chat/completions", json=SHORT)).status_code == 200
+            assert not all(task.done() for task in asked), "it came last"
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_answers_of_one_request_count_one_by_one() -> None:
+    """Two requests with many answers each leave places for others."""
+
+    async def run() -> None:
+        async with clients(SchedulerLimits(parallel=1, waiting=9), 1024) as http:
+            body = {**SHORT, "max_tokens": 900, "ignore_eos": True, "n": 5}
+            first = asyncio.create_task(http[ONE].post("/v1/chat/completions", json={**body, "stream": True}))
+            while (await http[ONE].get("/slots")).json()[0]["is_processing"] is False:
+                await asyncio.sleep(0.01)
+            second = await http[ONE].post("/v1/chat/completions", json=body)
+            assert second.status_code == 429
+            assert "answers of yours are running or waiting" in second.json()["error"]["message"]
+            assert (await http[OTHER].post("/v1/chat/completions", json=SHORT)).status_code == 200
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_a_list_of_prompts_takes_its_places_in_turn(path: str) -> None:
+    """More prompts than the queue holds are answered, as some wait outside of it."""
+
+    async def run() -> None:
+        async with clients(SchedulerLimits(parallel=2, waiting=130)) as http:
+            answer = await http[ONE].post(path, json={"prompt": ["a"] * 150, "n_predict": 1})
+            assert answer.status_code == 200, answer.text
+            found = answer.json()
+            assert len(found if path == "/completion" else found["choices"]) == 150
+
+    asyncio.run(run())
