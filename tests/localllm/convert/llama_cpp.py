@@ -27,18 +27,18 @@ _DELTA = ("qwen35", "qwen35moe", "qwen3next", "qwen4exp", "MiniCPMV4_6ForConditi
 REFUSED = {
     "command-r": "reads norms of heads in models of 64 layers alone",
     "deepseek2": "allows queries without a rank in models of 26, 27 and 48 layers alone",
-    "deepseek4": "asserts in its attention at these sizes; keys and tensors are those of its converter",
-    "dots1": "takes as many heads of keys as of queries",
+    "deepseek4": "asserts in its attention at these sizes; its own converter writes the same keys and tensors",
+    "dots1": "requires equal numbers of query and key heads",
     "gemma3n": "has the width per layer fixed at 256",
     "jina-bert-v3-rank": "reads no classifier in this architecture",
     "modern-bert-silu": "reads no biases in this architecture",
-    "olmoe": "takes as many heads of keys as of queries",
-    "phimoe": "takes heads that are as wide together as the model",
+    "olmoe": "requires equal numbers of query and key heads",
+    "phimoe": "requires heads whose total width is the model's",
     "plamo2": "does not end decoding at these sizes",
     "plm": "hands values to its cache without their heads; no file of this architecture runs",
     "qwen3tts": "has 3072 codes fixed",
-    "t5": "takes as many layers in the decoder as in the encoder",
-    **dict.fromkeys(_DELTA, "takes the width of keys for that of values in linear attention"),
+    "t5": "requires equal numbers of encoder and decoder layers",
+    **dict.fromkeys(_DELTA, "requires equal widths of keys and values in linear attention"),
 }
 # llama.cpp did not load these when this test was written: keys were missing, or said experts that there are not.
 REPAIRED = (

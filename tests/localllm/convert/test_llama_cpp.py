@@ -1,4 +1,4 @@
-"""Files that we convert load and decode in llama.cpp. The module llama_cpp beside this one tries all folders."""
+"""Files that we convert load and decode in llama.cpp. `python -m tests.localllm.convert.llama_cpp` tries all."""
 
 from __future__ import annotations
 
