@@ -110,10 +110,12 @@ def check_replaceable(path: Path) -> None:
 def read(path: Path, model: Model, own: bool = False) -> Kept:
     """Check a file against this model; CacheFileError if it cannot be used.
 
-    `own`: refuse links, and files of other users. For folders that a server writes.
+    `own`: refuse links and files of other users, and let nobody else read the file. For folders that a server writes.
     """
     try:
         with open_regular(path, own) as file:
+            if own and hasattr(os, "fchmod") and os.fstat(file.fileno()).st_mode & 0o077:
+                os.fchmod(file.fileno(), 0o600)  # written by an earlier version
             return _checked(path, file, model, own)
     except OSError as error:
         raise CacheFileError(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -132,6 +132,8 @@ class Checkpoint(Closing):
             stored = {key: value for key, value in stored.items() if value is not None}
             if "token_types.weight" in self.tensors:
                 stored["tokenizer.ggml.token_type_count"] = self.tensors["token_types.weight"].shape[0]
+            elif recipe.name == "bert":  # DistilBERT's have none; llama.cpp requires the key
+                stored["tokenizer.ggml.token_type_count"] = 1
         except LocalLLMError as error:
             self.close()
             text = str(error)

@@ -43,6 +43,6 @@ def read_lines(path: Path, most: int = MOST_BYTES) -> list[str]:
 
 
 def check_inside(path: Path, folder: Path | None = None) -> None:
-    """Raise ConvertError if links lead from a file or folder out of `folder`, usually the one that it is in."""
+    """Raise ConvertError if links lead from a file or folder out of `folder`, by default its own folder."""
     if not inside(path, folder or path.parent):
         raise ConvertError(f"{path}: is a link to a file outside the folder; replace it by the file itself")

@@ -48,6 +48,7 @@ _REALS = {
     "attention.clamp_kqv": ("clip_qkv",),
 }
 _FLAGS = {"expert_weights_norm": ("norm_topk_prob",)}
+_OF_EXPERTS = ("expert_used_count", "expert_group_count", "expert_group_used_count")
 _ACTIVATIONS = {
     "silu": ("silu", "swish"),
     "gelu": ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast"),
@@ -91,6 +92,8 @@ def shape_keys(
     keys |= rope.keys
     keys |= {"pooling_type": pooling, **further}
     keys |= {key: _further(config, of) for key, of in recipe.keys.items()}
+    if not keys.get("expert_count"):  # llama.cpp stops at a file that uses or groups experts and has none
+        keys = {key: value for key, value in keys.items() if key not in _OF_EXPERTS}
     return {f"{recipe.name}.{key}": value for key, value in keys.items() if value is not None}
 
 

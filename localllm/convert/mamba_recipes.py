@@ -92,6 +92,14 @@ def rank(name: str) -> Callable[[HfConfig], int]:
     )
 
 
+def inner(config: HfConfig) -> int:
+    """Return the inner width of Mamba: `intermediate_size`, or if config.json lacks it the width times `expand`.
+
+    They differ in Falcon Mamba 7B, whose `expand` of 16 is unused.
+    """
+    return config.integer("intermediate_size") or product("expand", "hidden_size")(config)
+
+
 _MAMBA_TOP = {
     "token_embd": From(("model.embeddings",)), "output_norm": From(("model.norm_f",)), "output": From(("lm_head",)),
 }  # fmt: skip
@@ -101,7 +109,7 @@ _NO_ATTENTION: dict[str, Key] = {
 }  # fmt: skip
 _NO_ATTENTION_DEFAULTS = {"num_attention_heads": 1, "max_position_embeddings": 1 << 20}
 _MAMBA_KEYS: dict[str, Key] = {
-    **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": product("expand", "hidden_size"),
+    **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": inner,
     "ssm.state_size": "state_size", "ssm.time_step_rank": rank("time_step_rank"),
     "ssm.dt_b_c_rms": lambda config: class_of(config) == "FalconMambaForCausalLM",
 }  # fmt: skip
@@ -214,6 +222,7 @@ _NEMOTRON_H_KEYS: dict[str, Key] = {
     "attention.head_count_kv": _where("attention", "num_key_value_heads"), "rope.freq_base": None,
     "ssm.conv_kernel": "conv_kernel", "ssm.group_count": "n_groups", "ssm.state_size": "ssm_state_size",
     "ssm.inner_size": product("mamba_num_heads", "mamba_head_dim"), "ssm.time_step_rank": "mamba_num_heads",
+    "attention.layer_norm_epsilon": lambda config: config.real("layer_norm_epsilon"),  # llama.cpp requires it too
 }  # fmt: skip
 
 
@@ -265,7 +274,7 @@ def _own_output(config: HfConfig) -> str | None:
 
 _FALCON_H1: Layer = {
     "attn_norm": taken("input_layernorm"),
-    "ffn_norm": taken("pre_ff_layernorm"),
+    "ffn_norm.": taken("pre_ff_layernorm.weight"),  # files have this name alone without .weight
     "attn_q.weight": taken("self_attn.q_proj.weight", scaled("attention_in_multiplier")),
     "attn_k.weight": taken("self_attn.k_proj.weight", scaled("attention_in_multiplier", "key_multiplier")),
     "attn_v.weight": taken("self_attn.v_proj.weight", scaled("attention_in_multiplier")),

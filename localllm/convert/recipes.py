@@ -82,13 +82,26 @@ def _kinds_of_letters(config: HfConfig) -> dict[str, Any]:
     return {"layer_types": [kinds[letters[layer % len(letters)]] for layer in range(layers)]}
 
 
+def _of_shared_experts(config: HfConfig) -> int:
+    return config.needed("moe_intermediate_size") * (config.integer("moe_num_shared_experts") or 0)
+
+
+def _experts_by_step(config: HfConfig) -> str | None:
+    """Require Llama 4's experts in every n-th layer."""
+    step, given = config.integer("interleave_moe_layer_step") or 1, config.get("moe_layers")
+    if not given or given == list(range(step - 1, config.needed("num_hidden_layers"), step)):
+        return None
+    return f"moe_layers is not every layer of {step}; the GGUF architecture has it fixed so"
+
+
 _ROWS = (
     Recipe(
         "llama", ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
         {**of.LLAMA, **of.MIXTRAL}, rope_tensors=True,
     ),
     Recipe(
-        "afmoe", ("AfmoeForCausalLM",), of.AFMOE, keys={"expert_gating_func": 2, "expert_weights_norm": True},
+        "afmoe", ("AfmoeForCausalLM",), of.AFMOE,
+        keys={"expert_gating_func": 2, "expert_weights_norm": True, "expert_shared_count": "num_shared_experts"},
         checks=(must_be("mup_enabled", True),),
     ),
     Recipe(
@@ -116,7 +129,14 @@ _ROWS = (
         "dots1", ("Dots1ForCausalLM",), {**of.QWEN, **of.HEAD_NORMS, **of.CORRECTED}, keys={"expert_gating_func": 2},
     ),
     Recipe("ernie4_5", ("Ernie4_5ForCausalLM",), of.QWEN),
-    Recipe("ernie4_5-moe", ("Ernie4_5_MoeForCausalLM",), of.ERNIE_MOE, checks=(must_be("moe_layer_interval", 1),)),
+    Recipe(
+        "ernie4_5-moe", ("Ernie4_5_MoeForCausalLM",), of.ERNIE_MOE,
+        keys={
+            "interleave_moe_layer_step": 1,
+            "expert_shared_feed_forward_length": _of_shared_experts,
+        },
+        checks=(must_be("moe_layer_interval", 1),),
+    ),
     Recipe("exaone4", ("Exaone4ForCausalLM",), of.EXAONE4, rope_tensors=True, checks=(slides_at_64_layers,)),
     Recipe(
         "exaone-moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
@@ -124,7 +144,12 @@ _ROWS = (
         defaults={"first_k_dense_replace": lambda config: config.integer("first_last_k_dense_replace")},
     ),
     Recipe("hunyuan-dense", ("HunYuanDenseV1ForCausalLM",), of.HUNYUAN),
-    Recipe("hunyuan-moe", ("HunYuanMoEV1ForCausalLM",), of.HUNYUAN_MOE),
+    Recipe(
+        "hunyuan-moe", ("HunYuanMoEV1ForCausalLM",), of.HUNYUAN_MOE,
+        keys={
+            "expert_feed_forward_length": "intermediate_size", "expert_shared_feed_forward_length": "intermediate_size",
+        },
+    ),
     Recipe(
         "jais2", ("Jais2ForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.UP_DOWN}, eps="layer_norm_eps",
     ),
@@ -133,10 +158,14 @@ _ROWS = (
         keys={
             "feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size",
             "attention.sliding_window": "attention_chunk_size",
+            "interleave_moe_layer_step": lambda config: config.integer("interleave_moe_layer_step") or 1,
         },
-        checks=(every_fourth_without_rope, must_be("attn_scale", 0.1), must_be("floor_scale", 8192)),
+        checks=(every_fourth_without_rope, _experts_by_step, must_be("attn_scale", 0.1), must_be("floor_scale", 8192)),
     ),
-    Recipe("minimax-m2", ("MiniMaxM2ForCausalLM",), of.MINIMAX),
+    Recipe(
+        "minimax-m2", ("MiniMaxM2ForCausalLM",), of.MINIMAX,
+        keys={"expert_feed_forward_length": "intermediate_size", "expert_gating_func": 2},
+    ),
     Recipe(
         "nemotron", ("NemotronForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.UP_DOWN}, norm_offset=1.0,
         eps="norm_eps", defaults={"partial_rotary_factor": 0.5},

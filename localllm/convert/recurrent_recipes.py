@@ -197,9 +197,13 @@ ROWS = (
     Recipe(
         "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"), _LFM2,
         eps="norm_eps", top=_LFM2_TOP, keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
+        checks=(must_be("conv_bias", False),),
     ),
     Recipe(
         "lfm2moe", ("Lfm2MoeForCausalLM",), _LFM2_MOE, eps="norm_eps", keys={**_LFM2_KEYS, "expert_gating_func": 2},
-        top=_LFM2_TOP, checks=(must_be("norm_topk_prob", True), must_be("routed_scaling_factor", 1.0)),
+        top=_LFM2_TOP,
+        checks=(
+            must_be("norm_topk_prob", True), must_be("routed_scaling_factor", 1.0), must_be("conv_bias", False),
+        ),
     ),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from localllm.convert.tensor import LazyTensor, plain
 
 _KINDS_OF_FULL = ("full_attention", "indexed_attention", "compress")  # names of tables in rope_parameters
 
+_MOST_APART = 3e-4  # radians per position; GPT-OSS, whose files everybody uses so, has 2.2e-4
 GGUFKeys = dict[str, Any]  # below the architecture's prefix
 
 
@@ -41,6 +42,7 @@ class _Given:
     base: float
     n_rot: int
     head_dim: int
+    tensors_allowed: RopeTensors
 
     def original_context(self) -> int:
         value = self.rope.integer("original_max_position_embeddings")
@@ -64,7 +66,7 @@ def rope_of(config: HfConfig, head_dim: int, tensors_allowed: RopeTensors) -> Ro
     rope = config.below("rope_parameters", parameters)
     base = rope.real("rope_theta") or config.real("rope_theta", "rotary_emb_base") or 10000.0
     share = rope.real("partial_rotary_factor") or config.real("partial_rotary_factor", "rope_pct") or 1.0
-    given = _Given(config, rope, base, int(head_dim * share), head_dim)
+    given = _Given(config, rope, base, int(head_dim * share), head_dim, tensors_allowed)
     keys: GGUFKeys = {"rope.dimension_count": given.n_rot, "rope.freq_base": base}
     local = config.below("sliding_attention", sliding)
     if (slow := local.real("rope_theta") or config.real("rope_local_base_freq")) is not None:
@@ -127,9 +129,39 @@ def _yarn(given: _Given) -> RopeKeys:
         keys["rope.scaling.attn_factor"] = wanted / automatic
     if (growth := rope.real("llama_4_scaling_beta")) is not None:
         keys["attention.temperature_scale"] = growth
-    rounded = rope.flag("truncate") is not False
-    note = "rope truncate false is left out, which GGUF cannot say: slight differences beyond the first positions"
-    return RopeKeys(keys, notes=() if rounded else (note,))
+    return RopeKeys(keys) if rope.flag("truncate") is not False else _yarn_exact(given, keys, wanted or automatic)
+
+
+def _yarn_exact(given: _Given, keys: GGUFKeys, magnitude: float) -> RopeKeys:
+    """YaRN whose blend begins and ends between two pairs (`truncate` false); GGUF's begins and ends at whole pairs.
+
+    Frequency factors say it, where the architecture has them. Otherwise it is left out if that changes little.
+    """
+    rope, factor, original = given.rope, given.factor(), given.original_context()
+    fast, slow = rope.real("beta_fast") or 32.0, rope.real("beta_slow") or 1.0
+    ends = [
+        given.n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(given.base)) for turns in (fast, slow)
+    ]
+    exact = _yarn_factors(given.n_rot, factor, *ends)
+    if given.tensors_allowed:
+        kept = {key: value for key, value in keys.items() if not key.startswith("rope.scaling.")}
+        kept |= {"rope.scaling.type": "none", "rope.scaling.attn_factor": magnitude}
+        return RopeKeys(kept, (plain("rope_freqs.weight", exact.astype(np.float32)),))
+    whole = _yarn_factors(given.n_rot, factor, math.floor(ends[0]), math.ceil(ends[1]))
+    frequencies = given.base ** (-np.arange(0, given.n_rot, 2) / given.n_rot)
+    apart = float(np.abs(frequencies / exact - frequencies / whole).max())  # radians per position
+    if apart > _MOST_APART:
+        raise rope.error("truncate", False, f"True: angles would differ by {apart:.1g} radians per position")
+    note = f"rope truncate false has no place in GGUF files: angles differ by up to {apart:.1g} radians per position"
+    return RopeKeys(keys, notes=(note,))
+
+
+def _yarn_factors(n_rot: int, factor: float, low: float, high: float) -> NDArray[np.float64]:
+    """Return what divides the frequency of each pair; the blend goes from pair `low` to pair `high`."""
+    low, high = max(low, 0.0), min(high, n_rot - 1.0)
+    ramp = np.clip((np.arange(n_rot // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+    factors: NDArray[np.float64] = 1.0 / (ramp / factor + 1.0 - ramp)
+    return factors
 
 
 def _yarn_magnitude(factor: float, scale: float) -> float:

@@ -25,6 +25,8 @@ from localllm.printable import printable
 
 _MAX_HEADER = 100_000_000  # bytes; the same limit as in the safetensors package
 _MAX_DIMENSIONS = 8
+_MAX_TENSORS = 1 << 17  # of a file; reading so many headers takes 3 s, and DeepSeek V3 has 91,991 in 163 files
+_MAX_NAME = 512  # characters; the longest seen has about 120
 _BYTES = {
     **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "BOOL", "U8", "I8"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
@@ -54,10 +56,18 @@ class Shard:
         length = struct.unpack("<Q", self._read(0, 8))[0] if self.size >= 8 else 0
         if not 2 <= length <= min(_MAX_HEADER, self.size - 8):
             raise self._error("the header's length does not fit the file; not a safetensors file, or truncated")
-        header = parse_json(self._read(8, length), str(self.path))
+        text = self._read(8, length)
+        # A tensor has an object, two lists and commas between its numbers; the rest is for __metadata__.
+        if text.count(b"{") + text.count(b"[") > 4 * _MAX_TENSORS or text.count(b",") > 16 * _MAX_TENSORS:
+            raise self._error(f"the header names more than {_MAX_TENSORS} tensors; save the model in several files")
+        header = parse_json(text, str(self.path))
         if not isinstance(header, dict):
             raise self._error("the header is not a JSON object")
         header.pop("__metadata__", None)
+        if long := next((name for name in header if len(name) > _MAX_NAME), None):
+            raise self._error(
+                f"the name of tensor '{printable(long)}' has {len(long)} characters; no model has such names"
+            )
         return {name: self._tensor(name, entry, 8 + length) for name, entry in header.items()}
 
     def _tensor(self, name: str, entry: Any, data: int) -> LazyTensor:

@@ -48,8 +48,8 @@ _BYTES = ("I8", "U8")  # formats of two codes of four bits
 _PACKED = ".weight_packed"
 _NOT_PACKED = Packing()
 _ONE_MODEL = Parts()
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_NUMBER = re.compile(r"\.(?:shard_)?(\d+)(?=\.)")
+_LAYER = re.compile(r"model\.layers\.([0-9]{1,5})\.")
+_NUMBER = re.compile(r"\.(?:shard_)?([0-9]{1,5})(?=\.)")
 
 
 class Shelf:

@@ -1,4 +1,4 @@
-"""From other threads to the event loop: the events of requests as an async iterator, and work that nobody waits for."""
+"""From other threads to the event loop: events of requests as an async iterator, and work in daemon threads."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ async def events(submit: Submit, requests: Sequence[Request]) -> AsyncGenerator[
 
 
 async def in_daemon(call: Callable[[], T], unwanted: Callable[[T], None]) -> T:
-    """Return what `call` returns in a thread of its own, for which the end of the program does not wait.
+    """Run `call` in a daemon thread, and return its result. The program can end while it runs.
 
-    asyncio.to_thread waits for its threads at the end. If the caller is cancelled, `unwanted` gets the result.
+    asyncio.to_thread cannot do that: it joins its threads at exit. If the caller is cancelled, `unwanted` gets the
+    result.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

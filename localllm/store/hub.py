@@ -27,6 +27,9 @@ _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _AGENT: dict[str, Any] = {"library_name": "localllm", "library_version": __version__}
 
 
+_MOST_FILES = 50_000  # of a repository; the largest of models have some thousands
+
+
 class Remote(NamedTuple):
     """A file of a repository."""
 
@@ -77,6 +80,10 @@ class Hub:
                 raise
             except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
                 raise StoreError(f"{self.host} did not answer as a hub does; check HF_ENDPOINT") from None
+        if len(files) > _MOST_FILES:
+            raise StoreError(
+                f"{repo} lists {len(files)} files, more than {_MOST_FILES}; fetch the model's file yourself"
+            )
         commit, name = info.sha or "", info.id if isinstance(info.id, str) else repo
         if not COMMIT.fullmatch(commit):
             raise StoreError(f"{self.host} names no commit of {repo}; try again later")

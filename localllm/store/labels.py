@@ -6,6 +6,7 @@ Repositories and folders of models are read by names alone, because reading ever
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -111,10 +112,10 @@ def titles(repo: str, given: Sequence[Variant]) -> dict[Variant, str]:
     """Return the shortest unique name of each variant: USER/REPO:QUANT, or with a file's name instead; without a
     repository the file's name.
     """
-    labels = [each.label for each in given]
+    labels = Counter(each.label for each in given)
 
     def rest(each: Variant) -> str:
-        if each.label and labels.count(each.label) == 1:
+        if each.label and labels[each.label] == 1:
             return f":{each.label}"
         return "" if len(given) == 1 else f":{each.name}"
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from errno import EACCES
 from pathlib import Path
 
 from localllm.cli.terminal.console import YELLOW, say
+from localllm.regular import foreign
 
 
 def state_folder() -> Path | None:
@@ -15,6 +17,8 @@ def state_folder() -> Path | None:
     folder = user_state_path("localllm", appauthor=False)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if foreign(folder.stat()):
+            raise PermissionError(EACCES, "belongs to another user", os.fspath(folder))
         if folder.stat().st_mode & 0o077:
             os.chmod(folder, 0o700)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from localllm.convert import ConvertError, open_checkpoint
 from tests.localllm.convert.hf_models import ids
 from tests.localllm.convert.hf_synthetic import DATA, POSITIONS, numbers, read_specs, write_folder
-from tests.localllm.convert.support import logits_of, save
+from tests.localllm.convert.support import logits_of, save, values
 from tests.models.support import nmse
 
 SPECS, STORED = read_specs(), np.load(DATA / "hf_all.npz")
@@ -203,3 +204,94 @@ def test_folders_of_hrm_text_as_it_was_trained(tmp_path: Path) -> None:
     save(tmp_path / "model.safetensors", tensors)
     with open_checkpoint(tmp_path) as model:
         assert nmse(logits_of(model, ids())[POSITIONS], STORED["hrm_text"]).max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba-falcon"])
+def test_the_inner_width_of_mamba_is_that_of_config_json(name: str, tmp_path: Path) -> None:
+    """Falcon Mamba 7B has an `expand` of 16 beside an `intermediate_size` of twice its width."""
+    assert metadata_of(name, tmp_path / "a", expand=16)["mamba.ssm.inner_size"] == 64
+    with open_checkpoint(tmp_path / "a") as model:
+        assert nmse(logits_of(model, ids())[POSITIONS], STORED[name]).max() < 1e-9
+    assert metadata_of(name, tmp_path / "b", intermediate_size=None)["mamba.ssm.inner_size"] == 64
+
+
+# -- what llama.cpp requires, and our reader does not -----------------------------------------------------------------
+
+REQUIRED: dict[str, dict[str, Any]] = {
+    "afmoe": {"expert_shared_count": 1},
+    "ernie4_5-moe": {"interleave_moe_layer_step": 1, "expert_shared_feed_forward_length": 32},
+    "hunyuan-moe": {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 64},
+    "llama4": {"interleave_moe_layer_step": 2},
+    "minimax-m2": {"expert_feed_forward_length": 64, "expert_gating_func": 2},
+    "nemotron_h": {"attention.layer_norm_epsilon": pytest.approx(1e-5)},
+}
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_keys_that_llama_cpp_requires(name: str, tmp_path: Path) -> None:
+    keys = metadata_of(name, tmp_path)
+    assert {key: keys[f"{name}.{key}"] for key in REQUIRED[name]} == REQUIRED[name]
+
+
+@pytest.mark.parametrize("name", ["granitehybrid-dense", "nemotron_h"])
+def test_files_without_experts_use_and_group_none(name: str, tmp_path: Path) -> None:
+    assert not [key for key in metadata_of(name, tmp_path) if "expert_used" in key or "expert_group" in key]
+
+
+def test_the_norm_of_falcon_h1_has_the_name_of_its_files(tmp_path: Path) -> None:
+    write_folder(SPECS["falcon-h1"], tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        assert "blk.0.ffn_norm" in model.tensors
+
+
+def test_experts_of_llama4_elsewhere_are_refused(tmp_path: Path) -> None:
+    check_refused("llama4", {"moe_layers": [0, 3]}, "moe_layers is not every layer of 2", tmp_path)
+
+
+# -- YaRN between two pairs -------------------------------------------------------------------------------------------
+
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+    "truncate": False,
+}  # fmt: skip
+
+
+def blended(n_rot: int, rope: dict[str, Any]) -> list[float]:
+    """Frequencies by the definition in transformers, without rounding the ends of the blend."""
+    base, factor, length = rope["rope_theta"], rope["factor"], rope["original_max_position_embeddings"]
+    ends = [n_rot * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (32, 1)]
+    low, high = max(ends[0], 0), min(ends[1], n_rot - 1)
+    found = []
+    for pair in range(n_rot // 2):
+        plain = base ** (-2 * pair / n_rot)
+        ramp = min(max((pair - low) / (high - low), 0), 1)
+        found.append(plain / factor * ramp + plain * (1 - ramp))
+    return found
+
+
+def test_yarn_that_does_not_truncate_is_written_as_factors(tmp_path: Path) -> None:
+    keys = metadata_of("llama", tmp_path, rope_parameters=YARN)
+    assert keys["llama.rope.scaling.type"] == "none"
+    assert keys["llama.rope.scaling.attn_factor"] == pytest.approx(0.1 * math.log(4) + 1)
+    with open_checkpoint(tmp_path) as model:
+        assert model.notes == ()
+        factors = values(model.tensors["rope_freqs.weight"])
+    frequencies = 10000.0 ** (-np.arange(0, 8, 2) / 8) / factors
+    np.testing.assert_allclose(frequencies, blended(8, YARN), rtol=1e-6)
+    assert (
+        metadata_of("llama", tmp_path, rope_parameters={**YARN, "truncate": True})["llama.rope.scaling.type"] == "yarn"
+    )
+
+
+def test_yarn_that_does_not_truncate_is_refused_where_it_matters(tmp_path: Path) -> None:
+    """GPT-OSS as published differs by 0.0002 radians per position, and everybody's files are truncated."""
+    check_refused("gpt-oss", {"rope_parameters": YARN}, "truncate is False; expected True: angles would", tmp_path)
+    metadata_of("gpt-oss", tmp_path, rope_parameters={**YARN, "factor": 1.003})
+    with open_checkpoint(tmp_path) as model:
+        [note] = model.notes
+        assert note.startswith("rope truncate false has no place in GGUF files: angles differ by up to 0.000")
+
+
+@pytest.mark.parametrize("name", ["lfm2", "lfm2moe"])
+def test_biases_of_convolutions_are_refused(name: str, tmp_path: Path) -> None:
+    check_refused(name, {"conv_bias": True}, "conv_bias is True; the GGUF architecture has it fixed at False", tmp_path)

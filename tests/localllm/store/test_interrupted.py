@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from localllm.store import StoreError, find
 from localllm.store.fetch import Watch
 from localllm.store.hub import Hub
+from localllm.store.labels import Variant, titles
 from localllm.store.owned import is_owned, remove
 from localllm.store.pull import Pulled, pull
 from localllm.store.reference import Reference
@@ -245,3 +246,31 @@ def test_a_file_that_would_lie_elsewhere_is_skipped(client: Client, server: HubS
     with pytest.raises(StoreError, match="has no GGUF files, only nothing"):
         client.pull("ann/Toy-GGUF")
     assert not client.cache.exists()
+
+
+def test_a_list_of_files_without_end_is_refused(client: Client, server: HubServer) -> None:
+    file = {"size": 9, "lfs": {"sha256": "0" * 64, "size": 9, "pointerSize": 1}}
+    files = [{"rfilename": f"m{number}-Q4_0.gguf", **file} for number in range(60_000)]
+    answer = {"id": "ann/Toy-GGUF", "sha": COMMIT, "siblings": files, "tags": []}
+    server.faults.listing = json.dumps(answer).encode()
+    with pytest.raises(StoreError, match="lists 60000 files, more than 50000"):
+        client.pull("ann/Toy-GGUF")
+    assert not client.cache.exists()
+
+
+def test_names_of_many_models_take_time_in_proportion() -> None:
+    """As many comparisons of labels as there are models, not their square: 60,000 models took 20 s."""
+
+    class Counted(str):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    found = [Variant(f"m{number}", Counted("Q4_0"), (f"m{number}.gguf",)) for number in range(1000)]
+    Counted.compared = 0
+    assert titles("u/r", found)[found[-1]] == "u/r:m999"
+    assert Counted.compared < 20_000
