@@ -62,10 +62,12 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     # Late, so that `localllm --help` imports no NumPy.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'localllm' has no attribute '{name}'")
     from importlib import import_module
 
+    if name == "quant":
+        return import_module("localllm.quant")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'localllm' has no attribute '{name}'")
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -89,6 +89,12 @@ class Conversation:
         """Whether answers are held to a schema or a grammar."""
         return self._asked_of.structure is not None
 
+    @property
+    def data(self) -> bool:
+        """Whether answers are JSON by a schema, whose lines no display may break."""
+        structure = self._asked_of.structure
+        return structure is not None and (structure.schema is not None or structure.any_object)
+
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def say(self, text: str, cancel: threading.Event | None = None) -> Generator[Piece]:

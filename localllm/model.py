@@ -22,7 +22,7 @@ from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
 from localllm.loaded import LoadedModel, refuse_serving
-from localllm.models import architecture_of
+from localllm.models import ModelError, architecture_of
 from localllm.notice import NotUsed
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
@@ -363,6 +363,8 @@ def load(
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
     try:
+        if file.tensors:
+            _refuse_other_kinds(file)
         model = Model(file, chosen.force)
         if sequences and file.tensors and not embeddings:
             refuse_serving(file)
@@ -379,3 +381,13 @@ def load(
         model.close() if model is not None else file.close()
         raise
     return model
+
+
+def _refuse_other_kinds(file: GGUFFile) -> None:
+    """Raise ModelError, with the file's name, for a file that holds no model of a supported architecture."""
+    if file.metadata.get("general.type") == "imatrix":
+        raise ModelError(f"{file.path}: an importance matrix, not a model; give it to `localllm quantize --imatrix`")
+    try:
+        architecture_of(file.metadata)
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {error}") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -24,6 +23,7 @@ from localllm.cli.flags import typed
 from localllm.cli.foreign import FOREIGN
 from localllm.cli.options import Configuration
 from localllm.options import Option, OptionError, Options, SamplingOptions, declared
+from localllm.spelling import closest
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _NONE = object()  # a value None, such as that of `-n -1`; Typer's None is an option that is not given
@@ -121,8 +121,8 @@ def _line(error: ClickException) -> str:
 
 def nearest(name: str, known: Collection[str]) -> str:
     """Return a question that names the nearest of `known`, to end a message; "" if none is near."""
-    near = get_close_matches(name, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = closest(name, known)
+    return f"; did you mean {near}?" if near else ""
 
 
 class _Strict:

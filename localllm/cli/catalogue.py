@@ -9,6 +9,7 @@ from functools import cached_property
 from localllm.cli.app import Command, UsageError, nearest
 from localllm.cli.values import keys_of, plain
 from localllm.options import Declared, Options, declared
+from localllm.spelling import closest
 
 OWN = "config"  # the command that shows the configuration; nothing configures it
 ALIKE = {"web": "serve"}  # a command with the options of another, which are configured there
@@ -65,8 +66,9 @@ class Catalogue:
         if all(self.named(key, command) is None for command in self.commands):
             _check_each_time(key, variable)
             start = variable[: len(variable) - len(key)]
-            known = {start + each.upper().replace("-", "_"): None for keys in self._by_key.values() for each in keys}
-            raise UsageError(f"{variable}: no option has this name{nearest(variable, known)}")
+            near = closest(key, [each for keys in self._by_key.values() for each in keys])
+            hint = f"; did you mean {start}{near.upper().replace('-', '_')}?" if near else ""
+            raise UsageError(f"{variable}: no option has this name{hint}")
 
     @cached_property
     def _by_key(self) -> dict[str, dict[str, Declared]]:

@@ -92,7 +92,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
 
 def _dispatch(words: list[str]) -> None:
-    if words == ["--version"]:
+    if words in (["--version"], ["version"]):
         print(f"localllm {version()}")
         return
     if not words or words[0] == "help":

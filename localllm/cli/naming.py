@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from localllm.box import BOX, is_model_folder, resolve
 from localllm.cli import options
 from localllm.cli.app import UsageError
 from localllm.printable import printable
+from localllm.spelling import closest
 
 _MODEL_FLAGS = ("-m", "--model", "-hf", "-hfr", "--hf-repo")
 
@@ -22,8 +22,12 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
         return list(words)
     if first in _MODEL_FLAGS or _is_model(first):
         return ["chat", *words]
+    if meant := _nearest(first, commands):
+        problem = f"unknown command {printable(first)!r}; did you mean {meant}?"
+        raise UsageError(f"{problem} (localllm --help lists the commands)")
     raise UsageError(
-        f"unknown command {printable(first)!r}{_nearest(first, commands)} (localllm --help lists the commands)"
+        f"{printable(first)!r} is neither a command nor a model on this computer: localllm --help lists the commands, "
+        "localllm list the models, and localllm pull USER/REPO fetches one"
     )
 
 
@@ -40,14 +44,15 @@ def _is_model(word: str) -> bool:
 
 
 def _nearest(word: str, commands: Collection[str]) -> str:
+    """Return the command, model and file that may be meant, as text; "" if none is near."""
     from localllm.store import Places, everything
     from localllm.store.search import beside, nearest
 
-    model = nearest(word, everything(Places.here())) or "".join(get_close_matches(word, list(BOX), 1))
-    found = get_close_matches(word, list(commands), 1)
+    model = nearest(word, everything(Places.here())) or closest(word, BOX)
+    found = [command] if (command := closest(word, commands)) else []
     found += [f"the model {printable(model)}"] if model else []
     found += [f"the file {printable(file)}"] if (file := beside(Path(word))) else []
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    return " or ".join(found)
 
 
 def one_model(given: options.ModelName, default: str = "") -> str:

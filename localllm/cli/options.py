@@ -166,7 +166,7 @@ class Chat(Options):
         False, "--context-shift", help="drop the oldest turns when the context is full (default: ask)"
     )
     no_stats: bool = option(False, "--no-stats", help="show no statistics after answers")
-    stats: bool = option(False, "-v", "--stats", help="show all statistics after answers")
+    stats: bool = option(False, "-v", "--verbose", "--stats", help="show all statistics after answers")
     go_on: bool = option(False, "--continue", help="continue the last conversation, also after a crash")
     no_history: bool = option(False, "--no-history", help="keep neither messages nor the conversation on disk")
 
@@ -184,7 +184,7 @@ class Run(Options):
     prompt: str = option("", "-p", "--prompt", help="same as PROMPT")
     file: str = _file("-f", "--file", help="read the prompt from a file (-: from stdin)")
     raw: bool = option(False, "--raw", help="continue the prompt as plain text, without a chat template")
-    stats: bool = option(False, "-v", "--stats", help="show statistics on stderr at the end")
+    stats: bool = option(False, "-v", "--verbose", "--stats", help="show statistics on stderr at the end")
     prompt_cache_all: bool = option(False, "--prompt-cache-all", help="save the answer in the prompt cache too")
 
 

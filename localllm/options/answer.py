@@ -109,7 +109,7 @@ class AnswerOptions(Options):
         None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
         shown=Notice(Written("no limit", "-1")), help=Notice("maximum answer length", Written("", " (-1: no limit)")),
     )  # fmt: skip
-    system_prompt: str = option("", "-sys", "--system-prompt", help="instructions before the conversation")
+    system_prompt: str = option("", "-sys", "--system-prompt", "--system", help="instructions before the conversation")
     stop: str | Sequence[str] = option(
         (), "-r", "--reverse-prompt", "--stop", kind=STOP, repeat=True,
         help=Notice("stop the answer before this text (", Written("or the first of several", "repeatable"), ")"),

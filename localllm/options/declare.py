@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields
-from difflib import get_close_matches
 from typing import Any, ClassVar, NamedTuple, Self
 
 from localllm.options.kinds import SWITCH, TEXT, Kind, OptionError
+from localllm.spelling import closest
 
 
 class Option(NamedTuple):
@@ -158,8 +158,8 @@ def check_names(given: Collection[str], known: Collection[str]) -> None:
     """Raise OptionError for a name that is not `known`, with the nearest known one."""
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, 1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            near = closest(name, known)
+            hint = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
             raise OptionError(f"unknown option {name}; {hint}")
 
 

@@ -120,7 +120,7 @@ class SamplingOptions(Options):
     TITLE: ClassVar[str] = "Sampling"
     seed: int = option(-1, "-s", "--seed", kind=SEED, help="random seed (-1: a new one)")
     temperature: float = option(
-        0.8, "--temp", "--temperature", kind=NUMBER, key="temp", help="temperature (0: always the top token)"
+        0.8, "--temp", "--temperature", kind=AMOUNT, key="temp", help="temperature (0: always the top token)"
     )
     top_k: int = option(40, "--top-k", kind=TOP, key="top_k", help="keep the k most likely tokens (0: all)")
     top_p: float = option(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LOOKING = frozenset({"/metrics", "/slots", "/health", "/v1/health", "/props"})  # routes of programs that watch
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

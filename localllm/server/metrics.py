@@ -19,6 +19,7 @@ from localllm import __version__
 from localllm.printable import printable
 from localllm.scheduler import interfaces
 from localllm.scheduler.request import Usage
+from localllm.server.limits import LOOKING
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 GAPS = (  # seconds between two tokens: finer, because they are what decoding differs by
@@ -212,4 +213,5 @@ class Watch:
             route = getattr(scope.get("route"), "path", "other")  # never the path itself: strangers choose those
             seconds = time.monotonic() - started
             self.metrics.responded(route, status, seconds)
-            log.info("%s %s %d %.3f s", printable(scope["method"], 10), printable(scope["path"], 100), status, seconds)
+            seen = log.debug if route in LOOKING and status == 200 else log.info  # a monitor asks every second or two
+            seen("%s %s %d %.3f s", printable(scope["method"], 10), printable(scope["path"], 100), status, seconds)

@@ -77,7 +77,10 @@ def converse(talk: Talk, reader: Reader) -> None:
         if line.startswith("/") and _WORD.fullmatch(text.split()[0]):
             if word in LEAVE and not rest:
                 return
-            _command(talk, word, rest)
+            if word in LEAVE:
+                say(f"error: wrong usage; write {word} alone", RED)
+            else:
+                _command(talk, word, rest)
         else:
             talk.ask(text)
 

@@ -45,9 +45,10 @@ def write(pieces: Iterator[Piece], display: Display, conversation: Conversation 
     """Print an answer as it arrives, then end its line. Piped output is the model's text unchanged."""
     from localllm.answer.parts import Content, Reasoning
 
-    if conversation is not None and conversation.structured:
-        display = display.changed({"plain": True})  # what looks like Markdown in it is data
-    shown = shown_on(sys.stdout, display)
+    if conversation is not None and conversation.data:
+        display = display.changed({"plain": True})
+    # In the text of a grammar, only words wrap: what looks like Markdown means itself.
+    shown = shown_on(sys.stdout, display, markdown=conversation is None or not conversation.structured)
     statistics = None
     try:
         if conversation is None or not shown.parted:

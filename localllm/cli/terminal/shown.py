@@ -27,12 +27,12 @@ class Shown(Protocol):
         """The answer has ended: end its last line."""
 
 
-def shown_on(stream: TextIO, display: Display) -> Shown:
-    """Return what shows an answer on a stream."""
+def shown_on(stream: TextIO, display: Display, markdown: bool = True) -> Shown:
+    """Return what shows an answer on a stream; without `markdown` a terminal wraps words and changes nothing else."""
     out = raw(stream)
     if not out.isatty() or os.environ.get("TERM", "dumb") == "dumb" or display.plain:
         return Plain(cast(TextIO, Guard(out)) if out.isatty() else out, display.hide_think)
-    return Rendered(out, display.hide_think, colours=not os.environ.get("NO_COLOR"))
+    return Rendered(out, display.hide_think, not os.environ.get("NO_COLOR"), markdown)
 
 
 class Plain:
@@ -62,10 +62,12 @@ class Rendered:
 
     parted = True
 
-    def __init__(self, out: TextIO, hide: bool, colours: bool) -> None:
+    def __init__(self, out: TextIO, hide: bool, colours: bool, markdown: bool = True) -> None:
         self._out, self._hide = Wrapped(out), hide
         self._dim = DIM if colours else ""
-        self._markdown = Markdown(self._out) if colours else None  # without styles the markers say what they mean
+        self._markdown = (
+            Markdown(self._out) if colours and markdown else None
+        )  # without styles the markers say what they mean
         self._thinking = False
         self._began, self._pieces = 0.0, 0
 

@@ -13,10 +13,10 @@ from math import inf
 
 from localllm.cli.top.asking import Look, Slot
 from localllm.printable import printable
+from localllm.server.limits import LOOKING
 
 RATE_SECONDS = 10.0  # over which rates are counted
 WINDOW_SECONDS = 60.0  # over which percentiles are
-LOOKING = frozenset({"/metrics", "/slots", "/health", "/v1/health", "/props"})  # routes of programs that watch
 QUANTILES = (0.5, 0.9, 0.99)
 TIMES = (
     ("TTFT", "localllm_first_token_seconds"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.localllm.support import localllm
+from tests.localllm.support import Terminal, localllm
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}
 
@@ -29,6 +29,17 @@ def test_a_grammar_of_either_kind(tmp_path: Path, name: str, source: str) -> Non
     (tmp_path / name).write_text(source)
     done = localllm("run", "demo", "Where?", "--grammar", tmp_path / name)
     assert (done.returncode, done.stdout in ("left\n", "right\n")) == (0, True), done.stderr
+
+
+def test_a_terminal_wraps_the_text_of_a_grammar_at_words() -> None:
+    """Asterisks in it are not Markdown. JSON stays one line, so that it can be copied."""
+    text = "alpha bravo charlie delta **foxtrot**"
+    terminal = Terminal("run", "demo", "Where?", "--grammar", f'start: "{text}"', columns=20)
+    assert terminal.end() == 0
+    assert terminal.written == "alpha bravo charlie\r\ndelta **foxtrot**\r\n"
+    terminal = Terminal("run", "demo", "Where?", "--json-schema", json.dumps({"const": text}), columns=20)
+    assert terminal.end() == 0
+    assert terminal.written == f"{json.dumps(text)}\r\n"
 
 
 @pytest.mark.parametrize(

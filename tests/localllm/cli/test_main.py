@@ -61,7 +61,7 @@ def test_no_words_give_the_help_page(capsys: pytest.CaptureFixture[str]) -> None
 # -- wrong usage and errors ----------------------------------------------------------------------------------------
 
 WRONG = [
-    (["frobnicate"], "unknown command 'frobnicate'"),
+    (["frobnicate"], "'frobnicate' is neither a command nor a model on this computer"),
     (["run"], "MODEL is required"),
     (["run", "demo"], "no prompt: give one after MODEL"),
     (["run", "-hf", "llama"], "-hf/-hfr/--hf-repo: llama is not of the form USER/REPO or USER/REPO:QUANT"),

@@ -207,8 +207,13 @@ def test_a_folder_says_the_next_step(shell: Shell, tmp_path: Path) -> None:
             1,
             "No such file or model: llama3; `localllm list` shows the models on this computer",
         ),
-        (["llama3"], 2, "unknown command 'llama3' (localllm --help lists the commands)"),
-        (["docs"], 2, "unknown command 'docs'; did you mean doctor? ("),  # a folder, but without a model
+        (
+            ["llama3"],
+            2,
+            "'llama3' is neither a command nor a model on this computer: localllm --help lists the commands, ",
+        ),
+        (["docter"], 2, "unknown command 'docter'; did you mean doctor? ("),
+        (["docs"], 2, "'docs' is neither a command nor a model on this computer"),  # a folder, but without a model
         (["llama3.gguf"], 1, "No such file: llama3.gguf"),
         (["new/Tiny-GGUF"], 1, "new/Tiny-GGUF is not on this computer; `localllm pull new/Tiny-GGUF` fetches it"),
         (["run", "demo", "hi", "-md", "new/Tiny"], 1, "new/Tiny is not on this computer; `localllm pull new/Tiny`"),

@@ -12,6 +12,7 @@ import pytest
 from localllm.cli.main import main
 from tests.localllm.store.stores import ollama_model
 from tests.localllm.support import REPOSITORY
+from tests.localllm.support import localllm as program
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,14 @@ from tests.localllm.support import REPOSITORY
         (["-hff", "x"], "unknown option -hff"),
         (["demmo"], "unknown command 'demmo'; did you mean the model demo? (localllm --help lists the commands)"),
         (["lisst"], "unknown command 'lisst'; did you mean list?"),
-        (["x" * 40], f"unknown command '{'x' * 40}' (localllm --help"),
+        (["x" * 40], f"'{'x' * 40}' is neither a command nor a model on this computer: localllm --help lists"),
+        (["create"], "'create' is neither a command nor a model on this computer"),
+        (["quant"], "unknown command 'quant'; did you mean quantize?"),
+        (["run", "m", "--json"], "unknown option --json; did you mean --json-schema?"),
+        (["run", "m", "--tmp", "1"], "unknown option --tmp; did you mean --temp?"),
+        (["run", "m", "--TOP_K", "1"], "unknown option --TOP_K; did you mean --top-k?"),
+        (["run", "m", "--banana"], "unknown option --banana (localllm run --help"),
+        (["run", "m", "--temp", "-5"], "-5.0: it must be a finite number, 0 or more"),
         (["run", "m", "-fa", "on"], "-fa is not supported: attention has one form here; leave it out (localllm run"),
         (["run", "m", "hi", "-no-cnv"], "-no-cnv is not supported: use localllm run, with --raw for plain text"),
         (["run", "m", "hi", "-cnv"], "-cnv is not supported: use localllm chat"),
@@ -40,6 +48,22 @@ def test_what_is_unknown_is_named_with_the_nearest(
 ) -> None:
     assert main(words) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_statistics_have_the_name_that_other_commands_give_to_more_output(command: str) -> None:
+    prompt = ["hi"] if command == "run" else []
+    done = program(command, "demo", *prompt, "-n", "1", "--verbose", "--system", "Be brief.", stdin="hi\n")
+    assert done.returncode == 0
+    assert "tokens/s" in done.stderr
+
+
+def test_the_version_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for word in ("version", "--version"):
+        assert main([word]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != ""
 
 
 def test_help_of_a_command_is_its_page_either_way(capsys: pytest.CaptureFixture[str]) -> None:

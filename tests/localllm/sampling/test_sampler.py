@@ -183,7 +183,6 @@ def test_greedy_takes_the_largest_and_of_equal_ones_the_lowest_id() -> None:
     logits[[17, 400, 401]] = 50
     for options in (
         SamplingOptions(temperature=0),
-        SamplingOptions(temperature=-1.0),
         SamplingOptions(temperature=0, presence_penalty=1e-3),  # the long way round
         SamplingOptions(temperature=0, samplers=("top_k", "penalties", "temperature"), presence_penalty=1e-3),
     ):

@@ -153,6 +153,8 @@ def test_requests_are_counted_by_route_and_never_by_path() -> None:
 def test_the_log_has_a_harmless_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "localllm.server"):
         call(ScriptedService(script("a")), "/completion", {"prompt": "the secret"})
+        for path in ("/metrics", "/slots", "/health"):  # of a monitor, such as localllm top
+            call(ScriptedService(), path)
         call(ScriptedService(), "/%1b[31m%0a" + "x" * 1000)
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("POST /completion 200 0.")

@@ -68,7 +68,7 @@ def test_speculation_changes_in_a_chat_and_no_answer(said: Said) -> None:
     assert answers == [plain, plain]
     assert "spec is ngram\n" in err
     assert "speculation with a draft model requires one" in err
-    assert "99 drafted tokens: give 1 to 15" in err
+    assert "note: --draft-max 99: at most 15 tokens are drafted" in err
     assert "spec is off\n" in err
 
 
@@ -81,6 +81,9 @@ REFUSED = {
     "/sett temp 0": "unknown command /sett; did you mean /set? (a space before / sends the line to the model)",
     "/frobnicate a b": "unknown command /frobnicate; /help lists the commands (a space before / sends the line",
     "/clear now": "error: wrong usage; write /clear alone",
+    "/exit now": "error: wrong usage; write /exit alone",
+    "/set temp -5": "error: temperature: -5.0: it must be a finite number, 0 or more",
+    "/set tmp 1": "error: unknown setting 'tmp'; did you mean temp?",
     "/read /no/such": "error: /no/such: cannot be read: No such file or directory",
     "/read /dev/null": "error: /dev/null: cannot be read: is not a regular file but a device",
     "/save /no/such/talk": "error: no such folder: /no/such; create it first",

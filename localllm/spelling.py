@@ -1,0 +1,36 @@
+"""Find the known name that a misspelled one was meant as: options, commands, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+_ALIKE = 0.75  # least share of letters in common, where the name is not the beginning of a known one
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that `name` begins, or the most similar one; "" if none is near.
+
+    Dashes, underscores, slashes and case do not count. Names of one letter only match themselves.
+    """
+    wanted = _bare(name)
+    by_letters: dict[str, str] = {}
+    for each in known:
+        by_letters.setdefault(_bare(each), each)
+    if wanted in by_letters:
+        return by_letters[wanted]
+    longer = [letters for letters in by_letters if len(wanted) > 1 and letters.startswith(wanted)]
+    if longer:
+        return by_letters[min(longer, key=len)]
+    near = [(_alike(wanted, letters), letters) for letters in by_letters if len(letters) > 1]
+    alike, letters = max(near, default=(0.0, ""))
+    return by_letters[letters] if alike >= _ALIKE else ""
+
+
+def _bare(name: str) -> str:
+    return name.strip("-/").replace("_", "-").lower()
+
+
+def _alike(one: str, other: str) -> float:
+    """Return a share of common letters from 0 to 1; swapped letters are a full match."""
+    return 1.0 if sorted(one) == sorted(other) else SequenceMatcher(None, one, other).ratio()
