@@ -5,7 +5,7 @@
     python benchmarks/cache_quality.py --llama LLAMA_CPP
 
 With --llama, a llama.cpp tree with its libraries in build/bin, it measures how far the logits of a quantized cache are
-from those of a float32 cache, here and there: the normalized mean squared error over 2,048 tokens. The weights are
+from those of a float32 cache, here and there: the normalized mean squared error over --tokens. The weights are
 converted to float32, because llama.cpp rounds activations where they are smaller.
 
 A window is as long as the model's trained context; its second half counts, as in llama.cpp's perplexity. A model
@@ -59,7 +59,6 @@ ARCHS = (
 )  # fmt: skip
 FLOAT = [DEFAULT[0], *(f"{DATA / 'archs' / name}.gguf=random" for name in ARCHS)]  # heads of 64 and 128
 QUANTIZED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-TOKENS = 2048
 
 
 def windows_of(path: str, text: str, count: int) -> Windows:
@@ -123,13 +122,13 @@ def error(logits: np.ndarray, exact: np.ndarray) -> np.ndarray:
     return ((logits - wide) ** 2).mean(-1) / ((wide - wide.mean(-1, keepdims=True)) ** 2).mean(-1)
 
 
-def distances(path: str, text: str, program: Path, work: Path) -> list[dict[str, object]]:
+def distances(path: str, text: str, program: Path, work: Path, count: int, types: list[str]) -> list[dict[str, object]]:
     """Measure how far quantized caches are from float32 ones, with ours and with llama.cpp."""
     model = work / Path(path).name
     words = ["quantize", path, str(model), "F32", "--allow-requantize", "--force"]
     subprocess.run([sys.executable, "-m", "localllm", *words], check=True, capture_output=True, cwd=ROOT)
-    tokens = windows_of(str(model), text, 8).tokens
-    tokens = tokens[: TOKENS // tokens.shape[1]]
+    tokens = windows_of(str(model), text, count // 256).tokens
+    tokens = tokens[: count // tokens.shape[1]]
 
     def own(name: str) -> np.ndarray:
         with load(model, ctx_size=tokens.shape[1], cache_type_k=name, cache_type_v=name, force=True) as opened:
@@ -137,7 +136,7 @@ def distances(path: str, text: str, program: Path, work: Path) -> list[dict[str,
 
     rows = []
     exact, theirs = own("f32"), cached(program, model, tokens, "f32", work)
-    for name in QUANTIZED:
+    for name in types:
         ours = error(own(name), exact)
         peers = error(cached(program, model, tokens, name, work), theirs)
         row = {
@@ -182,15 +181,15 @@ HEADER = """| model | text | context | keys | values | perplexity | against f16 
 |---|---|---:|---|---|---:|---:|---:|---:|"""
 
 
-def compare_with(llama: Path, models: list[str], out: Path) -> None:
+def compare_with(arguments: argparse.Namespace) -> None:
     print(DISTANCES)
     with TemporaryDirectory() as folder:
         work = Path(folder)
-        build(llama, work / "logits")
-        for pair in models:
+        build(arguments.llama, work / "logits")
+        for pair in arguments.models if arguments.models is not DEFAULT else FLOAT:
             path, _, text = pair.partition("=")
-            rows = distances(path, text, work / "logits", work)
-            with out.open("a") as file:
+            rows = distances(path, text, work / "logits", work, arguments.tokens, arguments.types)
+            with arguments.out.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
@@ -200,6 +199,8 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--table", action="store_true", help="print the stored results")
     parser.add_argument("--llama", type=Path, help="a llama.cpp tree: measure the distance from float32 caches")
+    parser.add_argument("--tokens", type=int, default=2048, help="with --llama; a multiple of the context")
+    parser.add_argument("--types", nargs="+", default=list(QUANTIZED), help="with --llama")
     parser.add_argument("--out", type=Path, default=RESULTS / "cache_quality.jsonl")
     arguments = parser.parse_args()
     if arguments.table:
@@ -210,7 +211,7 @@ def main() -> None:
         print(summary(rows))
         return
     if arguments.llama is not None:
-        compare_with(arguments.llama, arguments.models if arguments.models is not DEFAULT else FLOAT, arguments.out)
+        compare_with(arguments)
         return
     print(HEADER)
     for pair in arguments.models:

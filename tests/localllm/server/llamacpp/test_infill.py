@@ -111,8 +111,8 @@ def test_the_time_limit_waits_for_a_line_break() -> None:
 
 def test_infill() -> None:
     service = ScriptedService(script("b"))
-    body = {"input_prefix": "a", "prompt": "p", "input_suffix": "c", "n_predict": 4,
-            "samplers": ["top_k", "infill"], "input_extra": [{"filename": "f", "text": "t"}, {"text": "u"}]}  # fmt: skip
+    body = {"input_prefix": "a", "prompt": "p", "input_suffix": "c", "n_predict": 4, "samplers": ["top_k", "infill"],
+            "input_extra": [{"filename": "f", "text": "t"}, {"text": "u"}]}  # fmt: skip
     response = call(service, "/infill", body)
     assert response.json()["content"] == "b"
     found = service.asked[-1]
