@@ -6,7 +6,7 @@
 
 With --llama, a llama.cpp tree with its libraries in build/bin, it measures how far the logits of a quantized cache are
 from those of a float32 cache, here and there: the normalized mean squared error over --tokens. The weights are
-converted to float32, because llama.cpp rounds activations where they are smaller.
+converted to float32, because llama.cpp rounds activations to the type of smaller weights.
 
 A window is as long as the model's trained context; its second half counts, as in llama.cpp's perplexity. A model
 without a tokenizer (random weights, but every feature of its architecture) reads random tokens. One JSON line per model
