@@ -2,6 +2,11 @@
 
     python benchmarks/cache_quality.py [MODEL.gguf=TEXT.txt ...] [--windows 4]
     python benchmarks/cache_quality.py --table
+    python benchmarks/cache_quality.py --llama LLAMA_CPP
+
+With --llama, a llama.cpp tree with its libraries in build/bin, it measures how far the logits of a quantized cache are
+from those of a float32 cache, here and there: the normalized mean squared error over --tokens. The weights are
+converted to float32, because llama.cpp rounds activations to the type of smaller weights.
 
 A window is as long as the model's trained context; its second half counts, as in llama.cpp's perplexity. A model
 without a tokenizer (random weights, but every feature of its architecture) reads random tokens. One JSON line per model
@@ -13,13 +18,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from compare import RESULTS, ROOT
+from llama_logits import build, cached
 
 sys.path.insert(0, str(ROOT))
 
@@ -42,6 +51,14 @@ DEFAULT = [
     f"{DATA / 'models/stories260K-f32.gguf'}={DATA / 'text/tinystories_smallGPT.txt'}",
     *(f"{DATA / 'archs' / name}.gguf=random" for name in ("gpt-oss-moe", "llama-dense", "gemma3-dense")),
 ]
+
+
+ARCHS = (
+    "llama-dense", "llama-moe", "qwen2-dense", "qwen3-dense", "gemma2-dense", "gemma3-dense", "phi3-dense",
+    "gpt-oss-moe", "olmo2-dense", "glm4-dense", "stablelm-dense",
+)  # fmt: skip
+FLOAT = [DEFAULT[0], *(f"{DATA / 'archs' / name}.gguf=random" for name in ARCHS)]  # heads of 64 and 128
+QUANTIZED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 def windows_of(path: str, text: str, count: int) -> Windows:
@@ -99,8 +116,81 @@ def line(row: dict[str, object]) -> str:
     )
 
 
+def error(logits: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Return the normalized mean squared error of every row (T,)."""
+    wide = exact.astype(np.float64)
+    return ((logits - wide) ** 2).mean(-1) / ((wide - wide.mean(-1, keepdims=True)) ** 2).mean(-1)
+
+
+def distances(path: str, text: str, program: Path, work: Path, count: int, types: list[str]) -> list[dict[str, object]]:
+    """Measure how far quantized caches are from float32 ones, with ours and with llama.cpp."""
+    model = work / Path(path).name
+    words = ["quantize", path, str(model), "F32", "--allow-requantize", "--force"]
+    subprocess.run([sys.executable, "-m", "localllm", *words], check=True, capture_output=True, cwd=ROOT)
+    tokens = windows_of(str(model), text, count // 256).tokens
+    tokens = tokens[: count // tokens.shape[1]]
+
+    def own(name: str) -> np.ndarray:
+        with load(model, ctx_size=tokens.shape[1], cache_type_k=name, cache_type_v=name, force=True) as opened:
+            return np.stack([opened.logits(window.tolist()) for window in tokens])
+
+    rows = []
+    exact, theirs = own("f32"), cached(program, model, tokens, "f32", work)
+    for name in types:
+        ours = error(own(name), exact)
+        peers = error(cached(program, model, tokens, name, work), theirs)
+        row = {
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "model": model.name,
+            "text": Path(text).name,
+            "context": tokens.shape[1],
+            "tokens": tokens.size,
+            "type": name,
+            "nmse_mean": float(ours.mean()),
+            "nmse_median": float(np.median(ours)),
+            "nmse_mean_llama_cpp": float(peers.mean()),
+            "nmse_median_llama_cpp": float(np.median(peers)),
+        }
+        print(distance_line(row), flush=True)
+        rows.append(row)
+    return rows
+
+
+def distance_line(row: dict[str, Any]) -> str:
+    mean, median = (row[key] / row[key + "_llama_cpp"] for key in ("nmse_mean", "nmse_median"))
+    return (
+        f"| {row['model']} | {row['tokens']} | {row['type']} | {row['nmse_mean']:.2e} | "
+        f"{row['nmse_mean_llama_cpp']:.2e} | {mean:.3f} | {median:.3f} |"
+    )
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Return the table of docs/cache.md: ratios of the mean errors over all models, by cache type."""
+    lines = ["| type   | localllm : llama.cpp | range        |", "| ------ | -------------------: | ------------ |"]
+    for name in QUANTIZED:
+        newest = {row["model"]: row for row in rows if row.get("type") == name}
+        ratios = np.array([row["nmse_mean"] / row["nmse_mean_llama_cpp"] for row in newest.values()])
+        mean = float(np.exp(np.log(ratios).mean()))
+        lines.append(f"| {f'`{name}`':6} | {mean:20.2f} | {ratios.min():.2f} to {ratios.max():.2f} |")
+    return "\n".join(lines)
+
+
+DISTANCES = """| model | tokens | cache | NMSE | llama.cpp | ratio of means | ratio of medians |
+|---|---:|---|---:|---:|---:|---:|"""
 HEADER = """| model | text | context | keys | values | perplexity | against f16 | KL divergence | same top token |
 |---|---|---:|---|---|---:|---:|---:|---:|"""
+
+
+def compare_with(arguments: argparse.Namespace) -> None:
+    print(DISTANCES)
+    with TemporaryDirectory() as folder:
+        work = Path(folder)
+        build(arguments.llama, work / "logits")
+        for pair in arguments.models if arguments.models is not DEFAULT else FLOAT:
+            path, _, text = pair.partition("=")
+            rows = distances(path, text, work / "logits", work, arguments.tokens, arguments.types)
+            with arguments.out.open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def main() -> None:
@@ -108,16 +198,22 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=DEFAULT, metavar="MODEL=TEXT")
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--table", action="store_true", help="print the stored results")
+    parser.add_argument("--llama", type=Path, help="a llama.cpp tree: measure the distance from float32 caches")
+    parser.add_argument("--tokens", type=int, default=2048, help="with --llama; a multiple of the context")
+    parser.add_argument("--types", nargs="+", default=list(QUANTIZED), help="with --llama")
     parser.add_argument("--out", type=Path, default=RESULTS / "cache_quality.jsonl")
     arguments = parser.parse_args()
-    print(HEADER)
     if arguments.table:
-        newest = {}
-        for text in arguments.out.read_text().splitlines():
-            row = json.loads(text)
-            newest[row["model"], row["text"], row["keys"], row["values"]] = row
-        print("\n".join(line(row) for row in newest.values()))
+        rows = [json.loads(text) for text in arguments.out.read_text().splitlines()]
+        newest = {(row["model"], row["text"], row.get("keys"), row.get("values"), row.get("type")): row for row in rows}
+        print("\n".join([HEADER, *(line(row) for row in newest.values() if "keys" in row)]), end="\n\n")
+        print("\n".join([DISTANCES, *(distance_line(row) for row in newest.values() if "type" in row)]), end="\n\n")
+        print(summary(rows))
         return
+    if arguments.llama is not None:
+        compare_with(arguments)
+        return
+    print(HEADER)
     for pair in arguments.models:
         path, _, text = pair.partition("=")
         rows = measure(path, text, arguments.windows)

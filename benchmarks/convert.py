@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.llama_logits import build
 from localllm.convert import open_checkpoint
 from tests.localllm.convert.hf_models import MODELS, ids, make
 from tests.localllm.convert.hf_tokenizers import TEXT
@@ -25,14 +26,6 @@ from tests.localllm.convert.support import logits_of, write_f32
 from tests.models.support import nmse
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def build(llama: Path, target: Path) -> None:
-    libraries = llama / "build" / "bin"
-    source = Path(__file__).with_name("llama_logits.cpp")
-    include = [f"-I{llama / 'include'}", f"-I{llama / 'ggml' / 'include'}"]
-    link = [f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
-    subprocess.run(["g++", "-O1", *include, str(source), "-o", str(target), *link], check=True)
 
 
 def texts() -> list[str]:

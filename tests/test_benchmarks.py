@@ -68,6 +68,18 @@ def test_the_page_on_the_server_shows_the_stored_attacks(monkeypatch) -> None:  
         sys.modules.pop(name, None)
 
 
+def test_the_page_on_caches_shows_the_stored_distances(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import cache_quality
+
+    stored = (ROOT / "benchmarks" / "results" / "cache_quality.jsonl").read_text().splitlines()
+    rows = [json.loads(text) for text in stored]
+    assert shown("docs/cache.md", "distance") == cache_quality.summary(rows)
+    assert all(row["tokens"] >= 2000 for row in rows if row.get("type") == "q8_0")
+    for name in ("cache_quality", "llama_logits", "compare"):
+        sys.modules.pop(name, None)
+
+
 def test_the_page_on_speed_shows_the_stored_neighbours(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import neighbours

@@ -103,6 +103,10 @@ class Perplexity(Options):
     chunks: int = option(
         0, "--chunks", kind=whole(0), unit="windows", shown="all", help="maximum number of windows (0: the whole text)"
     )
+    ppl_stride: int = option(
+        0, "--ppl-stride", kind=whole(0), unit="tokens", shown="off",
+        help="let windows overlap: start one every so many tokens, and score as many at its end (0: no overlap)",
+    )  # fmt: skip
     kld: str = _file("--kld", metavar="BASE", help="compare with a model, or with a file from --save-base or llama.cpp")
     save_base: str = _file("--save-base", help="write log-probabilities in llama.cpp's --kl-divergence-base format")
     force: bool = option(

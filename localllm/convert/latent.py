@@ -14,7 +14,8 @@ def _groups(config: HfConfig) -> int | None:
     return None if config.get("topk_method") == "greedy" else config.integer("n_group")
 
 
-def _all_dimensions(config: HfConfig) -> float | None:
+def all_dimensions(config: HfConfig) -> float | None:
+    """Return the key `yarn_log_multiplier`."""
     rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
     scale = rope.real("mscale_all_dim")
     if scale:
@@ -43,7 +44,7 @@ LATENT_KEYS: dict[str, Key] = {
     "attention.head_count_kv": 1,
     **LATENT_WIDTHS,
     "rope.scaling.attn_factor": None,
-    "rope.scaling.yarn_log_multiplier": _all_dimensions,
+    "rope.scaling.yarn_log_multiplier": all_dimensions,
     "expert_gating_func": gating,
     "expert_group_count": _groups,
 }

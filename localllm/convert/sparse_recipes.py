@@ -14,6 +14,7 @@ from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.hybrid_recipes import LATENT_KEYS, dense_layers
+from localllm.convert.latent import all_dimensions
 from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, height, in_turn, must_be, numbered, taken
 from localllm.convert.recurrent_recipes import is_kind
 from localllm.convert.tensor import LazyTensor
@@ -26,12 +27,6 @@ _INDEXER: Layer = {
     "indexer.proj": taken("self_attn.indexer.weights_proj"),
 }
 GROUPED: Layer = {**of.LATENT, **_INDEXER}
-
-
-def _all_dimensions(config: HfConfig) -> float | None:
-    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
-    scale = rope.real("mscale_all_dim")
-    return 0.1 * scale if scale else None  # files hold a tenth of it
 
 
 def indexers(config: HfConfig) -> np.ndarray:
@@ -92,7 +87,7 @@ _SPARSE_KEYS: dict[str, Key] = {
     **_INDEXER_KEYS,
     "attention.head_count_kv": 1,
     "rope.scaling.attn_factor": None,
-    "rope.scaling.yarn_log_multiplier": _all_dimensions,
+    "rope.scaling.yarn_log_multiplier": all_dimensions,
 }
 TYPED_KEYS: dict[str, Key] = {**_SPARSE_KEYS, "attention.indexer.types": indexers}
 ROUTING = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from localllm.evaluation.likelihood import Mean, Scores, compare, log_softmax, score, statistics
 from localllm.evaluation.logits_file import LogitsFile, save_base
-from localllm.evaluation.windows import LogitsSource, ModelSource, TextTooShort, Windows, cut, evaluate
+from localllm.evaluation.windows import LogitsSource, ModelSource, TextTooShort, Windows, cut, evaluate, strided_size
 
 __all__ = [
     "LogitsFile",
@@ -25,4 +25,5 @@ __all__ = [
     "save_base",
     "score",
     "statistics",
+    "strided_size",
 ]

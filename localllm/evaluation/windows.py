@@ -2,6 +2,9 @@
 
 A text of n tokens has n // ctx independent windows. If the vocabulary wants BOS, it replaces the first token of each.
 The tokens of the second half are scored, except its first.
+
+With a stride, windows overlap: each starts `stride` tokens after the one before it, and its last `stride` tokens are
+scored. BOS replaces nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ class TextTooShort(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Token ids int32 (windows, ctx), as returned by the tokenizer."""
+    """Token ids int32 (windows, ctx), as returned by the tokenizer. Without a `stride` no two windows overlap."""
 
     tokens: NDArray[np.int32]
+    stride: int = 0
 
     @property
     def ctx_size(self) -> int:
@@ -38,7 +42,7 @@ class Windows:
     @property
     def first(self) -> int:
         """Position of the first scored row."""
-        return self.ctx_size // 2
+        return self.ctx_size - 1 - self.stride if self.stride else self.ctx_size // 2
 
     @property
     def scored(self) -> int:
@@ -60,8 +64,13 @@ class LogitsSource(Protocol):
         ...
 
 
-def cut(model: Model, text: str, ctx_size: int, limit: int | None = None) -> Windows:
-    """Split a text into at most `limit` windows; TextTooShort if there are fewer than two."""
+def strided_size(ctx_size: int, stride: int) -> int:
+    """Return the window that llama.cpp takes for a context and a stride: with half of it, rounded up to 256 tokens."""
+    return -(-(ctx_size + stride // 2) // 256) * 256
+
+
+def cut(model: Model, text: str, ctx_size: int, limit: int | None = None, stride: int = 0) -> Windows:
+    """Split a text into at most `limit` windows; TextTooShort if it has fewer than two without overlap."""
     named = (" (", Setting("ctx_size"), ")")
     if ctx_size < 4:
         raise LocalLLMError(Notice(f"windows of {ctx_size} tokens score nothing; give at least 4", *named))
@@ -70,8 +79,13 @@ def cut(model: Model, text: str, ctx_size: int, limit: int | None = None) -> Win
     if count < 2:
         counts = f"the text has {len(tokens)} tokens and {2 * ctx_size} are needed for windows of {ctx_size}"
         raise TextTooShort(Notice(counts, "; give more text, or a smaller window", *named))
-    count = min(count, limit) if limit else count
-    return Windows(tokens[: count * ctx_size].reshape(count, ctx_size))
+    if not stride:
+        count = min(count, limit) if limit else count
+        return Windows(tokens[: count * ctx_size].reshape(count, ctx_size))
+    if stride >= ctx_size:
+        raise LocalLLMError(Notice(f"windows of {ctx_size} tokens are too small for a stride of {stride}", *named))
+    overlapping = np.lib.stride_tricks.sliding_window_view(tokens[:-1], ctx_size)[::stride]  # the last predicts nothing
+    return Windows(overlapping[:limit], stride)
 
 
 class ModelSource:
@@ -107,7 +121,7 @@ class ModelSource:
         """Evaluate the first half, which is not scored."""
         tokens = self._windows.tokens[window, : self._windows.first].tolist()
         words = self._model.tokenizer
-        if words is not None and words.add_bos and words.bos is not None:
+        if words is not None and words.add_bos and words.bos is not None and not self._windows.stride:
             tokens[0] = words.bos
         for start in range(0, len(tokens), self._model.batch_rows):
             self._session.evaluate(tokens[start : start + self._model.batch_rows], logits=False)

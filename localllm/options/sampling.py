@@ -80,14 +80,14 @@ def _breaker_problem(breakers: Any) -> str:
 
 
 def sampler_name(spelling: str) -> str | None:
-    """Return the name of a sampler in any of llama.cpp's spellings, without regard to case; None if there is none."""
+    """Return the name of a sampler from any of llama.cpp's spellings, ignoring case; None if unknown."""
     return SPELLINGS.get(spelling.lower().replace("-", "").replace("_", ""))
 
 
 def read_samplers(text: str) -> tuple[str, ...]:
     """Return names of samplers, with ; or , between them; unknown ones as they are.
 
-    A text that is no name, and whose letters all stand for samplers, is a sequence of letters.
+    Any other text whose letters all stand for samplers is a sequence of letters.
     """
     if sampler_name(text) is None and 0 < len(text) <= MOST_LETTERS and all(letter in LETTERS for letter in text):
         return tuple(LETTERS[letter] for letter in text)

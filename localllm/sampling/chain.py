@@ -290,7 +290,7 @@ def temperature(candidates: Candidates, options: SamplingOptions, context: Conte
 def infill(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Keep the tokens that end an answer, or the texts that enough candidates begin with; else end the answer."""
     if context.spellings is None:
-        raise SamplingError("the infill sampler needs the texts of tokens, and this model has none: leave it out")
+        raise SamplingError("the infill sampler needs a tokenizer, and this model has none: leave it out")
     if not candidates.descending:
         candidates = candidates.take(descending(candidates.logits), descending=True)
     rows = continuations_of(candidates.ids, softmax(candidates), context.spellings)
@@ -319,7 +319,7 @@ def _surprised(before: Candidates, after: Candidates, token: int, options: Sampl
 
 
 def adaptive_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
-    """Prefer tokens whose probability is near the target, corrected by the probabilities of those chosen so far."""
+    """Prefer tokens whose probability is near the target, which the mean probability of earlier tokens corrects."""
     if candidates.descending:
         candidates = candidates.take(np.argsort(candidates.ids), descending=False)
     logits = toward(softmax(candidates), options.adaptive_target, context.feedback.mean).astype(np.float32)

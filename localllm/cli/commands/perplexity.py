@@ -31,12 +31,14 @@ from localllm.evaluation import (
     evaluate,
     save_base,
     statistics,
+    strided_size,
 )
 from localllm.evaluation.likelihood import Divergence, Mean
 from localllm.evaluation.likelihood import Perplexity as Result
 from localllm.evaluation.logits_file import is_logits_file
 from localllm.gguf import open_gguf
 from localllm.model import Model
+from localllm.notice import Notice, Setting
 from localllm.outputs import check_target
 from localllm.printable import printable
 
@@ -44,14 +46,20 @@ if TYPE_CHECKING:
     from localllm.backends.base import Progress
 
 
+_STRIDE = Setting("ppl_stride")
+
+
 def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
     """Evaluate the text and print the results. After Ctrl-C those of the windows that were done, then it is raised."""
     target = Path(own.save_base) if own.save_base else None
+    if own.ppl_stride and target is not None:
+        raise LocalLLMError(Notice(Setting("save_base"), " cannot hold overlapping windows; leave out ", _STRIDE))
     if target is not None:
         check_target(target, own.force, [own.file, *model_files(name), *model_files(own.kld)])
     with ExitStack() as open_things, RunningProgress() as progress:
         stored = open_things.enter_context(_logits_file(own.kld))
-        ctx_size = stored.windows.ctx_size if stored is not None else opening.ctx_size
+        ctx_size = strided_size(opening.ctx_size, own.ppl_stride) if own.ppl_stride else opening.ctx_size
+        ctx_size = stored.windows.ctx_size if stored is not None else ctx_size
         model = open_things.enter_context(_load(name, opening, own, ctx_size, progress))
         windows = _windows(model, ctx_size, own, stored)
         base: LogitsSource | None = stored
@@ -132,7 +140,9 @@ def _windows(model: Model, ctx_size: int, own: Perplexity, stored: LogitsFile | 
     """Return the windows to evaluate. A base file contains them; a text given as well must match."""
     limit = own.chunks or None
     if stored is None:
-        return cut(model, read_text(own.file), ctx_size, limit)
+        return cut(model, read_text(own.file), ctx_size, limit, own.ppl_stride)
+    if own.ppl_stride:
+        raise LocalLLMError(Notice(f"{own.kld}: has windows of its own; leave out ", _STRIDE))
     windows = Windows(stored.windows.tokens[:limit])
     if own.file and not np.array_equal(
         cut(model, read_text(own.file), ctx_size, len(windows.tokens)).tokens, windows.tokens
@@ -150,6 +160,7 @@ def _as_json(
         "text": own.file,
         "base": own.kld,
         "ctx": windows.ctx_size,
+        "stride": windows.stride,
         "windows": done,
         "windows_of_text": len(windows.tokens),
         **asdict(result),
@@ -162,9 +173,10 @@ def _lines(
 ) -> list[tuple[str, str]]:
     """Return (label, number) pairs with as many digits as llama.cpp prints."""
     of_all = f" of {len(windows.tokens)}" if done < len(windows.tokens) else ""
+    strided = f", {windows.stride} apart" if windows.stride else ""
     lines = [
         ("model", f"{name} ({device})"),
-        ("text", f"{done}{of_all} windows of {windows.ctx_size} tokens, {result.tokens} predictions"),
+        ("text", f"{done}{of_all} windows of {windows.ctx_size} tokens{strided}, {result.tokens} predictions"),
         ("perplexity", mean(result.perplexity, 4, 5)),
     ]
     if divergence is None:

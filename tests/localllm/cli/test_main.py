@@ -81,7 +81,7 @@ WRONG = [
     (["run", "m", "hi", "--temp", "nan"], "--temp/--temperature: nan: it must be a finite number"),
     (["run", "m", "hi", "--top-p", "3"], "--top-p: 3.0: it must be a number from 0 to 1"),
     (["run", "m", "hi", "--top-k", "1.5"], "--top-k: '1.5' is not a whole number"),
-    (["run", "m", "hi", "--samplers", "top_k;magic"], "--samplers: names 'magic'"),
+    (["run", "m", "hi", "--samplers", "top_k;magic"], "--samplers/--sampling-seq/--sampler-seq: names 'magic'"),
     (["run", "m", "hi", "-l", "12"], "-l/--logit-bias: '12' is not TOKEN+BIAS"),
     (["run", "m", "hi", "--chat-template-kwargs", "{x}"], "--chat-template-kwargs: '{x}' is not a JSON object"),
     (["run", "m", "hi", "--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object"),

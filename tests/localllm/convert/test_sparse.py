@@ -79,6 +79,14 @@ def test_config_json_of_the_model_s_own_program_says_the_same(name: str, tmp_pat
         np.testing.assert_array_equal(ours[key], value, key)
 
 
+@pytest.mark.parametrize(("rope", "expected"), [({"mscale": 0.7, "mscale_all_dim": 0.7}, 0.07), ({}, 0.0)])
+def test_yarn_without_mscale_is_written_as_0(rope: dict[str, float], expected: float, tmp_path: Path) -> None:
+    """Without the key, scores would be scaled as if it were 1."""
+    config = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    metadata = metadata_of("deepseek32", tmp_path, rope_parameters=config | rope)
+    assert metadata["deepseek32.rope.scaling.yarn_log_multiplier"] == pytest.approx(expected)
+
+
 def test_names_in_published_folders_of_hunyuan(tmp_path: Path) -> None:
     """transformers 5.23 saves some tensors by other names; it reads both."""
     spec, renamed = SPECS["hy_v4"], {"mlp.linear_gate": "mlp.gate_proj", "experts.linear_gate": "experts.gate_proj"}

@@ -99,6 +99,29 @@ def test_only_the_second_half_of_a_window_counts_and_bos_takes_the_first_place(t
     assert found.nll.tolist() == [pytest.approx(e, abs=1e-6) for e in expected]
 
 
+def test_windows_that_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last tokens of every window are scored, after all tokens before them in it, and without BOS."""
+    path, text = write_model(tmp_path / "tiny.gguf"), tmp_path / "text.txt"
+    text.write_text("abcdefghijk" * 60)
+    told = {}
+    for more in ((), ("--chunks", "2")):
+        words = ["perplexity", str(path), "-f", str(text), "-c", "200", "--ppl-stride", "100", "--json", *more]
+        assert main(words) == 0
+        told[more] = json.loads(capsys.readouterr().out)
+    with load(path, threads=1, ctx_size=256) as model:
+        tokens = model.tokenize(text.read_text())
+        starts = range(0, len(tokens) - 256, 100)
+        nll = []
+        for start in starts:
+            window = tokens[start : start + 256]
+            log_p = log_softmax(model.logits(window))
+            nll += [-float(log_p[i, window[i + 1]]) for i in range(155, 255)]
+    found = told[()]
+    assert (found["ctx"], found["stride"], found["windows"], found["tokens"]) == (256, 100, len(starts), len(nll))
+    assert found["nll"]["value"] == pytest.approx(float(np.mean(nll)), abs=1e-6)
+    assert told["--chunks", "2"]["nll"]["value"] == pytest.approx(float(np.mean(nll[:200])), abs=1e-6)
+
+
 def test_a_text_must_fill_two_windows(tmp_path: Path) -> None:
     with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=64) as model:
         with pytest.raises(TextTooShort, match="has 100 tokens and 128 are needed"):
@@ -154,6 +177,29 @@ def test_the_reference_models_give_llama_cpp_s_numbers(name: str, ctx: int, valu
         own, _ = statistics(Scores.join(list(evaluate(windows, source_of(model, windows)))))
     assert own.perplexity.value == pytest.approx(value, abs=2e-4)
     assert own.perplexity.error == pytest.approx(error, abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "ctx", "stride", "windows", "value"),
+    [
+        ("stories260K-f32", 256, 128, 12, "122.7450"),
+        ("stories260K-f32", 192, 100, 20, "103.7048"),
+        ("babyllama-969K-tok361-f32", 200, 64, 10, "19.7073"),
+    ],
+)
+def test_windows_that_overlap_give_llama_cpp_s_numbers(
+    name: str, ctx: int, stride: int, windows: int, value: str, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """llama-perplexity of 2026-11 with -b equal to -c, on the first 60,000 bytes of wikitext-2's test."""
+    text = tmp_path / "text.txt"
+    text.write_bytes(reference("text", "wiki.test.raw").read_bytes()[:60000])
+    path = str(reference("models", f"{name}.gguf"))
+    told = ("-f", str(text), "-c", str(ctx), "--ppl-stride", str(stride), "--chunks", str(windows))
+    assert main(["perplexity", path, *told, "-ctk", "f32", "-ctv", "f32"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["text"].startswith(f"{windows} windows of ")
+    assert lines["perplexity"].split()[0] == value
 
 
 # -- files of base logits ------------------------------------------------------------------------------------------
@@ -280,6 +326,8 @@ def test_a_model_that_computes_infinity_is_one_line(
         ((), "no text"),
         (("-f", "nowhere.txt"), "nowhere.txt: No such file"),
         (("-f", str(SMALLTALK), "-c", "100000"), "are needed for windows of 100000"),
+        (("-f", str(SMALLTALK), "--ppl-stride", "600", "-c", "4"), "too small for a stride of 600"),
+        (("-f", str(SMALLTALK), "--ppl-stride", "9", "--save-base", "x"), "--save-base cannot hold overlapping"),
     ],
 )
 def test_wrong_use_is_a_line(

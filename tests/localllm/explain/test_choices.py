@@ -132,3 +132,6 @@ def test_the_chain_is_named_with_its_settings() -> None:
     assert chain_of(SamplingOptions(temperature=0)) == ("temperature 0",)
     assert "xtc 0.5 0.1" in chain_of(SamplingOptions(xtc_probability=0.5))
     assert chain_of(SamplingOptions(dynatemp_range=0.5))[-1] == "temperature 0.8 0.5 1"
+    assert chain_of(SamplingOptions(mirostat=2)) == ("temperature 0.8", "mirostat 2 5 0.1")
+    editor = SamplingOptions(samplers=("adaptive_p", "top_k", "infill"), adaptive_target=0.5)
+    assert chain_of(editor) == ("top_k 40", "infill", "adaptive_p 0.5 0.9")

@@ -24,7 +24,7 @@ INFILL = 120  # cases
 
 
 def logits(case: str, step: int, size: int = 160) -> np.ndarray:
-    """float32 (size,): near Zipf's law, in an order of their own; sixteenths, so that every machine has the same."""
+    """float32 (size,): near Zipf's law in a random order; multiples of 1/16, so that all machines have the same."""
     random = np.random.RandomState(sum(case.encode()) * 1000 + step)
     ranks = random.permutation(size) + 1.0
     values = -np.log(ranks) * (1.4 + 0.6 * random.rand()) + 0.3 * random.standard_normal(size)

@@ -1,6 +1,6 @@
 """Mirostat, adaptive-p and infill against llama.cpp's library: the same probabilities at every token.
 
-`make_llama_cpp.py` wrote data/llama_cpp.json: what is left of the logits in `llama_cpp_cases.py`, token after token.
+`make_llama_cpp.py` wrote data/llama_cpp.json: llama.cpp's probabilities for the logits of `llama_cpp_cases.py`.
 """
 
 from __future__ import annotations

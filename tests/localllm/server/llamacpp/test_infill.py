@@ -111,7 +111,7 @@ def test_the_time_limit_waits_for_a_line_break() -> None:
 
 def test_infill() -> None:
     service = ScriptedService(script("b"))
-    body = {"input_prefix": "a", "prompt": "p", "input_suffix": "c", "n_predict": 4,
+    body = {"input_prefix": "a", "prompt": "p", "input_suffix": "c", "n_predict": 4, "samplers": ["top_k", "infill"],
             "input_extra": [{"filename": "f", "text": "t"}, {"text": "u"}]}  # fmt: skip
     response = call(service, "/infill", body)
     assert response.json()["content"] == "b"
@@ -119,6 +119,7 @@ def test_infill() -> None:
     assert isinstance(found, Completion)
     assert (found.prompt, found.suffix, found.extra) == ("ap", "c", (("f", "t"), ("tmp", "u")))
     assert found.generation.max_tokens == 4
+    assert found.generation.sampling == {"samplers": ("top_k", "infill")}
 
 
 @pytest.mark.parametrize(
