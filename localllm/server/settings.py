@@ -94,7 +94,7 @@ def keys_in(path: str) -> Sequence[str]:
     if not path:
         return ()
     try:
-        data = read_given(path, KEY_FILE_BYTES)
+        data = read_given(path, 2 * KEY_FILE_BYTES)
     except OSError as error:
         raise SettingsError(f"cannot read the API keys in {path}: {error.strerror}") from None
     lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
