@@ -7,13 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NoReturn, get_args
 
 from localllm.backends.base import F16_CACHE, CacheTypes, Limits
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.conformance.segments import Segment, segments
-from localllm.plan import BLOCK, Activation, Gating, GluActivation, Plan, Recorder, Rope, Stack, Value, Weight
+from localllm.plan import (
+    BLOCK,
+    Activation,
+    Gating,
+    GluActivation,
+    Plan,
+    Recorder,
+    Rope,
+    RopeStyle,
+    Stack,
+    Value,
+    Weight,
+)
 from localllm.plan.connections import connect_width
 
 VOCABULARY = 67
@@ -69,7 +82,7 @@ def catalogue() -> Iterator[tuple[str, list[Segment], CacheTypes]]:
 
 def _plans() -> Iterator[tuple[str, Plan, CacheTypes]]:
     for name in formats.FORMATS:
-        yield f"format {name}", _plan(lambda s, name=name: _format(s, name)), F16_CACHE
+        yield f"format {name}", _plan(partial(_format, name)), F16_CACHE
     yield "rows", _plan(_rows), F16_CACHE
     yield "attention", _plan(_attention), F16_CACHE
     yield "attention in both directions", _plan(_both_directions), F16_CACHE
@@ -88,7 +101,7 @@ def _plan(build: Callable[[Sheet], Value]) -> Plan:
     return sheet.r.finish(last)
 
 
-def _format(s: Sheet, name: str) -> Value:
+def _format(name: str, s: Sheet) -> Value:
     """An embedding, and products as a layer has them: of one matrix, three together, two with their gate, heads."""
     r, x = s.r, s.r.embed(s.weight(VOCABULARY, 512, format=name))
     normed = r.rms_norm(x, s.weight(512), 1e-5)
@@ -144,7 +157,7 @@ def _attend(
     r, value = s.r, value or width
     q, k, v = s.rows(heads * width), s.rows(kv_heads * width), s.rows(kv_heads * value)
     if rope:
-        style = "neox" if rope == "neox" else "norm"
+        style: RopeStyle = "neox" if rope == "neox" else "norm"
         turn = Rope(style, width, tuple(1000.0 ** (-2 * i / width) for i in range(width // 2)))
         if rope == "neox":
             q, k = (r.rms_norm(x, s.weight(width), 1e-5, n) for x, n in ((q, heads), (k, kv_heads)))
@@ -185,7 +198,7 @@ def _selected(s: Sheet) -> Value:
         keys = r.append_index(s.rows(128), 4 if pooled else 1)
         weights = s.rows(4) if weighted else None
         groups = 4 if weighted else 2
-        chosen = r.select_positions(s.rows(groups * 128), weights, keys, groups, 12, block, 1, pooled)
+        chosen = r.select_positions(s.rows(groups * 128), weights, keys, groups, 12, block, int(not pooled), pooled)
         if pooled:
             near, far = (r.append(s.rows(128), s.rows(128), 1, every) for every in (1, 4))
             last = r.attention(s.rows(8 * 128), near, 8, 0.1, 20, selection=chosen, pools=far)
