@@ -8,12 +8,14 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import resource
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,18 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not i
 # Twelve thousand tests are a million objects that stay. A search for garbage among them takes 0.7 s: none is made while
 # they are collected, and later ones leave them out.
 gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide cards and the system's OpenCL drivers from the tests, and from the programs that they start.
+
+    PoCL, which is a package, stays. With `-m gpu` everything is there.
+    """
+    if re.search(r"(?<!not )\bgpu\b", config.option.markexpr) or find_spec("pocl_binary_distribution") is None:
+        return
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["OCL_ICD_VENDORS"] = nothing = tempfile.mkdtemp(prefix="localllm-no-drivers-")
+    atexit.register(shutil.rmtree, nothing, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
