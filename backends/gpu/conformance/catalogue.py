@@ -47,7 +47,7 @@ class Declared:
 
 @dataclass
 class Sheet:
-    """Records a plan; every value and weight has a name of its own."""
+    """Records a plan; every weight gets a unique name."""
 
     r: Recorder = field(default_factory=Recorder)
     count: int = 0

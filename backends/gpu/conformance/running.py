@@ -47,20 +47,20 @@ from localllm.plan import (
     flattened,
 )
 
-# Rows of the steps: of each number of rows that has kernels of its own (`kernel.FEW_ROWS`, `products.SOME_ROWS`).
+# Rows of each step: one step for each kernel that the number of rows selects (`kernel.FEW_ROWS`, `products.SOME_ROWS`).
 ROWS = (70, 19, 9, 1)
 # The same for large products on a processor, which would take minutes. Only tensor cores tell 17 rows from 70.
 FEWER_ROWS = (17, 2, 1)
 MUCH = 1 << 26  # multiplications of a row
-# The same for a sequence that goes on, past a second partition of attention.
+# Rows of each step of a growing sequence, which reaches the second partition of attention.
 GROWING = (70, 3, 1, 1, 1, 19, 150, 12, 1, 1)
 BLOCKS = 5  # of a sequence
 DISTINCT = 7  # rows that differ, where the reference is slow; further ones repeat them
 TEXT = 5  # rows of the text that an encoder has read
 WANTED = 5  # of the search for the largest logits
 
-# The largest root mean square of a row's error, relative to that of the row. A single number may be off by PEAK times
-# that much. Sums differ in their order; int8 products lose half a percent of rows that are not exact in a byte.
+# Limits of the error: root mean square over a row, divided by that of the exact row. One number may err PEAK times as
+# much. Sums differ in their order; int8 products lose half a percent of rows that are not exact in a byte.
 # Some operations take differences.
 CLOSE, DIFFERENCES, ROUNDED, TWICE_ROUNDED = 2e-5, 1e-3, 0.1, 0.2
 # The same for keys and values of a type: a number between two that can be stored may be rounded the other way.
@@ -72,7 +72,7 @@ SMALL = 1e-3  # of the root mean square of all rows: what a row counts at least;
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for a segment: its largest error, relative to `limit`, or what is wrong otherwise."""
+    """The result for a segment: its largest error, to compare with `limit`, and the problem, if any."""
 
     error: float
     limit: float
@@ -103,7 +103,7 @@ def run(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> 
 def limit_of(segment: Segment, cache: CacheTypes) -> float:
     """Return the largest error that is allowed."""
     flat = flattened(segment.operations)
-    if segment.rounds and any(isinstance(op, Experts) for op in flat):  # the rows, and what is between the matrices
+    if segment.rounds and any(isinstance(op, Experts) for op in flat):  # rounds its input, then its hidden row
         return TWICE_ROUNDED
     if segment.rounds:
         return ROUNDED
@@ -153,7 +153,7 @@ class _Check:
                 yield 5 * (not self.grows), count
 
     def _counts(self, count: int) -> dict[Rows, int]:
-        """Return the rows of a step: of the batch, and, where values are of these, those whose logits are wanted."""
+        """Return the rows of a step: the batch's, and the logits' if the segment has such values."""
         wanted = any(value.rows == "logits" for op in self._flat for value in (*op.inputs, *op.outputs))
         wanted |= self._segment.makes_logits
         return {"batch": count, "logits": min(count, self._limits.logit_rows) if wanted else 0}
@@ -284,7 +284,7 @@ class _Check:
                 raise Wrong(f"{count} rows: {what} gave other bits")
 
 
-NAN, ODD = 0x7FC00000, 0x41973C5A  # what is left in memory that no kernel may read: NaN, and 18.9
+NAN, ODD = 0x7FC00000, 0x41973C5A  # bits left in memory that no kernel may read: NaN, then 18.9
 
 
 class _Residue:

@@ -1,7 +1,7 @@
 """Decides whether a model may use a device: from results of earlier starts, or by running the check now.
 
-A result is kept as long as the device, its driver, the kernels and this program stay the same. It is kept beside the
-compiled kernels, in files that other users cannot write. A file that is damaged counts as missing.
+A result is valid as long as the device, its driver, the kernels and this program stay the same. It is a file in the
+folder of compiled kernels, which other users cannot write. A damaged file counts as missing.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ PACKAGES = ("numpy", "pyopencl", "pycuda", "nvidia-cuda-nvrtc")
 
 
 def check_devices(output: str) -> None:
-    """Check the devices and write the report. LocalLLMError if one fails, or if there is none."""
+    """Check the devices and write the report. LocalLLMError if a device fails, or if none was found."""
     path = Path(output or f"localllm-gpu-{datetime.now():%Y%m%d-%H%M%S}.json")
     check_target(path, False)
     devices: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def check_devices(output: str) -> None:
 
 
 def _devices(missing: dict[str, str]) -> Iterator[tuple[str, int, Callable[[], Any]]]:
-    """(backend, number, function that opens it) of every device; why a backend has none goes to `missing`."""
+    """(backend, number, function that opens it) of every device. Fills `missing`: backend -> reason."""
     from localllm.backends.base import BackendError
 
     for backend, found in openings().items():
@@ -61,7 +61,7 @@ def _devices(missing: dict[str, str]) -> Iterator[tuple[str, int, Callable[[], A
 
 
 def _checked(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
-    """Check a device, print a line for each operation, and return all that is known of it."""
+    """Check a device, print a line for each operation, and return its part of the report."""
     from localllm.backends.base import BackendError
 
     named: dict[str, Any] = {"backend": backend, "number": number}

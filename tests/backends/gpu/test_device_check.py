@@ -59,7 +59,7 @@ def device() -> Iterator[Faulty]:
 
 
 def checked(device: OpenClDevice, small: Small, kernel: str = "") -> list[Verdict]:
-    """The verdicts of a plan; only of what launches a kernel, if one is named."""
+    """The verdicts of a plan; with `kernel`, only those of segments that launch it."""
     own = [
         each
         for each in segments(record(small.table, small.build))
@@ -74,7 +74,7 @@ def checked(device: OpenClDevice, small: Small, kernel: str = "") -> list[Verdic
 
 @dataclass(frozen=True)
 class Fault:
-    """A text of the kernels, and what stands there instead; a plan, and the kernel that is concerned."""
+    """A text of the kernels and its replacement; a plan, and the kernel that is concerned."""
 
     old: str
     new: str
@@ -281,7 +281,7 @@ HELLO = ("run", "demo", "Hello", "-n", "4", "--temp", "0")
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PoCL with a fault in the norms, as the only card; what is kept goes to a folder of the test."""
+    """PoCL with a fault in the norms, as the only card; results go to a folder of the test."""
     own = OpenClDevice.compile
 
     def compile_(self: OpenClDevice, source: str, kernel: str) -> Any:
