@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -115,10 +116,12 @@ def key_of(device: Device, program: Program) -> str:
     return hashlib.sha256("\0".join([*parts, *sorted(kernels)]).encode()).hexdigest()[:40]
 
 
+@cache
 def _version() -> str:
-    from localllm import __version__
-
-    return __version__
+    try:
+        return version("localllm")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return ""
 
 
 @cache
