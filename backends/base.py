@@ -26,6 +26,7 @@ from localllm.plan import (
     Weight,
     rows_of_block,
 )
+from localllm.notice import Notice, Span
 from localllm.printable import printable
 
 Progress = Callable[[str, int, int], None]  # (what is being done, amount done, total)
@@ -39,7 +40,11 @@ class BackendError(Exception):
 
 
 class WrongResults(BackendError):
-    """A device failed its check, so it is not used."""
+    """A device failed its check, so it is not used. `reason` is the message without the advice."""
+
+    def __init__(self, reason: str, *advice: Span) -> None:
+        super().__init__(Notice(reason, "; ", *advice))
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,14 @@ os.environ["LOCALLLM_CONFIG"] = os.devnull  # not the configuration of whoever r
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="localllm-state-")  # nor what they said in chats
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
+# Nor their terminal: a dumb one has 80 columns at most, and some variables switch colors on or off.
+os.environ["TERM"] = "xterm"
+for _name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "CLICOLOR", "CLICOLOR_FORCE"):
+    os.environ.pop(_name, None)
+if not os.path.isdir(os.path.expanduser("~")):  # compiled code would not be kept, and every start would warn of it
+    os.environ["HOME"] = tempfile.mkdtemp(prefix="localllm-home-")
+    atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
+
 # NumPy multiplies small matrices here. Two threads for each, which wait for each other in a loop, take four times the
 # processor time where every core is busy, as with two workers of pytest-xdist on two cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is loaded, which is later

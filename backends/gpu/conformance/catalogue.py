@@ -1,4 +1,4 @@
-"""Plans that together need every kernel, for `localllm doctor --gpu`: shapes and options as models have them.
+"""Plans that together need every kernel, for `localllm doctor`: shapes and options as models have them.
 
 They name weights without numbers; a check makes its own.
 """

@@ -22,7 +22,7 @@ from localllm.backends.gpu.conformance.running import run
 from localllm.backends.gpu.conformance.segments import Segment, segments
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.program import Program
-from localllm.notice import Notice, Setting
+from localllm.notice import Setting
 from localllm.plan import Plan, Value
 from localllm.quant.codecache import CodeCache
 
@@ -72,13 +72,12 @@ class Conformance:
 def refusal(device: Device, failed: list[Verdict], count: int) -> WrongResults:
     """Return the error for a device that failed, in one line."""
     first = failed[0]
+    problem = (first.problem or first.skipped).splitlines()[0][:200]
     others = f", and {len(failed) - 1} other of {count} checks" if len(failed) > 1 else ""
-    problem = f"{device.facts.name} failed its check, so it is not used ({first.operation}: "
     return WrongResults(
-        Notice(
-            f"{problem}{first.problem or first.skipped}{others}); use ", Setting("backend", "cpu"),
-            ", or use it all the same with ", Setting("force"), "; localllm doctor --gpu writes a report",
-        )
+        f"{device.facts.name} failed its check, so it is not used ({first.operation}: {problem}{others})",
+        "use ", Setting("backend", "cpu"), ", or use it all the same with ", Setting("force"), "; localllm doctor ",
+        Setting("gpu"), " writes a report",
     )  # fmt: skip
 
 
