@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.notice import Notice, Span
 from localllm.plan import (
     BLOCK,
     F32,
@@ -26,7 +27,6 @@ from localllm.plan import (
     Weight,
     rows_of_block,
 )
-from localllm.notice import Notice, Span
 from localllm.printable import printable
 
 Progress = Callable[[str, int, int], None]  # (what is being done, amount done, total)
