@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.notice import Notice, Span
 from localllm.plan import (
     BLOCK,
     F32,
@@ -39,7 +40,11 @@ class BackendError(Exception):
 
 
 class WrongResults(BackendError):
-    """A device failed its check, so it is not used."""
+    """A device failed its check, so it is not used. `reason` is the message without the advice."""
+
+    def __init__(self, reason: str, *advice: Span) -> None:
+        super().__init__(Notice(reason, "; ", *advice))
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

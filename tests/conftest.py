@@ -8,12 +8,14 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import resource
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,14 @@ for _name in [name for name in os.environ if name.startswith("LOCALLLM_")]:
 os.environ["LOCALLLM_CONFIG"] = os.devnull  # not the configuration of whoever runs the tests
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="localllm-state-")  # nor what they said in chats
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+# Nor their terminal: a dumb one has 80 columns at most, and some variables switch colors on or off.
+os.environ["TERM"] = "xterm"
+for _name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "CLICOLOR", "CLICOLOR_FORCE"):
+    os.environ.pop(_name, None)
+if not os.path.isdir(os.path.expanduser("~")):  # compiled code would not be kept, and every start would warn of it
+    os.environ["HOME"] = tempfile.mkdtemp(prefix="localllm-home-")
+    atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
 # NumPy multiplies small matrices here. Two threads for each, which wait for each other in a loop, take four times the
 # processor time where every core is busy, as with two workers of pytest-xdist on two cores.
@@ -40,6 +50,18 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not i
 # Twelve thousand tests are a million objects that stay. A search for garbage among them takes 0.7 s: none is made while
 # they are collected, and later ones leave them out.
 gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide cards and the system's OpenCL drivers from the tests, and from the programs that they start.
+
+    PoCL, which is a package, stays. With `-m gpu` everything is there.
+    """
+    if re.search(r"(?<!not )\bgpu\b", config.option.markexpr) or find_spec("pocl_binary_distribution") is None:
+        return
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["OCL_ICD_VENDORS"] = nothing = tempfile.mkdtemp(prefix="localllm-no-drivers-")
+    atexit.register(shutil.rmtree, nothing, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:

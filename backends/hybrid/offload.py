@@ -14,7 +14,7 @@ from localllm.backends.base import Backend, BackendError, CacheTypes, Card, Exec
 from localllm.backends.hybrid.backend import HybridBackend
 from localllm.backends.hybrid.cut import Placement, cut, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
-from localllm.notice import Notice, Setting, Together, said
+from localllm.notice import Notice, Setting, Together
 from localllm.plan import Plan
 
 RESERVE, SHARE = 1 << 30, 20  # bytes to leave free at most, and the share of the device's memory if that is less
@@ -170,16 +170,16 @@ def bind(
     """
     try:
         return arranged, bound(arranged.backend)
-    except BackendError as error:
+    except WrongResults as error:
         arranged.backend.close()
-        if not (instead and arranged.card and isinstance(error, WrongResults)):
+        if not (instead and arranged.card):
             raise
-        reason = said(error).partition(";")[0]
+        reason = error.reason
     except BaseException:
         arranged.backend.close()
         raise
     host = open_backend("cpu", threads)
-    note = f"{reason}; all runs on {host.describe()}; localllm doctor --gpu shows more"
+    note = Notice(f"{reason}; all runs on {host.describe()}; localllm doctor ", Setting("gpu"), " shows more")
     return bind(Arrangement(host, note=note), bound, False, threads)
 
 

@@ -253,6 +253,11 @@ class Doctor(Options):
     clean: bool = option(False, "--clean", help="delete compiled code, and prefixes in --cache-dir; never models")
     yes: bool = option(False, "-y", "--yes", help="with --clean: delete without asking")
     cache_dir: str = same(ServeOptions, "cache_dir", help="also look at this folder of localllm serve")
+    gpu: bool = option(False, "--gpu", help="check every kernel on every card, and write a report to send")
+    output: str = option(
+        "", "-o", "--output", kind=PATH, metavar="FILE", offers="files",
+        help="with --gpu: the report (default: localllm-gpu-DATE-TIME.json)",
+    )  # fmt: skip
     json: bool = same(Show, "json")
 
 

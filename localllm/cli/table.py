@@ -117,7 +117,8 @@ _COMMANDS: dict[str, Command] = {
     "doctor": Command(
         "",
         "show what a bug report needs to know about this computer",
-        "Versions, processor, kernels, memory, speed, devices and caches, to paste into a report. Takes some seconds.",
+        "Versions, processor, kernels, memory, speed, devices and caches, to paste into a report. Takes some seconds.\n"
+        "With --gpu: whether every kernel computes on each device what the NumPy reference computes.",
         (options.Doctor,),
         starting.doctor,
     ),

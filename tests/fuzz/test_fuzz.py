@@ -30,7 +30,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", (*KINDS, "http"))
+@pytest.mark.parametrize("kind", [*KINDS, "http"])
 def test_a_small_part(kind: str, tmp_path: Path) -> None:
     """Seed 1 of every kind: each case succeeds or ends in one line of ours."""
     command = [sys.executable, "-m", "tests.fuzz", kind, "--cases", str(CASES[kind]), "--keep", str(tmp_path)]

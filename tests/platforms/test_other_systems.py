@@ -71,7 +71,7 @@ def test_commands_answer_as_here(system: str, tmp_path: Path) -> None:
     assert (theirs / "small é.gguf").read_bytes() == (ours / "small é.gguf").read_bytes()
     assert "exists" in found[4][2]
     assert list((folder / "kernels").iterdir())
-    assert not (theirs / ".cache").exists()
+    assert not (theirs / ".cache" / "localllm").exists()
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

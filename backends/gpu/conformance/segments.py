@@ -52,7 +52,7 @@ _MATRICES = {(Linear, "weight"), (HeadLinear, "weight"), (Stack, "weight"), (Emb
 NEAR = 40  # a window that is soon full, in place of a longer one
 SOON = 48  # positions that a selection chooses, in place of more
 
-# (operation, field) -> key of samples.INPUTS; what is missing has rows of several magnitudes.
+# (operation, field) -> key of samples.INPUTS; other inputs have rows of several magnitudes.
 _INPUTS: dict[tuple[type[Operation], str], str] = {
     (Rotate, "x"): "unit", (Append, "k"): "unit", (Append, "v"): "unit", (Attention, "q"): "unit",
     (SelectPositions, "q"): "integers", (SelectPositions, "weights"): "integers",
@@ -91,7 +91,7 @@ class Segment:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations between what is received and what is sent."""
+        """The operations between Receive and Send."""
         return self.plan.operations[1 : None if self.makes_logits else -1]
 
     @property
@@ -276,7 +276,7 @@ def _sharpness(op: Attention, q: Value) -> float:
 
 
 def _sooner(own: Segment) -> Iterator[Segment]:
-    """Yield the segment with shorter windows and selections, if a check would not reach the end of its own."""
+    """Yield the segment with a shorter window or selection, if a check is too short to fill its own."""
     layers, operations, values = list(own.plan.layers), list(own.plan.operations), list(own.plan.values)
     changes = []
     for number, op in enumerate(operations):

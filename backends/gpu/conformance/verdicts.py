@@ -1,7 +1,7 @@
 """Decides whether a model may use a device: from results of earlier starts, or by running the check now.
 
-A result is kept as long as the device, its driver, the kernels and this program stay the same. It is kept beside the
-compiled kernels, in files that other users cannot write. A file that is damaged counts as missing.
+A result is valid as long as the device, its driver, the kernels and this program stay the same. It is a file in the
+folder of compiled kernels, which other users cannot write. A damaged file counts as missing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from localllm.backends.gpu.conformance.running import run
 from localllm.backends.gpu.conformance.segments import Segment, segments
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.program import Program
-from localllm.notice import Notice, Setting
+from localllm.notice import Setting
 from localllm.plan import Plan, Value
 from localllm.quant.codecache import CodeCache
 
@@ -71,13 +72,12 @@ class Conformance:
 def refusal(device: Device, failed: list[Verdict], count: int) -> WrongResults:
     """Return the error for a device that failed, in one line."""
     first = failed[0]
+    problem = (first.problem or first.skipped).splitlines()[0][:200]
     others = f", and {len(failed) - 1} other of {count} checks" if len(failed) > 1 else ""
-    problem = f"{device.facts.name} failed its check, so it is not used ({first.operation}: "
     return WrongResults(
-        Notice(
-            f"{problem}{first.problem or first.skipped}{others}); use ", Setting("backend", "cpu"),
-            ", or use it all the same with ", Setting("force"), "; localllm doctor --gpu writes a report",
-        )
+        f"{device.facts.name} failed its check, so it is not used ({first.operation}: {problem}{others})",
+        "use ", Setting("backend", "cpu"), ", or use it all the same with ", Setting("force"), "; localllm doctor ",
+        Setting("gpu"), " writes a report",
     )  # fmt: skip
 
 
@@ -115,10 +115,12 @@ def key_of(device: Device, program: Program) -> str:
     return hashlib.sha256("\0".join([*parts, *sorted(kernels)]).encode()).hexdigest()[:40]
 
 
+@cache
 def _version() -> str:
-    from localllm import __version__
-
-    return __version__
+    try:
+        return version("localllm")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return ""
 
 
 @cache

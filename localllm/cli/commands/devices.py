@@ -50,7 +50,7 @@ def find_devices() -> tuple[list[dict[str, Any]], dict[str, str]]:
 
     found: list[dict[str, Any]] = [_processor()]
     reasons = {}
-    for backend, opening in (("cuda", _cuda), ("opencl", _opencl)):
+    for backend, opening in openings().items():
         try:
             found += [_facts(backend, number, opened) for number, opened in enumerate(opening())]
         except BackendError as error:
@@ -82,8 +82,15 @@ def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[st
     }  # fmt: skip
 
 
+def openings() -> dict[str, Callable[[], list[Callable[[], Any]]]]:
+    """Return for every backend with devices the function that lists them, each as a function that opens it.
+
+    BackendError if a backend has none.
+    """
+    return {"cuda": _cuda, "opencl": _opencl}
+
+
 def _cuda() -> list[Callable[[], Any]]:
-    """Return functions that open each device."""
     from localllm.backends.cuda.backend import CudaDevice, devices
 
     return [partial(CudaDevice, device) for device in devices()]

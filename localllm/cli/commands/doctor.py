@@ -12,6 +12,7 @@ from typing import Any
 from localllm.cli.app import UsageError
 from localllm.cli.commands.devices import device_lines, find_devices
 from localllm.cli.commands.doctor_caches import Cache, Models, clean, find_caches, find_models
+from localllm.cli.commands.doctor_gpu import check_devices
 from localllm.cli.commands.doctor_speed import Speed, measure_speed
 from localllm.cli.commands.doctor_versions import versions, without_home
 from localllm.cli.options import Doctor
@@ -40,6 +41,11 @@ def doctor(own: Doctor) -> None:
         return
     if own.yes:
         raise UsageError("--yes has no effect without --clean")
+    if own.gpu:
+        check_devices(own.output)
+        return
+    if own.output:
+        raise UsageError("--output has no effect without --gpu")
     main, chip = memory(), processor()
     speed, kernels = measure_speed(main), kernel_facts()
     found, reasons = find_devices()

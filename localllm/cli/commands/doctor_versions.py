@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -25,8 +26,13 @@ def versions() -> dict[str, str]:
         "python": f"{platform.python_implementation()} {platform.python_version()}, {without_home(sys.executable)}",
         "system": _system(),
         "terminal": _terminal(),
-        **{name: _installed(name) for name in PACKAGES},
+        **installed_packages(PACKAGES),
     }
+
+
+def installed_packages(names: Sequence[str]) -> dict[str, str]:
+    """Return the version of each package; "" if it is not installed."""
+    return {name: _installed(name) for name in names}
 
 
 def without_home(path: str | Path) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
+import os
+import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,9 +19,13 @@ import pytest
 import localllm
 from localllm.backends.base import F16_CACHE, Backend, CacheTypes, Limits
 from localllm.backends.gpu.bind import program
+from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.conformance import verdicts
+from localllm.backends.gpu.conformance.catalogue import LIMITS as catalogue_limits
+from localllm.backends.gpu.conformance.catalogue import catalogue
 from localllm.backends.gpu.conformance.segments import segments
 from localllm.backends.gpu.conformance.verdicts import Conformance, Verdict, examine
+from localllm.backends.gpu.formats import FORMATS
 from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice
 from localllm.cli.main import main
 from localllm.plan import BLOCK, Recorder, Value
@@ -52,7 +59,7 @@ def device() -> Iterator[Faulty]:
 
 
 def checked(device: OpenClDevice, small: Small, kernel: str = "") -> list[Verdict]:
-    """The verdicts of a plan; only of what launches a kernel, if one is named."""
+    """The verdicts of a plan; with `kernel`, only those of segments that launch it."""
     own = [
         each
         for each in segments(record(small.table, small.build))
@@ -67,7 +74,7 @@ def checked(device: OpenClDevice, small: Small, kernel: str = "") -> list[Verdic
 
 @dataclass(frozen=True)
 class Fault:
-    """A text of the kernels, and what stands there instead; a plan, and the kernel that is concerned."""
+    """A text of the kernels and its replacement; a plan, and the kernel that is concerned."""
 
     old: str
     new: str
@@ -274,7 +281,7 @@ HELLO = ("run", "demo", "Hello", "-n", "4", "--temp", "0")
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PoCL with a fault in the norms, as the only card; what is kept goes to a folder of the test."""
+    """PoCL with a fault in the norms, as the only card; results go to a folder of the test."""
     own = OpenClDevice.compile
 
     def compile_(self: OpenClDevice, source: str, kernel: str) -> Any:
@@ -305,3 +312,69 @@ def test_a_device_that_fails_is_refused_by_name_and_replaced_by_the_cpu_otherwis
     assert "failed its check" in capsys.readouterr().err
     assert main([*HELLO, "--backend", "opencl", "--force"]) == 0
     assert "failed" not in capsys.readouterr().err
+
+
+# -- localllm doctor --gpu ---------------------------------------------------------------------------------------------
+
+
+def test_the_catalogue_needs_every_kernel_format_and_cache_type() -> None:
+    found = {
+        (kernel.name, kernel.weight_format)
+        for _, own, cache in catalogue()
+        for each in own
+        for compute in ("", "sm_90")
+        for kernel in program(each.plan, catalogue_limits, cache, (), compute).kernels()
+    }
+    every = {
+        (kernel.name, kernel.weight_format)
+        for small in (small for group in PLANS.values() for small in group)
+        for compute in ("", "sm_90")
+        for kernel in program(record(small.table, small.build), LIMITS, small.cache, (), compute).kernels()
+    }
+    assert {name for name, _ in every} == {name for name, _ in found}
+    for name in ("embed", "matvec", "matmul", "matvec_gated", "matvec_together"):
+        assert set(FORMATS) == {format for kernel, format in found if kernel == name}, name
+    assert {cache.keys for _, _, cache in catalogue()} == set(CACHE)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A device, and two plans to check on it; in an empty folder."""
+    small = {"rows": Small(activated, table(40)), "products": Q4_0}
+    found = [(name, segments(record(each.table, each.build)), each.cache) for name, each in small.items()]
+    monkeypatch.setattr("localllm.backends.gpu.conformance.catalogue.catalogue", lambda: iter(found))
+    own = pocl().device._device
+    monkeypatch.setattr("localllm.backends.opencl.backend.devices", lambda: [own])
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("few")
+def test_doctor_shows_each_operation_and_writes_a_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert main(["doctor", "--gpu"]) == 0
+    out, err = capsys.readouterr()
+    (path,) = tmp_path.iterdir()
+    assert path.name in err
+    assert re.search(r"^  passed   products: linear Q4_0 5 x 96: \de-\d\d of 2e-05$", out, re.MULTILINE)
+    assert re.search(r"^\d+ passed, 0 failed, 0 skipped$", out, re.MULTILINE)
+    text = path.read_text(encoding="utf-8")
+    report = json.loads(text)
+    (device,) = report["devices"]
+    assert device["failed"] == 0
+    assert {row["status"] for row in device["operations"]} == {"passed"}
+    assert len(device["operations"]) == device["passed"] > 3
+    private = (str(Path.home()), os.path.expanduser("~"), platform.node(), str(tmp_path))
+    assert not [word for word in private if word not in ("", "/") and word in text]
+
+    own = OpenClDevice.compile
+    fault = FAULTS["layout: halves of a block"]
+    monkeypatch.setattr(OpenClDevice, "compile", lambda self, s, k: own(self, s.replace(fault.old, fault.new), k))
+    assert main(["doctor", "--gpu", "-o", "other.json"]) == 1
+    out, err = capsys.readouterr()
+    assert re.search(r"^  failed   products: linear Q4_0 5 x 96: 70 rows: off by ", out, re.MULTILINE)
+    assert "some kernels give wrong results" in err
+    assert json.loads(Path("other.json").read_text(encoding="utf-8"))["devices"][0]["failed"] > 0
+    assert main(["doctor", "--gpu", "-o", "other.json"]) == 1  # before minutes of checking
+    assert "exists" in capsys.readouterr().err
+    assert main(["doctor", "-o", "x.json"]) == 2

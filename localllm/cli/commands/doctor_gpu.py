@@ -1,0 +1,100 @@
+"""`localllm doctor --gpu`: check every kernel on every device, print a table, and write a report to send."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localllm import __version__
+from localllm.cli.commands.devices import openings
+from localllm.cli.commands.doctor_versions import installed_packages
+from localllm.cli.flags import typed
+from localllm.cli.terminal.console import say
+from localllm.errors import LocalLLMError
+from localllm.outputs import check_target, new_file
+
+if TYPE_CHECKING:
+    from localllm.backends.gpu.conformance.verdicts import Verdict
+    from localllm.backends.gpu.device import Device
+
+PACKAGES = ("numpy", "pyopencl", "pycuda", "nvidia-cuda-nvrtc")
+
+
+def check_devices(output: str) -> None:
+    """Check the devices and write the report. LocalLLMError if a device fails, or if none was found."""
+    path = Path(output or f"localllm-gpu-{datetime.now():%Y%m%d-%H%M%S}.json")
+    check_target(path, False)
+    devices: list[dict[str, Any]] = []
+    missing: dict[str, str] = {}
+    for backend, number, opened in _devices(missing):
+        devices.append(_checked(backend, number, opened))
+    for backend, reason in missing.items():
+        say(f"{backend}: {reason}")
+    report = {
+        "localllm": __version__, "python": platform.python_version(), "system": platform.platform(),
+        "packages": installed_packages(PACKAGES), "devices": devices, "missing": missing,
+    }  # fmt: skip
+    with new_file(path) as file:
+        file.write(json.dumps(report, indent=1).encode())
+    say(f"{path}: the report, without private data; please attach it to an issue")
+    if not devices:
+        raise LocalLLMError("no device was checked; localllm devices says why")
+    failed = [device["name"] for device in devices if device["failed"]]
+    if failed:
+        raise LocalLLMError(f"{', '.join(failed)}: some kernels give wrong results; models that need them are refused")
+
+
+def _devices(missing: dict[str, str]) -> Iterator[tuple[str, int, Callable[[], Any]]]:
+    """(backend, number, function that opens it) of every device. Fills `missing`: backend -> reason."""
+    from localllm.backends.base import BackendError
+
+    for backend, found in openings().items():
+        try:
+            yield from ((backend, number, opened) for number, opened in enumerate(found()))
+        except BackendError as error:
+            missing[backend] = typed(error)
+
+
+def _checked(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
+    """Check a device, print a line for each operation, and return its part of the report."""
+    from localllm.backends.base import BackendError
+
+    named: dict[str, Any] = {"backend": backend, "number": number}
+    try:
+        device: Device = open_device()
+    except BackendError as error:
+        print(f"{backend} {number}: {typed(error)}")
+        return {**named, "name": f"{backend} {number}", "error": typed(error), "failed": 1, "operations": []}
+    try:
+        print(f"{backend} {number}: {device.facts.name}, {device.facts.api}", flush=True)
+        rows = list(_rows(device))
+    finally:
+        device.close()
+    counts = {status: sum(row["status"] == status for row in rows) for status in ("passed", "failed", "skipped")}
+    print(", ".join(f"{count} {status}" for status, count in counts.items()))
+    return {**named, **asdict(device.facts), **counts, "operations": rows}
+
+
+def _rows(device: Device) -> Iterator[dict[str, Any]]:
+    from localllm.backends.gpu.conformance.catalogue import LIMITS, catalogue
+    from localllm.backends.gpu.conformance.verdicts import examine
+
+    for about, segments, cache in catalogue():
+        for segment in segments:
+            (verdict,) = examine(device, [segment], LIMITS, cache)
+            print(_line(about, verdict), flush=True)
+            yield {
+                "about": about, "operation": verdict.operation, "kernels": list(verdict.kernels),
+                "cache": [cache.keys, cache.values], "status": verdict.status, "error": verdict.error,
+                "limit": verdict.limit, "problem": verdict.problem or verdict.skipped,
+            }  # fmt: skip
+
+
+def _line(about: str, verdict: Verdict) -> str:
+    error = f"{verdict.error:.0e} of {verdict.limit:.0e}" if verdict.status == "passed" else verdict.problem
+    return f"  {verdict.status:7}  {about}: {verdict.operation}: {error or verdict.skipped}"
