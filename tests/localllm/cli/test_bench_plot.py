@@ -239,7 +239,7 @@ def test_a_file_that_is_too_large_or_missing_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path / "large")
     with pytest.raises(RunError, match="cannot be read: No such file"):
         read_run(tmp_path / "missing")
-    with pytest.raises(RunError, match="cannot be read: Is a directory"):
+    with pytest.raises(RunError, match="cannot be read: is not a regular file but a folder"):
         read_run(tmp_path)
 
 

@@ -219,7 +219,7 @@ def test_files_that_cannot_be_read(user: User, tmp_path: Path) -> None:
     assert user.is_refused("run") == "FILE:2: not UTF-8 text"
     user.path.unlink()
     assert user.is_refused("run") == "FILE: No such file or directory"  # a named file has to exist
-    assert user.is_refused("run", "--config", str(tmp_path)) == f"{tmp_path}: Is a directory"
+    assert user.is_refused("run", "--config", str(tmp_path)) == f"{tmp_path}: is not a regular file but a folder"
 
 
 def test_a_key_is_never_shown(user: User, capsys: pytest.CaptureFixture[str]) -> None:
