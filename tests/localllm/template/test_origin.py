@@ -90,6 +90,14 @@ def test_what_is_not_known_counts_as_given() -> None:
     assert shown(12)._marks == bytes((OWN,)) * 2
 
 
+@pytest.mark.parametrize(("form", "values"), [("<%*d>", (4, 7)), ("<%.*f>", (1, 2.5)), ("<%-*s>", (3, "x"))])
+def test_a_form_that_is_not_followed_is_formatted_and_counts_as_given(form: str, values: tuple[Any, ...]) -> None:
+    """A width that is a value itself."""
+    made = Text.of(form, OWN) % values
+    assert made == form % values
+    assert least(made) == GIVEN
+
+
 def test_joining_takes_plain_strings_as_it_is_told() -> None:
     assert joined(["a", Text.of("b", MODEL)], plain=OWN)._marks == bytes((OWN, MODEL))
     with pytest.raises(TypeError):
