@@ -90,9 +90,20 @@ def test_what_is_not_known_counts_as_given() -> None:
     assert shown(12)._marks == bytes((OWN,)) * 2
 
 
-@pytest.mark.parametrize(("form", "values"), [("<%*d>", (4, 7)), ("<%.*f>", (1, 2.5)), ("<%-*s>", (3, "x"))])
-def test_a_form_that_is_not_followed_is_formatted_and_counts_as_given(form: str, values: tuple[Any, ...]) -> None:
-    """A width that is a value itself."""
+class Made(dict[str, str]):
+    """Makes values when they are asked for."""
+
+    def __missing__(self, key: str) -> str:
+        return "made"
+
+
+@pytest.mark.parametrize(
+    ("form", "values"),
+    [("<%*d>", (4, 7)), ("<%.*f>", (1, 2.5)), ("<%-*s>", (3, "x")), ("<%(x)s>", Made())],
+    ids=str,
+)
+def test_an_unusual_form_is_formatted_and_counts_as_given(form: str, values: Any) -> None:
+    """A width or precision among the values; a mapping that makes values."""
     made = Text.of(form, OWN) % values
     assert made == form % values
     assert least(made) == GIVEN
