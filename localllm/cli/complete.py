@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from localllm.options.load import BACKENDS, CACHE_TYPES
+
 
 def models(incomplete: str) -> list[str]:
     """Return bundled models, GGUF files, folders, which may contain some, and names that the stores know."""
@@ -27,15 +29,11 @@ def types(incomplete: str) -> list[str]:
 
 
 def cache_types(incomplete: str) -> list[str]:
-    from localllm.backends.cache import CACHE_TYPES
-
-    return [name for name in (*CACHE_TYPES, "auto") if name.startswith(incomplete)]
+    return [name for name in CACHE_TYPES if name.startswith(incomplete)]
 
 
 def backends(incomplete: str) -> list[str]:
-    from localllm.backends import BACKENDS
-
-    return [name for name in ("auto", *BACKENDS) if name.startswith(incomplete)]
+    return [name for name in BACKENDS if name.startswith(incomplete)]
 
 
 def presets(incomplete: str) -> list[str]:

@@ -9,6 +9,7 @@ from itertools import product
 from localllm.cli.options import Show
 from localllm.options import LoadOptions, OptionError, Options, group, option, same
 from localllm.options.kinds import LAYERS, PATH, SIZE, TEXT, Kind, above, listed, one_of, optional, pair, several, whole
+from localllm.options.load import CACHE_TYPE
 
 _file = partial(option, "", kind=PATH, offers="files")
 PICTURES = (".svg", ".png", ".html")
@@ -62,10 +63,10 @@ class Bench(Options):
         LoadOptions, "gpu_layers", default=("auto",), kind=listed(LAYERS), metavar="N,..."
     )
     cache_type_k: tuple[str, ...] = same(
-        LoadOptions, "cache_type_k", default=("f16",), kind=listed(TEXT), metavar="TYPE,..."
+        LoadOptions, "cache_type_k", default=("f16",), kind=listed(CACHE_TYPE), metavar="TYPE,..."
     )
     cache_type_v: tuple[str, ...] = same(
-        LoadOptions, "cache_type_v", default=("f16",), kind=listed(TEXT), metavar="TYPE,..."
+        LoadOptions, "cache_type_v", default=("f16",), kind=listed(CACHE_TYPE), metavar="TYPE,..."
     )
     load: LoadOptions = group(
         LoadOptions, without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force")

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from localllm.options.declare import Options, group, option
-from localllm.options.kinds import LAYERS, optional, whole
+from localllm.options.kinds import LAYERS, one_of, optional, whole
 from localllm.options.speculation import SpeculationOptions
+
+BACKENDS = ("auto", "cpu", "cuda", "opencl", "reference")  # as in `localllm.backends`, which needs NumPy
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "fp8", "auto")  # `localllm.backends.cache`
+CACHE_TYPE = one_of(*CACHE_TYPES)._replace(metavar="TYPE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,9 @@ class LoadOptions(Options):
         None, "-t", "--threads", kind=optional(whole(1)), help="CPU threads", shown="all processors"
     )
     backend: str = option(
-        "auto", "--backend", metavar="NAME", offers="backends", help="auto, cpu, cuda, opencl, or reference (slow)"
-    )
+        "auto", "--backend", kind=one_of(*BACKENDS), offers="backends",
+        help="auto, cpu, cuda, opencl, or reference (slow)",
+    )  # fmt: skip
     gpu_layers: int | str = option(
         "auto", "-ngl", "--gpu-layers", "--n-gpu-layers", kind=LAYERS, unit="layers",
         help="layers on the GPU: the last N (the output counts as one), all, or auto (as many as fit)",
@@ -38,11 +43,11 @@ class LoadOptions(Options):
         help="device: number or part of its name (see localllm devices)",
     )  # fmt: skip
     cache_type_k: str = option(
-        "f16", "-ctk", "--cache-type-k", metavar="TYPE", offers="cache_types",
-        help="format of the keys in the cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, fp8, or auto",
+        "f16", "-ctk", "--cache-type-k", kind=CACHE_TYPE, offers="cache_types",
+        help=f"format of the keys in the cache: {', '.join(CACHE_TYPES[:-1])}, or auto",
     )  # fmt: skip
     cache_type_v: str = option(
-        "f16", "-ctv", "--cache-type-v", metavar="TYPE", offers="cache_types",
+        "f16", "-ctv", "--cache-type-v", kind=CACHE_TYPE, offers="cache_types",
         help="format of the values in the cache",
     )  # fmt: skip
     speculation: SpeculationOptions = group(SpeculationOptions)

@@ -157,6 +157,8 @@ class Text(str):
         pieces: list[str] = []
         end = 0
         for found in _CONVERSION.finditer(self):
+            if found["kind"] in "*.":  # a width or a precision that is a value itself
+                return whole
             pieces.append(self[end : found.start()])
             end = found.end()
             if found["kind"] == "%":

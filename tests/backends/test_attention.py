@@ -49,6 +49,18 @@ def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
     step([(1, 30), (0, 2)], 300)
 
 
+@pytest.mark.parametrize("name", [name for name, type_ in CACHE_TYPES.items() if type_.rotated])
+def test_what_the_rotation_makes_too_large_is_clamped(cpu: CpuBackend, name: str) -> None:
+    """A head of equal numbers becomes one number, larger by the root of their count than the format's scales hold."""
+    h, largest = Heads(1, 1, 512), CACHE_TYPES[name].largest
+    values = np.zeros((VOCABULARY, sum(h.widths)), np.float32)
+    values[:, h.widths[0] :] = -largest  # keys and values; queries of 0 weigh all positions alike
+    plan, cache = record(MemoryWeight.of("table", values), attend(h)), CacheTypes(name, name)
+    for backend in (cpu, ReferenceBackend()):
+        found = feed(bind(backend, plan, cache=cache), np.arange(3))
+        np.testing.assert_allclose(found, -largest / 512**0.5, rtol=0.05)
+
+
 @pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 2, 16, window=9)], ids=str)
 def test_a_layer_may_read_the_cache_of_another(cpu: CpuBackend, h: Heads) -> None:
     """An error of the first attention moves the second one's queries: allow ten times the bound of one."""

@@ -191,6 +191,22 @@ def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_bef
     fresh.close()
 
 
+@pytest.mark.parametrize("turns", range(2, 9))
+def test_a_shift_drops_as_few_turns_as_possible(tiny: api.Model, turns: int) -> None:
+    """Until the rest fits half of the context; the newest turn stays in any case."""
+    conversation = talk(tiny)
+    messages = [{"role": role, "content": str(n) * (3 + n)} for n in range(turns) for role in ("user", "assistant")]
+    lengths = []
+    for dropped in range(turns):
+        conversation.resume(messages[2 * dropped :])
+        lengths.append(len(conversation._prompt(conversation.messages)))
+    expected = next((n for n in range(1, turns) if lengths[n] <= 64), turns - 1)
+    conversation.resume(messages)
+    assert conversation.shift() == expected
+    assert conversation.messages == messages[2 * expected :]
+    conversation.close()
+
+
 def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
     """Shifted in the middle of an answer: the same tokens as after a fresh prompt of what is left."""
     conversation = talk(tiny, ignore_eos=True, context_shift=True)

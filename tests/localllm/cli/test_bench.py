@@ -214,8 +214,8 @@ def test_lists_of_cache_types_and_layers(tiny: Path, capsys: pytest.CaptureFixtu
         product(("0", "auto"), ("f16", "q8_0"), ("f32", "f16"))
     )
     assert bench(capsys, *words).splitlines()[0].split("|")[5:9] == [" threads ", "  ngl ", " type_k ", " type_v "]
-    assert main(["bench", str(tiny), "-ctk", "f16,q9", "-p", "4", "-n", "0", "-r", "1"]) == 1
-    assert "error: cache type 'q9' is not supported" in capsys.readouterr().err
+    assert main(["bench", str(tiny), "-ctk", "f16,q9", "-p", "4", "-n", "0", "-r", "1"]) == 2
+    assert "'q9' is not one of f32, f16, bf16" in capsys.readouterr().err
 
 
 def test_sql_makes_a_table_that_a_database_reads(

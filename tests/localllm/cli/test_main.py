@@ -87,6 +87,12 @@ WRONG = [
     (["run", "m", "hi", "--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object"),
     (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number of at least 1"),
     (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size/--ctx: '-5' is not a whole number of at least 0"),
+    *(
+        ([command, "m", *rest, "-ctk", "foo"], "-ctk/--cache-type-k: 'foo' is not one of f32, f16, bf16, q8_0, q5_1, ")
+        for command, rest in (("run", ["hi"]), ("serve", []), ("chat", []), ("bench", []), ("perplexity", []))
+    ),
+    (["bench", "m", "-ctv", "f16,foo"], "-ctv/--cache-type-v: 'foo' is not one of f32"),
+    (["run", "m", "hi", "--backend", "abacus"], "--backend: 'abacus' is not one of auto, cpu, cuda, opencl"),
     (["bench", "m", "-p", "1,x"], "-p/--n-prompt: 'x' is not a whole number"),
     (["bench", "m", "-o", "xml"], "-o/--output: 'xml' is not one of md, json, jsonl, csv, sql"),
 ]
@@ -116,8 +122,7 @@ def test_errors_of_every_kind_are_one_line_and_exit_code_1(
         (["run", "/no/such/file.gguf", "hi"], "/no/such/file.gguf"),  # GGUFError
         (["run", str(broken), "hi"], "broken.gguf"),
         (["run", str(mamba), "hi"], "general.architecture"),  # ModelError
-        (["run", str(tiny), "hi", "--backend", "abacus"], "unknown backend 'abacus'"),  # BackendError
-        (["run", str(tiny), "hi", "-ctk", "q1", "-ctv", "q1"], "cache type 'q1'"),
+        (["run", str(tiny), "hi", "-t", "9999"], "threads is 9999"),  # BackendError
         (["run", str(tiny), "-f", "/no/prompt.txt"], "/no/prompt.txt: No such file"),  # OSError
         (["run", str(tiny), "-f", "/no/such\nprompt"], "/no/such prompt: No such file"),
         (["run", str(tiny), "hi", "-l", "99999+1"], "99999"),  # SamplingError, found late

@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 import localllm
+from localllm import backends
+from localllm.backends import cache
 from localllm.cli.commands.serve import plan_line
+from localllm.cli.main import main
+from localllm.options import LoadOptions, declared
+from localllm.options.load import BACKENDS, CACHE_TYPES
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.request import Request
 from localllm.server.served import Served
@@ -52,8 +57,52 @@ def test_what_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(write_model(tmp_path / "whole.gguf").read_bytes()[:3000])
     assert refused(cut).startswith(f"{cut}: ")
-    assert re.match(r"the cache needs \d+ MiB, and \d+ MiB are free", refused("demo", "-c", 10**11))
     assert refused(tmp_path / "none.gguf").startswith(f"No such file: {tmp_path}/none.gguf")
+
+
+BAD = {  # values that every server refuses: by their form, with exit code 2
+    "ctx_size": ["-1", "much"],
+    "threads": ["0", "all"],
+    "backend": ["abacus", ""],
+    "gpu_layers": ["-3", "most"],
+    "n_cpu_moe": ["-1", "x"],
+    "cache_type_k": ["foo", "", "F16"],
+    "cache_type_v": ["foo", "f16,f16"],
+    "spec": ["maybe"],
+    "draft_max": ["0", "x"],
+}
+LATE = {  # by what is here, with exit code 1
+    "ctx_size": (["-c", 10**11], "the cache needs"),
+    "threads": (["-t", 9999], "threads is 9999; give a number from 1 to 1024"),
+    "device": (["--backend", "cpu", "--device", 7], "--device 7: the cpu backend has no devices"),
+    "gpu_layers": (["--backend", "cpu", "-ngl", 3], "-ngl 3: the cpu backend has no GPU"),
+    "model_draft": (["-md", "none.gguf"], "No such file: none.gguf"),
+    "spec": (["--spec", "draft"], "speculation with a draft model requires one: give it (-md FILE)"),
+    "draft_max": (["--draft-max", 99], "99 drafted tokens: give 1 to 15"),
+}
+LOADING = {each.name: each.option for each in declared(LoadOptions) if each.option.flags and each.default is not False}
+
+
+@pytest.mark.parametrize("name", LOADING)
+def test_a_bad_load_option_is_one_line_before_the_model_is_open(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert name in BAD or name in LATE
+    for flag in LOADING[name].flags:
+        for value in BAD.get(name, ()):
+            assert main(["serve", "demo", "--port", "0", flag, value]) == 2
+            out, err = capsys.readouterr()
+            assert err.startswith(f"error: {'/'.join(LOADING[name].flags)}: {value!r} is not ")
+            assert (out, err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_load_option_that_does_not_fit_is_one_line(name: str) -> None:
+    words, told = LATE[name]
+    assert refused("demo", *words).startswith(told)
+
+
+def test_options_name_every_cache_type_and_backend() -> None:
+    assert sorted(CACHE_TYPES) == sorted([*cache.CACHE_TYPES, "auto"])
+    assert sorted(BACKENDS) == sorted([*backends.BACKENDS, "auto"])
 
 
 def test_a_folder_of_slots_is_not_made(tmp_path: Path) -> None:

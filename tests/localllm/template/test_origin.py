@@ -90,6 +90,25 @@ def test_what_is_not_known_counts_as_given() -> None:
     assert shown(12)._marks == bytes((OWN,)) * 2
 
 
+class Made(dict[str, str]):
+    """Makes values when they are asked for."""
+
+    def __missing__(self, key: str) -> str:
+        return "made"
+
+
+@pytest.mark.parametrize(
+    ("form", "values"),
+    [("<%*d>", (4, 7)), ("<%.*f>", (1, 2.5)), ("<%-*s>", (3, "x")), ("<%(x)s>", Made())],
+    ids=str,
+)
+def test_an_unusual_form_is_formatted_and_counts_as_given(form: str, values: Any) -> None:
+    """A width or precision among the values; a mapping that makes values."""
+    made = Text.of(form, OWN) % values
+    assert made == form % values
+    assert least(made) == GIVEN
+
+
 def test_joining_takes_plain_strings_as_it_is_told() -> None:
     assert joined(["a", Text.of("b", MODEL)], plain=OWN)._marks == bytes((OWN, MODEL))
     with pytest.raises(TypeError):
