@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
@@ -182,7 +182,10 @@ class Model(LoadedModel):
         change `options` and `sampling`. Setting `cancel` from another thread ends the answer. LocalLLMError for wrong
         values, ContextFull for a prompt that does not fit.
         """
-        if not isinstance(prompt, str) and not all(isinstance(token, Integral) for token in prompt):
+        whole = isinstance(prompt, str) or (
+            isinstance(prompt, Iterable) and all(isinstance(token, Integral) for token in prompt)
+        )
+        if not whole:
             raise LocalLLMError("generate continues a text or token ids; to answer messages, use model.chat(messages)")
         asked, given = divided(keywords, AnswerOptions, SamplingOptions, without=CHAT_ONLY)
         answer, sampler = AnswerOptions.given(options, asked), self._sampler(sampling, given)
@@ -215,6 +218,7 @@ class Model(LoadedModel):
 
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        messages = list(messages) if isinstance(messages, Iterable) else []
         if not messages or not all(isinstance(message, Mapping) for message in messages):
             example = '[{"role": "user", "content": "Hello!"}]'
             raise LocalLLMError(f"chat answers messages such as {example}; to continue a text, use generate")
