@@ -114,8 +114,6 @@ class LoadedModel(Closing):
     @property
     def engine(self) -> Engine:
         """The engine that runs sequences of this model."""
-        if self._closed:
-            raise LocalLLMError(f"{self.file.path}: this model is closed; load it again")
         if self._bound is None:
             raise NoWeights(f"{self.file.path}: holds a vocabulary but no weights; it can only tokenize")
         return self._bound.engine
@@ -184,8 +182,13 @@ class LoadedModel(Closing):
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LocalLLMError(f"{self.file.path}: this model is closed; load it again")
+
     def session(self) -> Session:
-        """Return a new, empty session."""
+        """Return a new, empty session. LocalLLMError if the model is closed."""
+        self._check_open()
         speculator = self.speculation.speculator() if self.speculation is not None else None
         return Session(self._predicting(), self.tokenizer, speculator)
 

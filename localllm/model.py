@@ -23,7 +23,7 @@ from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
 from localllm.loaded import LoadedModel, refuse_serving
 from localllm.models import ModelError, architecture_of
-from localllm.notice import NotUsed
+from localllm.notice import FILE, Notice, NotUsed, Setting
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
@@ -110,6 +110,7 @@ class Model(LoadedModel):
     @property
     def embedder(self) -> Embedder:
         """What embeds token ids; LocalLLMError if the model was loaded to predict tokens."""
+        self._check_open()
         engine, bound = self.engine, self._bound
         if bound is None or bound.pooler is None:
             raise LocalLLMError("this model was loaded to predict tokens; use localllm.load(path, embeddings=True)")
@@ -381,7 +382,8 @@ def load(
 def _refuse_other_kinds(file: GGUFFile) -> None:
     """Raise ModelError, with the file's name, for a file that holds no model of a supported architecture."""
     if file.metadata.get("general.type") == "imatrix":
-        raise ModelError(f"{file.path}: an importance matrix, not a model; give it to `localllm quantize --imatrix`")
+        problem = f"{file.path}: an importance matrix, not a model; give it to `localllm quantize` ("
+        raise ModelError(Notice(problem, Setting("imatrix", FILE), ")"))
     try:
         architecture_of(file.metadata)
     except ModelError as error:
