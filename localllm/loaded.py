@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,17 @@ def refuse_serving(file: GGUFFile) -> None:
         raise LocalLLMError(f"{file.path}: {problem}; use `localllm run`")
 
 
+def token_ids(ids: Any) -> list[int]:
+    """Return token ids as a list; LocalLLMError for a text, or anything else that is not whole numbers."""
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise LocalLLMError(f"expected token ids, got {ids!r:.60}; model.tokenize(text) gives those of a text")
+    found = list(ids)
+    wrong = next((each for each in found if not isinstance(each, Integral)), None)
+    if wrong is not None:
+        raise LocalLLMError(f"{wrong!r:.60} is not a token id; expected whole numbers")
+    return [int(each) for each in found]
+
+
 class LoadedModel(Closing):
     """An open file whose weights and cache are on a backend: it converts text to token ids and computes logits."""
 
@@ -61,6 +73,7 @@ class LoadedModel(Closing):
         self.cache = CacheChoice(CacheTypes(), "")
         self.speculation: Speculation | None = None
         self._bound: Bound | None = None
+        self._closed = False
 
     def bind(
         self,
@@ -147,6 +160,8 @@ class LoadedModel(Closing):
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return token ids; `add_special` adds BOS/EOS if the file says so, `parse_special` reads control tokens."""
+        if not isinstance(text, str):
+            raise LocalLLMError(f"tokenize expects a text, got {text!r:.60}")
         return self.words.encode(text, add_special, parse_special)
 
     def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
@@ -163,17 +178,23 @@ class LoadedModel(Closing):
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self.words.decode(ids)
+        return self.words.decode(token_ids(ids))
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LocalLLMError(f"{self.file.path}: this model is closed; load it again")
+
     def session(self) -> Session:
-        """Return a new, empty session."""
+        """Return a new, empty session. LocalLLMError if the model is closed."""
+        self._check_open()
         speculator = self.speculation.speculator() if self.speculation is not None else None
         return Session(self._predicting(), self.tokenizer, speculator)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits after every token of one fresh pass, float32 (T, vocabulary)."""
+        ids = token_ids(ids)
         step = min(self.batch_rows, self.executable.limits.logit_rows)
         with self.engine.alone:
             session = self.session()
@@ -209,6 +230,7 @@ class LoadedModel(Closing):
 
     def close(self) -> None:
         """Free the weights and the cache: now, or when the thread that uses them has ended its step."""
+        self._closed = True
         if self._bound is None:
             self.file.close()
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from numbers import Integral
@@ -23,7 +23,7 @@ from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
 from localllm.loaded import LoadedModel, refuse_serving
 from localllm.models import ModelError, architecture_of
-from localllm.notice import NotUsed
+from localllm.notice import FILE, Notice, NotUsed, Setting
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
@@ -114,6 +114,7 @@ class Model(LoadedModel):
     @property
     def embedder(self) -> Embedder:
         """What embeds token ids; LocalLLMError if the model was loaded to predict tokens."""
+        self._check_open()
         engine, bound = self.engine, self._bound
         if bound is None or bound.pooler is None:
             raise LocalLLMError("this model was loaded to predict tokens; use localllm.load(path, embeddings=True)")
@@ -189,7 +190,10 @@ class Model(LoadedModel):
         change `options` and `sampling`. Setting `cancel` from another thread ends the answer. LocalLLMError for wrong
         values, ContextFull for a prompt that does not fit.
         """
-        if not isinstance(prompt, str) and not all(isinstance(token, Integral) for token in prompt):
+        whole = isinstance(prompt, str) or (
+            isinstance(prompt, Iterable) and all(isinstance(token, Integral) for token in prompt)
+        )
+        if not whole:
             raise LocalLLMError("generate continues a text or token ids; to answer messages, use model.chat(messages)")
         asked, given = divided(keywords, AnswerOptions, SamplingOptions, without=CHAT_ONLY)
         answer, sampler = AnswerOptions.given(options, asked), self._sampler(sampling, given)
@@ -223,6 +227,7 @@ class Model(LoadedModel):
 
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        messages = list(messages) if isinstance(messages, Iterable) else []
         if not messages or not all(isinstance(message, Mapping) for message in messages):
             example = '[{"role": "user", "content": "Hello!"}]'
             raise LocalLLMError(f"chat answers messages such as {example}; to continue a text, use generate")
@@ -386,7 +391,8 @@ def load(
 def _refuse_other_kinds(file: GGUFFile) -> None:
     """Raise ModelError, with the file's name, for a file that holds no model of a supported architecture."""
     if file.metadata.get("general.type") == "imatrix":
-        raise ModelError(f"{file.path}: an importance matrix, not a model; give it to `localllm quantize --imatrix`")
+        problem = f"{file.path}: an importance matrix, not a model; give it to `localllm quantize` ("
+        raise ModelError(Notice(problem, Setting("imatrix", FILE), ")"))
     try:
         architecture_of(file.metadata)
     except ModelError as error:

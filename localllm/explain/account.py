@@ -17,11 +17,12 @@ from localllm.model import Model
 from localllm.plan import BLOCK
 
 MEASURE_SECONDS = 0.1
+MOST_SHARE = 1.05  # of a limit; a larger share means that the time is that of one thread, while others worked
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What some operations took in some passes. Rates and shares are 0 where no time or limit is known."""
+    """What some operations took in some passes. Rates and shares are 0 without a limit, or without a plausible time."""
 
     kind: str
     calls: int  # operations in one pass
@@ -34,12 +35,12 @@ class Spent:
     @property
     def bandwidth(self) -> float:
         """Bytes per second."""
-        return self.bytes / self.seconds if self.seconds else 0.0
+        return self.bytes / self.seconds if self._plausible else 0.0
 
     @property
     def rate(self) -> float:
         """Operations per second."""
-        return self.operations / self.seconds if self.seconds else 0.0
+        return self.operations / self.seconds if self._plausible else 0.0
 
     @property
     def intensity(self) -> float:
@@ -58,17 +59,26 @@ class Spent:
 
     @property
     def read_share(self) -> float:
-        return self.reading / self.seconds if self.seconds else 0.0
+        return self.reading / self.seconds if self._plausible else 0.0
 
     @property
     def multiply_share(self) -> float:
-        return self.multiplying / self.seconds if self.seconds else 0.0
+        return self.multiplying / self.seconds if self._plausible else 0.0
+
+    @property
+    def _plausible(self) -> bool:
+        return 0 < self.seconds * MOST_SHARE >= max(self.reading, self.multiplying)
 
     @property
     def bound(self) -> str:
-        """What limits it: "memory" or "arithmetic"; "" if it reads and multiplies nothing, or no limit is known."""
+        """What limits it: "memory", "arithmetic", or "waiting" if threads waited for each other most of the time.
+
+        "" if it reads and multiplies nothing, or no limit is known.
+        """
         if not self.reading or not self.roofs.operations:
             return ""
+        if 2 * self.waited > self.seconds:
+            return "waiting"
         return "memory" if self.reading >= self.multiplying else "arithmetic"
 
 

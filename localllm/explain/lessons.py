@@ -75,7 +75,11 @@ def _limits(phase: Phase, what: str, parts: int = 1) -> Iterator[str]:
         return
     reading, multiplying = time(whole.reading / parts), time(whole.multiplying / parts)
     limits = f"Reading alone takes {reading} at this machine's best, multiplying alone {multiplying}"
-    yield f"{limits}, so {what} is bound by {whole.bound}."
+    if whole.bound == "waiting":
+        waited = share(whole.waited / whole.seconds)
+        yield f"{limits}; but threads waited for each other {waited} of the time, so {what} is bound by waiting."
+    else:
+        yield f"{limits}, so {what} is bound by {whole.bound}."
 
 
 def _cache(account: Account) -> Iterator[str]:

@@ -151,11 +151,11 @@ def _kind(each: Spent, whole: Spent, clocked: bool) -> Row:
         time(each.seconds) if known else "",
         share(each.seconds / whole.seconds) if known and whole.seconds else "",
         amount(each.bytes, "B") if each.bytes else "",
-        f"{each.bandwidth / 1e9:.1f}" if known and each.bytes else "",
-        share(each.read_share) if known and each.bytes else "",
-        _bar(each.read_share) if known and each.bytes else "",
+        f"{each.bandwidth / 1e9:.1f}" if known and each.bandwidth else "",
+        share(each.read_share) if known and each.bandwidth else "",
+        _bar(each.read_share) if known and each.bandwidth else "",
         amount(each.operations, "op") if each.operations else "",
-        share(each.multiply_share) if known and each.operations and each.multiplying else "",
+        share(each.multiply_share) if known and each.multiply_share else "",
     )
     return Row(told)
 

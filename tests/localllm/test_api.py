@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import inspect
 import pydoc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import localllm
 from localllm.conversation import Conversation, template_of
+from localllm.gguf import NewTensor, write_gguf
+from localllm.models import ModelError
 from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
 from localllm.options.keywords import CHAT_ONLY
-from tests.localllm.support import write_model
+from tests.localllm.support import REPOSITORY, write_model
 from tests.test_notices import flags_in
 
 GREEDY = SamplingOptions(temperature=0.0)
@@ -145,6 +150,16 @@ def test_no_tokens_are_no_tokens(model: localllm.Model) -> None:
         (lambda m: m.generate("x", stop=["END", ""]), r"stop is \['END', ''\]: it must be a text, or several"),
         (lambda m: m.generate("x", stop=[1]), r"stop is \[1\]"),
         (lambda m: m.generate("x", top_p=3), "top_p is 3: it must be a number from 0 to 1"),
+        (lambda m: m.generate(3), r"use model\.chat\(messages\)"),
+        (
+            lambda m: m.logits("Hello"),
+            r"expected token ids, got 'Hello'; model\.tokenize\(text\) gives those of a text",
+        ),
+        (lambda m: m.logits(3), "expected token ids, got 3"),
+        (lambda m: m.logits([1, 1.5]), "1.5 is not a token id"),
+        (lambda m: m.tokenize(3), "tokenize expects a text, got 3"),
+        (lambda m: m.detokenize("x"), "expected token ids, got 'x'"),
+        (lambda m: m.chat(3), "chat answers messages such as"),
         (lambda m: m.chat([]), "chat answers messages such as"),
         (lambda m: m.chat(["Hello!"]), "chat answers messages such as"),
         (lambda m: m.chat([{"role": "boss", "content": "x"}]), "role 'boss' is unknown; supported: system"),
@@ -181,3 +196,26 @@ def test_closing_ends_the_templates_process() -> None:
         assert confined is not None
         assert confined._child is not None
     assert confined._child is None
+
+
+def test_formats_convert_as_the_documentation_says() -> None:
+    """In a process that has imported nothing else."""
+    program = (
+        "import localllm, numpy as np; values = np.ones((1, 32), np.float32);"
+        "rows = localllm.quant.quantize(values, 'Q4_0'); print(localllm.quant.dequantize(rows, 'Q4_0').sum())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.stdout, done.stderr) == ("32.0\n", "")
+
+
+def test_what_is_no_model_is_named_with_its_file(tmp_path: Path) -> None:
+    numbers = {"in_sum2": np.ones((1, 4), np.float32), "counts": np.ones((1, 1), np.float32)}
+    tensors = [NewTensor(f"x.weight.{name}", "F32", value.shape, value.tobytes()) for name, value in numbers.items()]
+    write_gguf(tmp_path / "i.gguf", {"general.type": "imatrix"}, tensors)
+    write_gguf(tmp_path / "x.gguf", {"general.architecture": "lama"}, tensors)
+    for name, told in (
+        ("i", "an importance matrix, not a model"),
+        ("x", "general.architecture: 'lama' is not supported"),
+    ):
+        with pytest.raises(ModelError, match=f"^{tmp_path}/{name}.gguf: {told}"):
+            localllm.load(tmp_path / f"{name}.gguf")

@@ -99,8 +99,9 @@ def test_progress_hears_of_the_weights(path: Path) -> None:
 def test_a_closed_model_says_so(path: Path) -> None:
     opened = localllm.load(path, threads=2)
     opened.close()
-    with pytest.raises(BackendError, match="closed"):
-        opened.logits([1, 2, 3])
+    for use in (lambda: opened.logits([1, 2, 3]), lambda: list(opened.generate("Hi")), lambda: list(opened.chat("Hi"))):
+        with pytest.raises(localllm.LocalLLMError, match=r"tiny\.gguf: this model is closed; load it again"):
+            use()
     opened.close()
 
 

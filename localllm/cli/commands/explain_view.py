@@ -140,7 +140,7 @@ def _kind(each: Spent, clocked: bool) -> tuple[str, ...]:
         str(each.calls),
         time(each.seconds) if known else "",
         amount(each.bytes, "B") if each.bytes else "",
-        f"{each.bandwidth / 1e9:.1f}" if known and each.bytes else "",
+        f"{each.bandwidth / 1e9:.1f}" if known and each.bandwidth else "",
         share(each.read_share) if known and each.read_share else "",
         amount(each.operations, "op") if each.operations else "",
         share(each.multiply_share) if known and each.multiply_share else "",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 import localllm
-from localllm.backends.base import Clocked
+from localllm.backends.base import Clocked, Roofs
 from localllm.backends.cpu.backend import CpuBackend
+from localllm.explain.account import Spent
 from localllm.explain.costs import CacheRead, Cost, costs_of
 from localllm.explain.record import Step
 from localllm.plan import Plan
@@ -147,3 +149,21 @@ def test_attention_of_a_chunk_sees_each_position_that_it_may() -> None:
 def test_experts_are_read_at_most_once() -> None:
     cost = Cost("experts", True, ((800, 2, 8),), 0, (), 0)
     assert [cost.bytes(step(0, rows)) for rows in (1, 2, 3, 4, 5, 50)] == [200, 400, 600, 800, 800, 800]
+
+
+def test_a_time_shorter_than_reading_takes_gives_no_rates() -> None:
+    """A kind's time is the first thread's. Where others did the work, shares of 1854 % came out."""
+    roofs = Roofs(60e9, 1e12, 3e9)
+    usual = Spent("output", 1, 1e-3, 1e-4, 30_000_000, 10_000_000, roofs)
+    assert (usual.read_share, usual.bandwidth) == (0.5, 30e9)
+    assert usual.multiply_share > 0
+    assert usual.bound == "memory"
+    other = replace(usual, seconds=2e-6)
+    assert (other.read_share, other.multiply_share, other.bandwidth, other.rate) == (0, 0, 0, 0)
+    assert other.bytes == usual.bytes
+
+
+def test_what_waited_most_of_its_time_is_bound_by_waiting() -> None:
+    phase = Spent("all operations", 9, 1e-2, 6e-3, 1_000_000, 10**9, Roofs(60e9, 1e12, 3e9))
+    assert phase.bound == "waiting"
+    assert replace(phase, waited=4e-3).bound == "arithmetic"
