@@ -71,6 +71,7 @@ MESSAGES = [{"role": "user", "content": TOO_LONG}]
 LONG: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"content": TOO_LONG}),
     ("/tokenize", {"content": ["12345"] * 2000 + [1]}),
+    ("/tokenize", {"content": "漢" * 4000}),  # 12000 bytes, as the vocabulary counts
     ("/completion", {"prompt": TOO_LONG}),
     ("/completion", {"prompt": [TOO_LONG, 1]}),
     ("/completion", {"prompt": "a", "logit_bias": [[TOO_LONG, 1]]}),
