@@ -171,9 +171,9 @@ class LoadedModel(Closing):
 
     def check_length(self, text: str) -> None:
         """Raise ContextFull for a text with more characters than the context can hold in the longest tokens."""
-        most = self.context * self.words.longest
-        if self.context and len(text) > most:
-            counts = f"the prompt has {len(text)} characters, the context of {self.context} tokens holds at most {most}"
+        most, length = self.context * self.words.longest, self.words.length(text)
+        if self.context and length > most:
+            counts = f"the prompt has {length} characters, the context of {self.context} tokens holds at most {most}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
 
     def detokenize(self, ids: Sequence[int]) -> str:

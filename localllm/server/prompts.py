@@ -133,8 +133,8 @@ class Prompts:
 
     def check_length(self, *texts: str) -> None:
         """Raise PromptTooLong, before any work, for texts that no context of this size can hold together."""
-        context, length = self._model.context, sum(map(len, texts))
-        least = -(-length // self._model.words.longest)
+        context, words = self._model.context, self._model.words
+        least = -(-sum(map(words.length, texts)) // words.longest)
         if context and least > context:
             size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
             message = f"the prompt has at least {least} tokens and exceeds {size}; shorten it"

@@ -73,8 +73,15 @@ class Tokenizer:
 
     @cached_property
     def longest(self) -> int:
-        """Length of the longest token in characters: n tokens hold at most n times as many."""
-        return max(map(len, self._vocab.tokens))
+        """Length of the longest token in letters of the vocabulary: n tokens hold at most n times as many."""
+        special = max((self.length(text) for text in self.special), default=0)
+        return max(special, *map(len, self._vocab.tokens))
+
+    def length(self, text: str) -> int:
+        """Return the length of a text as `longest` counts: in bytes if each letter of the vocabulary is a byte."""
+        if text.isascii() or self._vocab.writes != LETTERS:
+            return len(text)
+        return len(text.encode("utf-8", "replace"))
 
     def prepare(self) -> None:
         """Read the merges now, not at the first `encode`, for example in a thread while weights load."""

@@ -48,10 +48,11 @@ async def _mixed(
 ) -> list[int]:
     vocabulary = service.find(model).vocabulary
     for item in items:
-        if not isinstance(item, str) and not _is_token(item):
+        if type(item) is int:
+            if not 0 <= item < vocabulary:
+                raise BadRequest(f"{name} contains invalid tokens: ids go from 0 to {vocabulary - 1}", name)
+        elif not isinstance(item, str):
             raise BadRequest(f"{name}: expected {SHAPES}", name)
-        if not isinstance(item, str) and not 0 <= item < vocabulary:
-            raise BadRequest(f"{name} contains invalid tokens: ids go from 0 to {vocabulary - 1}", name)
     return await joined(service, model, items, add_special, parse_special)
 
 
@@ -60,8 +61,10 @@ async def joined(
 ) -> list[int]:
     """Return token ids, and those of texts among them. What `add_special` adds comes before a text that is first."""
     texts = [item for item in items if isinstance(item, str)]
-    first = bool(items) and isinstance(items[0], str)
-    made = iter(await service.tokenize_all(model, texts, add_special and first, parse_special) if texts else ())
+    if not texts:
+        return [item for item in items if isinstance(item, int)]
+    first = isinstance(items[0], str)
+    made = iter(await service.tokenize_all(model, texts, add_special and first, parse_special))
     found: list[int] = []
     for item in items:
         found += next(made) if isinstance(item, str) else (item,)

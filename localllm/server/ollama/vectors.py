@@ -63,15 +63,16 @@ class Vectors:
         return model
 
     async def _tokens(self, model: ModelInfo, text: str, truncate: bool) -> Sequence[int]:
+        too_long = BadRequest("the input length exceeds the context length", "input")
         try:
             ids = await self.service.tokenize(model.id, text, True, False)
-        except PromptTooLong as error:  # `prompt_tokens` counts the longest tokens
-            text = text[: len(text) * error.context // error.prompt_tokens] if truncate else ""
-            ids = await self.service.tokenize(model.id, text, True, False) if truncate else [0] * error.prompt_tokens
-        if len(ids) <= model.context:
-            return ids
-        if not truncate:
-            raise BadRequest("the input length exceeds the context length", "input")
+        except PromptTooLong as error:
+            if not truncate:
+                raise too_long from None
+            text = text[: len(text) * error.context // error.prompt_tokens]  # more than that cannot fit
+            ids = await self.service.tokenize(model.id, text, True, False)
+        if len(ids) > model.context and not truncate:
+            raise too_long
         return ids[: model.context]
 
 

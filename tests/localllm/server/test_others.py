@@ -29,6 +29,7 @@ from localllm.server.settings import Settings
 from localllm.server.shelf import Shelf
 from localllm.template import ChatTemplate
 from localllm.tokenizer import Tokenizer
+from tests.localllm.test_embedding import write_embedder
 
 DEMO = Path(resolve("demo"))
 ONE, OTHER = "10.0.0.1", "10.0.0.2"
@@ -70,6 +71,7 @@ MESSAGES = [{"role": "user", "content": TOO_LONG}]
 LONG: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"content": TOO_LONG}),
     ("/tokenize", {"content": ["12345"] * 2000 + [1]}),
+    ("/tokenize", {"content": "漢" * 4000}),  # 12000 bytes, as the vocabulary counts
     ("/completion", {"prompt": TOO_LONG}),
     ("/completion", {"prompt": [TOO_LONG, 1]}),
     ("/completion", {"prompt": "a", "logit_bias": [[TOO_LONG, 1]]}),
@@ -321,5 +323,81 @@ def test_a_list_of_prompts_takes_its_places_in_turn(path: str) -> None:
             assert answer.status_code == 200, answer.text
             found = answer.json()
             assert len(found if path == "/completion" else found["choices"]) == 150
+
+    asyncio.run(run())
+
+
+# -- vectors ---------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def embedding(path: Path) -> AsyncIterator[Clients]:
+    shelf = Shelf([("bert", path)], lambda path: Served(localllm.load(path), SchedulerLimits()))
+    app = make_app(ModelService(shelf), Settings())
+    await shelf.load("bert")
+    made = {
+        address: httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://localhost", timeout=WAIT
+        )
+        for address in (ONE, OTHER)
+    }
+    try:
+        yield made
+    finally:
+        for each in made.values():
+            await each.aclose()
+        shelf.end()
+
+
+def test_a_long_text_is_refused_or_cut_before_it_is_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_embedder(tmp_path / "bert.gguf", "bert-mean")
+    longest = [0]
+    real = Tokenizer.encode
+
+    def encode(self: Tokenizer, text: str, *more: Any, **named: Any) -> list[int]:
+        longest[0] = max(longest[0], len(text))
+        return real(self, text, *more, **named)
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+
+    async def run() -> None:
+        text = "ab " * 100_000
+        async with embedding(path) as http:
+            for where, body in (
+                ("/v1/embeddings", {"input": ["a", text]}),
+                ("/embedding", {"content": text}),
+                ("/api/embed", {"model": "bert", "input": text, "truncate": False}),
+            ):
+                answer = await http[ONE].post(where, json=body)
+                assert answer.status_code == 400, answer.text
+            cut = await http[ONE].post("/api/embed", json={"model": "bert", "input": text})  # as Ollama does
+            assert cut.status_code == 200
+            assert cut.json()["prompt_eval_count"] > 8
+        assert longest[0] < len(text) // 2
+
+    asyncio.run(run())
+
+
+def test_texts_of_others_come_between_those_of_a_long_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_embedder(tmp_path / "bert.gguf", "bert-mean")
+    began, free = threading.Event(), threading.Event()
+    real = Tokenizer.encode
+
+    def encode(self: Tokenizer, text: str, *more: Any, **named: Any) -> list[int]:
+        if not began.is_set():
+            blocked(began, free)
+        return real(self, text, *more, **named)
+
+    async def run() -> None:
+        async with embedding(path) as http:
+            monkeypatch.setattr(Tokenizer, "encode", encode)
+            many = asyncio.create_task(http[ONE].post("/v1/embeddings", json={"input": ["abc def " * 5] * 2000}))
+            await asyncio.to_thread(began.wait, WAIT)
+            one = asyncio.create_task(http[OTHER].post("/v1/embeddings", json={"input": "abc"}))
+            await asyncio.sleep(0.1)  # it waits in the same line now
+            free.set()
+            assert (await one).status_code == 200
+            assert not many.done()
+            assert len((await many).json()["data"]) == 2000
 
     asyncio.run(run())
