@@ -16,7 +16,6 @@ import httpx
 import pytest
 
 import localllm
-from localllm.backends.base import BackendError
 from localllm.box import resolve
 from localllm.errors import LocalLLMError
 from localllm.scheduler.interfaces import SchedulerLimits
@@ -249,7 +248,7 @@ def test_a_model_that_does_not_fit_with_its_cache_is_refused_and_freed() -> None
 
     asyncio.run(run())
     assert len(loaded) == 1
-    with pytest.raises(BackendError, match="closed"):
+    with pytest.raises(LocalLLMError, match="closed"):
         loaded[0].model.logits([1])
 
 
