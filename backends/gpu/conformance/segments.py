@@ -109,7 +109,13 @@ def segments(plan: Plan, keep: Collection[Value] = ()) -> list[Segment]:
     fused = fuse(plan, REWRITES, keep)
     floats, blocks = _read_as(fused, keep)
     found: dict[object, Segment] = {}
-    for cluster in _clusters(fused.operations):
+    clusters = list(_clusters(fused.operations))
+    both_ways = next((own for own in clusters if any(isinstance(op, Attention) and not op.causal for op in own)), [])
+    for cluster in clusters:
+        if any(
+            isinstance(op, Attention) and op.after for op in cluster
+        ):  # such a plan also has rows that see later ones
+            cluster = [*both_ways, *cluster]
         made = [value for op in cluster for value in op.outputs]
         sent = [] if made == [fused.logits] else made
         variants = [_segment(fused, cluster, sent)]
