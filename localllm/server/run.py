@@ -241,6 +241,17 @@ class _Connection(H11Protocol):
             super().data_received(data)
             self._watch()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are not HTTP, once: the request before them gets no response, or no more of it."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
+                return
+        super().send_400_response(msg)
+
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection if a request has come whole and its answer has not begun.
 

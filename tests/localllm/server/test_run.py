@@ -229,6 +229,18 @@ def test_a_client_that_ends_its_side_within_a_request_is_gone() -> None:
         assert until(client, b"\x00") == b""
 
 
+@pytest.mark.parametrize("host", ["localhost", "evil.example"])
+def test_a_broken_body_gets_one_response_and_no_error_in_the_log(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    head = f"POST /completion HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with served(ScriptedService(script("a"))) as port, connect(port) as client:
+        client.sendall(head + b"-1\r\n")
+        seen = until(client, b"\x00")
+        assert seen.startswith(b"HTTP/1.1 400 ")
+        assert seen.count(b"HTTP/1.1") == 1
+    assert "unexpected error" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.parametrize("first", [3600.0, said("a")[0]])
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_ends_when_its_client_closes_the_connection(first: Any, stream: bool) -> None:
