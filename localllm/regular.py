@@ -104,7 +104,7 @@ def inside(path: Path, folder: Path) -> bool:
 
 def _read(file: io.FileIO, path: str | os.PathLike[str], most: int) -> bytes:
     parts: list[bytes] = []
-    left = most + 1
+    left = most + 1 if os.fstat(file.fileno()).st_size <= most else 0
     while left and (part := file.read(min(left, 1 << 20))):
         parts.append(part)
         left -= len(part)
