@@ -146,12 +146,12 @@ class _Check:
         at = TEXT if self._after else 0
         of_text = (*ROWS, 150) if self._whole else GROWING
         for count in of_text if self.grows else FEWER_ROWS if self._once else ROWS:
-            count = min(count, most)
-            if self.grows and not self._whole:
-                yield at, count
-                at += count
-            else:
-                yield 5 * (not self.grows), count
+            start = at if self.grows and not self._whole else 5 * (not self.grows)
+            count = min(count, most, self._limits.positions - start)
+            if count <= 0:
+                return
+            yield start, count
+            at += count
 
     def _counts(self, count: int) -> dict[Rows, int]:
         """Return the rows of a step: the batch's, and the logits' if the segment has such values."""

@@ -378,3 +378,11 @@ def test_doctor_shows_each_operation_and_writes_a_report(
     assert main(["doctor", "--gpu", "-o", "other.json"]) == 1  # before minutes of checking
     assert "exists" in capsys.readouterr().err
     assert main(["doctor", "-o", "x.json"]) == 2
+
+
+@pytest.mark.parametrize("limits", [Limits(1, 1, 1, BLOCK), Limits(17, 3, 2, 20), Limits(600, 600, 12, 700)], ids=str)
+def test_limits_of_any_size_can_be_checked(device: Faulty, tmp_path: Path, limits: Limits) -> None:
+    backend = OpenClBackend(device.facts.name, cache=None, conformance=Conformance(tmp_path))
+    backend.device = device
+    backend.bind(plan("F32", LLAMA), limits).close()
+    assert len(list(tmp_path.iterdir())) == 1
