@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.bool_]  # (V,)
 
-_KEPT = 32  # number of compiled grammars kept
-_KEPT_BYTES = 256 << 20  # that they take, as far as that is known
+_KEPT = 16  # number of compiled grammars kept
+_KEPT_BYTES = 48 << 20  # that they take, as far as that is known
 _KEPT_REFUSALS = 1000
 _MARK = "\x02"  # takes the space that a vocabulary puts before a text; no token joins it with what follows
 
