@@ -15,7 +15,8 @@ from importlib import import_module
 from pathlib import Path
 
 SHARES = {  # of "files"
-    "split": 0.2, "safetensors": 0.1, "draft": 0.02, "cache": 0.28, "imatrix": 0.2, "kld": 0.19, "writers": 0.01,
+    "split": 0.2, "safetensors": 0.1, "draft": 0.02, "cache": 0.28, "imatrix": 0.2, "kld": 0.155, "writers": 0.01,
+    "special": 0.03, "reply": 0.005,
 }  # fmt: skip
 KINDS = ("gguf", "split", "safetensors", "draft", "cache", "imatrix", "kld", "template", "writers", "special", "reply")
 ALIKE = 3  # number of similar findings to print and keep
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so much time")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="folder for files of cases that fail")
+    parser.add_argument("--patience", type=float, default=2.0, help="seconds that http's second client may wait")
     parser.add_argument("--tally", action="store_true", help="show how cases ended, messages without their numbers")
     asked = parser.parse_args()
     if asked.kind == "files":

@@ -30,7 +30,6 @@ from tests.localllm.support import REPOSITORY
 STATUSES = {200, 204, 400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 501}
 SECONDS = 60.0  # for one response; the server itself refuses or ends what takes longer
 IDLE = 0.6  # seconds of silence after which a connection with damaged bytes is left
-PATIENCE = 2.0  # seconds that the second client may wait beyond its time alone
 GROWTH = 1.3  # of the server's memory in the second half of the cases; caches fill in the first
 ASKED = {"prompt": "Once upon a time", "n_predict": 4, "temperature": 0}
 LEAKS = re.compile(rb"Traceback \(most|File \"/|/site-packages/")
@@ -235,7 +234,7 @@ def run(asked: argparse.Namespace) -> int:
                 findings.append(f"the server's log, kept whole: {told[at.start() : at.start() + 200]}")
     waits = sorted(other.waits) or [0.0]
     warm = memory[len(memory) // 2]
-    if waits[-1] > alone + PATIENCE:
+    if waits[-1] > alone + asked.patience:
         findings.append(f"the second client waited {waits[-1]:.2f} s, alone {alone:.3f} s")
     if memory[-1] > GROWTH * warm and memory[-1] - warm > 64 << 20:
         findings.append(f"memory grew from {warm >> 20} to {memory[-1] >> 20} MiB")
@@ -247,7 +246,7 @@ def run(asked: argparse.Namespace) -> int:
     print(
         f"http seed {asked.seed}: {tally.total()} cases in {time.monotonic() - began:.0f} s; second client: alone "
         f"{alone:.3f} s, median {median(waits):.3f} s, most {waits[-1]:.2f} s of {len(waits)}; memory "
-        f"{memory[0] >> 20} MiB at the start, {warm >> 20} in the middle, {max(memory) >> 20} most, {memory[-1] >> 20} at the "
-        f"end; {len(findings)} findings"
+        f"{memory[0] >> 20} MiB at the start, {warm >> 20} in the middle, {max(memory) >> 20} most, "
+        f"{memory[-1] >> 20} at the end; {len(findings)} findings"
     )
     return 1 if findings else 0
