@@ -15,11 +15,12 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests import pocl
 
 for _name in [name for name in os.environ if name.startswith("LOCALLLM_")]:
     del os.environ[_name]
@@ -68,29 +69,15 @@ def pytest_configure(config: pytest.Config) -> None:
 _NOT_BUILT = re.compile(r"clBuildProgram failed|unknown target CPU|its compiler refuses a kernel")
 
 
-@cache
-def _pocl_compiles() -> bool:
-    """Return whether PoCL can compile for this processor: the LLVM in its package knows none made after 2022."""
-    import pyopencl as cl
-
-    found = [each for platform in cl.get_platforms() for each in platform.get_devices() if "PoCL" in each.version]
-    try:
-        for device in found:
-            cl.Program(cl.Context([device]), "__kernel void nothing() {}").build()
-    except cl.Error as error:
-        return "unknown target CPU" not in str(error)
-    return True
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Skip tests that fail because PoCL cannot compile anything for this processor."""
     report = yield
-    if report.failed and _NOT_BUILT.search(report.longreprtext) and not _pocl_compiles():
+    if report.failed and _NOT_BUILT.search(report.longreprtext + report.capstderr) and not pocl.compiles():
         report.outcome = "skipped"
-        report.longrepr = (str(item.path), 0, "Skipped: PoCL's compiler does not know this processor")
+        report.longrepr = (str(item.path), 0, f"Skipped: {pocl.REASON}")
     return report
 
 

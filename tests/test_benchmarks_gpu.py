@@ -14,6 +14,7 @@ import pytest
 from benchmarks.gpu_compile import every_kernel
 from localllm.backends.gpu import kernels
 from localllm.backends.gpu.kernels.kernel import Kernel
+from tests import pocl
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,6 +34,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, li
 
 
 def test_the_whole_way(gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    pocl.needed()
     code, rows = gpu(tmp_path, "--backend", "opencl", "--quick", "--minutes", "60")
     ends = {row["stage"]: row for row in rows if "status" in row}
     assert code == 0

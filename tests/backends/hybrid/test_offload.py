@@ -30,6 +30,7 @@ from tests.backends.support import Shape, plan
 from tests.conftest import reference
 from tests.models.support import plan_of
 from tests.models.tiny_families import FAMILIES
+from tests.pocl import needed
 
 MODEL = Shape(width=256, ffn=512, heads=8, kv_heads=4, head_dim=32, layers=4)
 
@@ -157,6 +158,8 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 def test_one_line_says_what_runs_where(capsys: pytest.CaptureFixture[str], layers: str, said: str) -> None:
     truth = run(capsys, "--backend", "cpu")
     assert truth[2] == ""
+    if layers != "0":
+        needed()
     code, out, err = run(capsys, "--backend", "opencl", "-ngl", layers)
     assert (code, out) == (0, truth[1])
     assert re.fullmatch(said + "\n", err)

@@ -105,7 +105,9 @@ def test_variables_of_a_template_are_json(value: Any) -> None:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 
-OTHER_NAMES = {"max_tokens": "--predict"}  # the name in the Python and HTTP APIs, and llama.cpp's flag
+OTHER_NAMES = {  # the name in the Python and HTTP APIs, and llama.cpp's flag
+    "max_tokens": "--predict", "mirostat_tau": "--mirostat-ent", "mirostat_eta": "--mirostat-lr",
+}  # fmt: skip
 
 
 def test_an_option_is_called_by_its_long_flag() -> None:
