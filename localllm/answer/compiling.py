@@ -59,9 +59,7 @@ def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
     if matcher.is_error():
         raise StructureError(f"the grammar cannot be used: {told(matcher.get_error())}")
     bits = ctypes.create_string_buffer(4 * (-(-tokens.vocab_size // 32)))
-    for _ in range(
-        2
-    ):  # the first one may spend what the lexer that copies share may use, and only the second one fails
+    for _ in range(2):  # copies share a lexer with a limit: the first may use it up, and then only the second fails
         first = matcher.deep_copy()
         first.unsafe_compute_mask_ptr(ctypes.addressof(bits), len(bits))  # `compute_bitmask` hides errors
         if first.is_error():
