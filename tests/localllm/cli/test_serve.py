@@ -77,7 +77,6 @@ LATE = {  # by what is here, with exit code 1
     "gpu_layers": (["--backend", "cpu", "-ngl", 3], "-ngl 3: the cpu backend has no GPU"),
     "model_draft": (["-md", "none.gguf"], "No such file: none.gguf"),
     "spec": (["--spec", "draft"], "speculation with a draft model requires one: give it (-md FILE)"),
-    "draft_max": (["--draft-max", 99], "99 drafted tokens: give 1 to 15"),
 }
 LOADING = {each.name: each.option for each in declared(LoadOptions) if each.option.flags and each.default is not False}
 
@@ -120,7 +119,7 @@ def test_a_folder_of_slots_that_cannot_be_written(tmp_path: Path) -> None:
     assert "permission denied" in refused("demo", "--slot-save-path", tmp_path / "fixed")
 
 
-LOADING = """
+SLOW_LOAD = """
 import sys, time
 from concurrent.futures import ThreadPoolExecutor
 import localllm.cli.commands.serve as command
@@ -139,7 +138,7 @@ sys.exit(main(["serve", "demo", "--port", "0"]))
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopping_does_not_wait_for_a_load(number: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", SLOW_LOAD], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"
