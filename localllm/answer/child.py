@@ -1,4 +1,4 @@
-"""The child process that compiles grammars of strangers first, within limits of time and memory."""
+"""The child process that checks clients' grammars: it compiles them within limits of time and memory."""
 
 from __future__ import annotations
 
