@@ -24,7 +24,7 @@ def program(
     plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value] = (), compute: str = "",
     local_memory: int = LEAST_LOCAL,
 ) -> Program:  # fmt: skip
-    """Return the launches, buffers and kernels of a plan for a compute type and for so many bytes of local memory.
+    """Return the launches, buffers and kernels of a plan for a compute type and a size of local memory in bytes.
 
     BackendError if the plan cannot run.
     """

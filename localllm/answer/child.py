@@ -1,17 +1,18 @@
-"""The child process that compiles grammars of strangers first, within limits of time and memory."""
+"""The child process that checks clients' grammars: it compiles them within limits of time and memory."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from localllm.answer.compiling import vocabulary_request
 from localllm.answer.structure import StructureError
 from localllm.confined import Confined, ConfinedCrash, ConfinedLimit, ResourceLimits
 
 SECONDS = 2.0  # of processor time; large schemas of real programs take a few tenths
-_LIMITS = ResourceLimits(seconds=SECONDS, wall=4 * SECONDS, memory=256 << 20, answer=4 << 20)
+_LIMITS = ResourceLimits(seconds=SECONDS, wall=15 * SECONDS, memory=256 << 20, answer=4 << 20)
 _VOCABULARY = ResourceLimits(seconds=30, wall=60, memory=1 << 30)
 
 
@@ -30,17 +31,19 @@ class GrammarChild:
         can be started.
         """
         request = {"key": self._key, "grammar": source}
-        try:
-            answer = self._child.call(request, _LIMITS, stop)
-            if not answer:
-                vocabulary = vocabulary_request(self._key, self._tokens, self._special, self._ends)
-                self._child.call(vocabulary, _VOCABULARY, stop)
-                answer = self._child.call(request, _LIMITS, stop)
-        except (ConfinedLimit, ConfinedCrash) as error:
-            raise StructureError(f"the grammar or schema cannot be used: {error}; make it smaller") from None
+        if not (answer := self._answer(request, stop)):
+            vocabulary = vocabulary_request(self._key, self._tokens, self._special, self._ends)
+            self._child.call(vocabulary, _VOCABULARY, stop)
+            answer = self._answer(request, stop)
         if "error" in answer:
             raise StructureError(str(answer["error"]))
         return str(answer["source"]), int(answer["bytes"])
+
+    def _answer(self, request: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
+        try:
+            return self._child.call(request, _LIMITS, stop)
+        except (ConfinedLimit, ConfinedCrash) as error:
+            raise StructureError(f"the grammar or schema cannot be used: {error}; make it smaller") from None
 
     def close(self) -> None:
         """End the child, and a compilation under way."""

@@ -1,7 +1,7 @@
 """Compile a grammar within llguidance's limits: what the program does itself, and in a child process for strangers.
 
-No size bounds what converting and compiling takes. A server has a child (`localllm.answer.child`) compile a stranger's
-grammar first, with a deadline and a memory limit; what passes takes as long again, and no longer, in the server.
+The size of a grammar does not limit the time and memory of compiling it. So a server first compiles a client's grammar
+in a child (`localllm.answer.child`) with a deadline and a memory limit. Compiling it again in the server takes as long.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _sizes: list[FileIO] = []
 
 
 def converted(source: str) -> str:
-    """Return a grammar with its GBNF parts as Lark's. StructureError for one that cannot be read."""
+    """Return a grammar with its GBNF parts as Lark's. StructureError if it cannot be read."""
     if '"gbnf_grammar"' not in source:
         return source
     whole = json.loads(source)
@@ -59,9 +59,7 @@ def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
     if matcher.is_error():
         raise StructureError(f"the grammar cannot be used: {told(matcher.get_error())}")
     bits = ctypes.create_string_buffer(4 * (-(-tokens.vocab_size // 32)))
-    for _ in range(
-        2
-    ):  # the first one may spend what the lexer that copies share may use, and only the second one fails
+    for _ in range(2):  # copies share a lexer with a limit: the first may use it up, and then only the second fails
         first = matcher.deep_copy()
         first.unsafe_compute_mask_ptr(ctypes.addressof(bits), len(bits))  # `compute_bitmask` hides errors
         if first.is_error():
@@ -90,7 +88,7 @@ def vocabulary_request(
 
 
 def prepare() -> None:
-    """Load the library, and the file that tells the memory, while files can still be opened."""
+    """Load the library, and open the file with the memory size, while files can still be opened."""
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
     from llguidance.gbnf_to_lark import gbnf_to_lark
 

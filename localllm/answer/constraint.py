@@ -176,7 +176,7 @@ class _Checked(_View):
 
 
 class _Compiled:
-    """Compiled grammars, as many as fit, and why others were refused. Threads may share it."""
+    """A cache of compiled grammars, and the reasons why others were refused. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -64,7 +64,7 @@ class Kept:
 def save(path: Path, model: Model, sequence: Cached, messages: Messages, force: bool = False, own: bool = False) -> int:
     """Write the content of a sequence, and return the file's size in bytes. On failure the old file stays.
 
-    Only this user can read a new file, and with `own` a replaced one too: it holds what was said.
+    Only this user can read a new file, and with `own` a replaced one too.
     CacheFileError for a file of another kind; OutputError for an existing conversation without `force`.
     """
     check_replaceable(path)
@@ -110,7 +110,7 @@ def check_replaceable(path: Path) -> None:
 def read(path: Path, model: Model, own: bool = False) -> Kept:
     """Check a file against this model; CacheFileError if it cannot be used.
 
-    `own`: refuse links and files of other users, and let nobody else read the file. For folders that a server writes.
+    `own`: refuse links and files of other users, and make the file private. For folders that a server writes.
     """
     try:
         with open_regular(path, own) as file:

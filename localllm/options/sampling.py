@@ -87,7 +87,7 @@ def sampler_name(spelling: str) -> str | None:
 def read_samplers(text: str) -> tuple[str, ...]:
     """Return names of samplers, with ; or , between them; unknown ones as they are.
 
-    Any other text whose letters all stand for samplers is a sequence of letters.
+    A text that is not a name and has only letters of samplers is a sequence of them.
     """
     if sampler_name(text) is None and 0 < len(text) <= MOST_LETTERS and all(letter in LETTERS for letter in text):
         return tuple(LETTERS[letter] for letter in text)

@@ -16,7 +16,7 @@ class SchedulerLimits:
     parallel: int = 4  # requests that run
     client_parallel: int = 0  # requests of one account that run; its others wait (0: as many as `parallel`)
     waiting: int = 256  # requests that wait
-    slice_seconds: float = 1.0  # that an answer is written before it makes room for an account that has none
+    slice_seconds: float = 1.0  # of writing before an answer gives its place to an account without one
     step_seconds: float = 0.4  # of a step with prompt rows while answers are being written
     aligned: int = 1  # prompts are cut at multiples of this: on a card bits depend on the rows of a step
 

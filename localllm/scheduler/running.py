@@ -99,8 +99,8 @@ class Running:
     # -- admission -------------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Start waiting requests: by priority, then accounts with the fewest running, of which that whose turn was
-        longest ago, then users with the fewest, then age.
+        """Start waiting requests, ordered by priority, running requests of the account, its last turn, running requests
+        of the user, and age. Fewer running requests and older turns come first.
 
         If all places are taken, a request of an account that has too few makes another's stop for a while.
         """
@@ -138,8 +138,8 @@ class Running:
     def _to_stop(self, one: Answering, accounts: Counter[str]) -> Answering | None:
         """Return the running request that makes room for one of an account that has too few; None if it has to wait.
 
-        It is the newest of an account that has at least two more. For an account that has none, it may be an answer
-        that had its turn.
+        It is the newest request of an account with at least two more. For an account without running requests, it may
+        also be an answer that had its turn.
         """
         if one.number in self._futile:
             return None

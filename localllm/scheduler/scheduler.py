@@ -61,7 +61,7 @@ class Scheduler(Closing):
         self._number = 0
         self._lock = threading.Lock()
         self._open = 0  # requests that have not ended
-        self._accounts: Counter[str] = Counter()  # of which so many are each account's
+        self._accounts: Counter[str] = Counter()  # open requests of each account
         self._stopped: LocalLLMError | None = None
         self._seen, self._seen_at = (0, 0, engine.free_blocks), 0.0  # tokens and blocks kept, blocks free
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)

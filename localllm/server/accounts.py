@@ -1,4 +1,4 @@
-"""Whose work it is: an API key, or an address where no keys are set. Limits and fairness are per account.
+"""Accounts: an API key, or an address if no keys are set. Limits and fairness are per account.
 
 The account of the request that a task works on is in `ACCOUNT`, so that everything it asks for counts as its own.
 """

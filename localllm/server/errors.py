@@ -77,7 +77,7 @@ class Unavailable(LocalLLMError):
 
 
 class Unloadable(Unavailable):
-    """A model that cannot be loaded. Clients learn no more; `reason` is for whoever runs the server."""
+    """A model that cannot be loaded. Clients get no details; `reason` is for the server's log."""
 
     def __init__(self, message: str, reason: LocalLLMError) -> None:
         super().__init__(message)

@@ -38,7 +38,7 @@ class Lane:
     async def run(self, job: Callable[[], T], stop: Callable[[], None] | None = None) -> T:
         """Run a job for the account of the current request. If the caller is cancelled, a waiting job is dropped.
 
-        `stop` is called, from the event loop, if the job runs at that time.
+        `stop` is called then, from the event loop: it must end a job that runs, and one that starts at that moment.
         """
         made = _Job(job, Future())
         account = ACCOUNT.get()
@@ -56,7 +56,7 @@ class Lane:
         try:
             found: T = await asyncio.wrap_future(made.future)
         except asyncio.CancelledError:
-            if stop is not None and made.future.running():
+            if stop is not None:
                 stop()
             raise
         return found
@@ -87,8 +87,10 @@ class Lane:
             del job, found
             with self._changed:
                 self._used[account] = self._used.get(account, 0.0) + monotonic() - began
-                while len(self._used) > MOST_ACCOUNTS:
-                    del self._used[next(iter(self._used))]
+                if len(self._used) > MOST_ACCOUNTS:  # those that wait keep their time, or they would go first
+                    idle = [name for name in self._used if name not in self._waiting]
+                    for name in idle[: len(self._used) - MOST_ACCOUNTS]:
+                        del self._used[name]
 
     def _next(self) -> tuple[str, _Job] | None:
         """Wait a moment for a job, and take it from its queue; None after that: the thread ends."""

@@ -14,7 +14,7 @@ AHEAD = 64  # events of all streams that may wait for the reader
 async def merged(streams: Sequence[AsyncIterator[T]], most: int = 0) -> AsyncGenerator[tuple[int, T], None]:
     """Yield the events of all streams. All of them are closed at the end, or when one fails; its error is raised.
 
-    With `most`, only so many run at once: the others begin when some have ended.
+    With `most`, at most that many run at once; each of the others begins when one ends.
     """
     places = asyncio.Semaphore(most or max(len(streams), 1))
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(AHEAD)

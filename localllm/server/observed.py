@@ -75,7 +75,7 @@ class Observed:
         spend: Callable[[str, int], None] = lambda client, tokens: None,
         priorities: bool = False,
     ) -> None:
-        """`spend` is told the client and the tokens of each answer that ended. `priorities`: requests may have one."""
+        """`spend` gets the client and the tokens of each finished answer. `priorities`: requests may have one."""
         self.service, self._spend, self._priorities = service, spend, priorities
         self.metrics = metrics
         self.open: dict[int, Open] = {}

@@ -166,7 +166,7 @@ class _Server(uvicorn.Server):
 
 
 def _most(settings: Settings) -> int:
-    """Return the most connections: as the settings say, and as many files as the system lets this process open."""
+    """Return the maximum number of connections: the setting, or fewer if the system limits open files."""
     if resource is None:
         return settings.limits.connections
     files: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -174,7 +174,7 @@ def _most(settings: Settings) -> int:
 
 
 class Connections:
-    """Counts connections of all addresses and of each. One address has at most as many as are left for others."""
+    """Counts connections of all addresses and of each. One address never has more than are free."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -219,7 +219,7 @@ class _Connection(H11Protocol):
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await inner({**scope, "extensions": {ABORT: self.transport.abort}}, receive, _titled(send))
-            except asyncio.CancelledError:  # the server ends now, with whatever runs
+            except asyncio.CancelledError:  # the server ends now, and so do running requests
                 self.transport.abort()
                 if self.cycle is not None:
                     self.cycle.disconnected = True

@@ -106,7 +106,7 @@ class Guard:
 
 
 def _closed(scope: Scope) -> Response:
-    """Return the refusal of a request whose end a proxy may see elsewhere than we do, with what follows it."""
+    """Refuse a request whose end a proxy may find at another place, and close the connection."""
     error = BadRequest("a request may have Content-Length or Transfer-Encoding, not both")
     response = refused(refusal_of(error), scope["path"])
     response.headers["Connection"] = "close"

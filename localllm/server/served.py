@@ -1,6 +1,6 @@
 """One loaded model as the server uses it: prompts, the scheduler, and answers as turn events.
 
-What blocks runs in lanes (`lanes.py`): short prompts, large ones, the grammars that have to be compiled, and vectors.
+Blocking work runs in lanes (`lanes.py`): one each for short prompts, large prompts, compiling grammars, and vectors.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Served(Closing):
         return sum(memory.weights + memory.cache + memory.scratch for memory in memories)
 
     def room(self, *values: Any) -> Room:
-        """Return where prompts of these values are made: large ones wait only for other large ones."""
+        """Return the room for prompts made from these values. Large prompts wait only for other large ones."""
         return self._large if is_large(*values) else self._short
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Served(Closing):
         return self.room(turn.messages, turn.tools, turn.template_variables)
 
     async def _constrained(self, room: Room, make: Callable[[Worded], Made]) -> Made:
-        """Return what an answer is held to. Compiling a grammar has a lane of its own, and ends with the request."""
+        """Return the constraint of an answer. A separate lane compiles grammars, and stops when the request ends."""
         words, grammars = self.model.words, self.model.grammars
         with suppress(NotCompiled):
             return await room.lane.run(lambda: make(_Words(words, grammars.known())))
@@ -175,7 +175,7 @@ class Served(Closing):
                     yield told
 
     def _asked(self, prompts: Prompts, turn: Turn) -> _Asked:
-        """Return the request for a turn, but for what it is held to, and what makes a reader of its answer."""
+        """Return the request for a turn without its constraint, and the function that makes readers of its answers."""
         tools = tools_of(turn)
         prompt = prompts.of_turn(turn, tools)
         format_, tail = prompts.format, prompt.tail
@@ -252,7 +252,6 @@ class Served(Closing):
 
     async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str, normalize: bool = True) -> EmbedResult:
         """Return the vectors of texts; with pooling "none" those of their tokens."""
-
         model = self._embedding()
         way = model.embedder.pooling(pooling)
         for text in texts:
@@ -271,7 +270,6 @@ class Served(Closing):
 
     async def rank(self, query: str, documents: Sequence[str]) -> EmbedResult:
         """Return one score for each document."""
-
         model = self._embedding()
         for document in documents:
             self._short.prompts.check_length(query, document)
@@ -287,7 +285,7 @@ class Served(Closing):
     async def _in_parts(
         self, model: Model, texts: Sequence[P], run: Callable[[Sequence[P]], tuple[list[R], int]], each: int = 0
     ) -> tuple[list[R], int, int]:
-        """Run a job for a few texts at a time, so that those of others come in between.
+        """Run a job for a few texts at a time, so that other clients' jobs can run in between.
 
         Return its results, and the number of their tokens and steps. Each text counts with `each` characters more.
         """
@@ -367,7 +365,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request, what makes readers of its answers, and what these are held to."""
+    """A request, the function that makes readers of its answers, and the constraints on them."""
 
     request: Request
     readers: Callable[[], AnswerReader]

@@ -103,7 +103,7 @@ class Shelf:
             raise error.reason from None
 
     def end(self) -> bool:
-        """Free all models, after the event loop has ended. Return whether a load goes on, which nothing can stop."""
+        """Free all models, after the event loop has ended. Return whether a model is still being loaded."""
         for place in self._held():
             assert place.served is not None
             place.served.close()

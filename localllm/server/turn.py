@@ -177,7 +177,7 @@ class Service(Protocol):
         ...
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. ContextFull, before any work, for one that no context of this size can hold."""
+        """Return the tokens of a text. ContextFull, before any work, if it is too long for any context of this size."""
         ...
 
     async def tokenize_all(

@@ -93,7 +93,7 @@ class Vocab:
     strip_accents: bool  # "bert"
     charsmap: bytes  # "t5": the table of replaced characters; empty without
     ends: frozenset[int]  # tokens that end a generation
-    end: int | None  # the token that ends an answer: that of a turn, or else that of a text
+    end: int | None  # the token that ends an answer: the end of a turn, or else of a text
     suppressed: tuple[int, ...]  # tokens that an answer never contains
     strip_before: frozenset[int]  # special tokens that absorb the white space before them
     strip_after: frozenset[int]  # special tokens that absorb the white space after them

@@ -355,6 +355,6 @@ class AttendSelected(Kernel[AttendSelectedBuffers]):
 
 
 def attend_selected(first: AttendSelected, local_memory: int) -> AttendSelected:
-    """Return the kernel with as many query heads per work-group as fit the local memory, at most those of `first`."""
+    """Return the kernel with the most query heads per work-group that fit the local memory, at most as in `first`."""
     counts = [first.GROUPED >> n for n in range(first.GROUPED.bit_length())]
     return that_fits([replace(first, GROUPED=count) for count in counts], local_memory)

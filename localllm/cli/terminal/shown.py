@@ -65,9 +65,8 @@ class Rendered:
     def __init__(self, out: TextIO, hide: bool, colours: bool, markdown: bool = True) -> None:
         self._out, self._hide = Wrapped(out), hide
         self._dim = DIM if colours else ""
-        self._markdown = (
-            Markdown(self._out) if colours and markdown else None
-        )  # without styles the markers say what they mean
+        styled = colours and markdown  # without styles, the markers stay
+        self._markdown = Markdown(self._out) if styled else None
         self._thinking = False
         self._began, self._pieces = 0.0, 0
 

@@ -59,7 +59,7 @@ async def _mixed(
 async def joined(
     service: Service, model: str, items: Sequence[int | str], add_special: bool, parse_special: bool
 ) -> list[int]:
-    """Return token ids, and those of texts among them. What `add_special` adds comes before a text that is first."""
+    """Return token ids, with texts among them tokenized. `add_special` has an effect only if a text is first."""
     texts = [item for item in items if isinstance(item, str)]
     if not texts:
         return [item for item in items if isinstance(item, int)]

@@ -64,13 +64,15 @@ class Vectors:
 
     async def _tokens(self, model: ModelInfo, text: str, truncate: bool) -> Sequence[int]:
         too_long = BadRequest("the input length exceeds the context length", "input")
-        try:
-            ids = await self.service.tokenize(model.id, text, True, False)
-        except PromptTooLong as error:
-            if not truncate:
-                raise too_long from None
-            text = text[: len(text) * error.context // error.prompt_tokens]  # more than that cannot fit
-            ids = await self.service.tokenize(model.id, text, True, False)
+        while True:
+            try:
+                ids = await self.service.tokenize(model.id, text, True, False)
+                break
+            except PromptTooLong as error:
+                if not truncate:
+                    raise too_long from None
+                # Lengths count in bytes, so a text whose beginning has long characters is still too long after this.
+                text = text[: len(text) * error.context // error.prompt_tokens]
         if len(ids) > model.context and not truncate:
             raise too_long
         return ids[: model.context]

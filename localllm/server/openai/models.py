@@ -36,7 +36,8 @@ class Models:
     async def one(self, request: Request, fields: Fields) -> Json:
         """Return the model of this name; other names are not found here, unlike in requests for answers."""
         name = request.path_params["model"]
-        found = next((model for model in self._service.models() if model.id == name), None)
+        models, aliases = self._service.models(), self._settings.aliases
+        found = next((model for model in models if model.id == name or name in aliases), None)
         if found is None:
             raise UnknownModel(f"no model {name!r}; /v1/models lists them")
         return self._entry(found)

@@ -35,6 +35,7 @@ from tests.backends.gpu.small import PLANS, Small, attended, experts, layer, pro
 from tests.backends.support import LLAMA, plan, record
 from tests.models.support import MemoryWeight
 from tests.plan.support import MODELS, tiny_plan
+from tests.pocl import needed
 
 LIMITS = Limits(80, 80, 5, 5 * BLOCK)
 
@@ -282,6 +283,7 @@ HELLO = ("run", "demo", "Hello", "-n", "4", "--temp", "0")
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """PoCL with a fault in the norms, as the only card; results go to a folder of the test."""
+    needed()
     own = OpenClDevice.compile
 
     def compile_(self: OpenClDevice, source: str, kernel: str) -> Any:

@@ -119,7 +119,7 @@ def test_a_folder_of_slots_that_cannot_be_written(tmp_path: Path) -> None:
     assert "permission denied" in refused("demo", "--slot-save-path", tmp_path / "fixed")
 
 
-LOADS_SLOWLY = """
+SLOW_LOAD = """
 import sys, time
 from concurrent.futures import ThreadPoolExecutor
 import localllm.cli.commands.serve as command
@@ -138,7 +138,7 @@ sys.exit(main(["serve", "demo", "--port", "0"]))
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopping_does_not_wait_for_a_load(number: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", LOADS_SLOWLY], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", SLOW_LOAD], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localllm.server import lanes
 from localllm.server.accounts import ACCOUNT
 from localllm.server.lanes import LARGE, Lane, is_large
 
@@ -45,6 +46,34 @@ def test_another_accounts_job_comes_after_one_of_the_busy_one() -> None:
     assert [name for name in done if name[0] == "a"] == [f"a{number}" for number in range(5)]
 
 
+def test_an_account_that_waits_keeps_its_used_time_when_many_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    free = threading.Event()
+    clock = [0.0]
+    monkeypatch.setattr(lanes, "MOST_ACCOUNTS", 2)
+    monkeypatch.setattr(lanes, "monotonic", lambda: clock[0])
+
+    def job(name: str) -> Callable[[], None]:
+        def work() -> None:
+            assert free.wait(WAIT)
+            clock[0] += 1.0
+            done.append(name)
+
+        return work
+
+    async def main() -> None:
+        lane = Lane("test")
+        tasks = []
+        for name in ("a0", "a1", "a2", "b0", "c0"):
+            tasks.append(asyncio.create_task(as_account(name[0], lane, job(name))))
+            await asyncio.sleep(0.05)
+        free.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert done == ["a0", "b0", "c0", "a1", "a2"]
+
+
 def test_results_and_errors_come_back() -> None:
     async def main() -> None:
         lane = Lane("test")
@@ -60,7 +89,7 @@ def test_results_and_errors_come_back() -> None:
 
 
 def test_a_caller_that_is_gone_has_its_waiting_job_dropped_and_its_running_one_stopped() -> None:
-    began, stopped, ran = threading.Event(), threading.Event(), threading.Event()
+    began, stopped, ran, told = threading.Event(), threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
         began.set()
@@ -69,10 +98,11 @@ def test_a_caller_that_is_gone_has_its_waiting_job_dropped_and_its_running_one_s
     async def main() -> None:
         lane = Lane("test")
         first = asyncio.create_task(lane.run(work, stopped.set))
-        second = asyncio.create_task(lane.run(ran.set))
+        second = asyncio.create_task(lane.run(ran.set, told.set))
         await asyncio.to_thread(began.wait, WAIT)
         second.cancel()
         await asyncio.sleep(0)
+        assert told.is_set()  # it might have started at that moment
         first.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
         assert stopped.is_set()

@@ -41,15 +41,7 @@ Clients = dict[str, httpx.AsyncClient]
 
 
 @asynccontextmanager
-async def clients(limits: SchedulerLimits | None = None, context: int = CONTEXT) -> AsyncIterator[Clients]:
-    """Two clients of one server."""
-    limits = limits or SchedulerLimits(parallel=2)
-
-    def opened(path: Path) -> Served:
-        model = localllm.load(path, backend="cpu", threads=1, sequences=limits.parallel, ctx_size=context)
-        return Served(model, limits)
-
-    shelf = Shelf([("demo", DEMO)], opened)
+async def _of(shelf: Shelf) -> AsyncIterator[Clients]:
     app = make_app(ModelService(shelf), Settings())
     made = {
         address: httpx.AsyncClient(
@@ -63,6 +55,20 @@ async def clients(limits: SchedulerLimits | None = None, context: int = CONTEXT)
         for each in made.values():
             await each.aclose()
         shelf.end()
+
+
+@asynccontextmanager
+async def clients(limits: SchedulerLimits | None = None, context: int = CONTEXT) -> AsyncIterator[Clients]:
+    """Two clients of one server."""
+    limits = limits or SchedulerLimits(parallel=2)
+
+    def opened(path: Path) -> Served:
+        model = localllm.load(path, backend="cpu", threads=1, sequences=limits.parallel, ctx_size=context)
+        return Served(model, limits)
+
+    shelf = Shelf([("demo", DEMO)], opened)
+    async with _of(shelf) as made:
+        yield made
 
 
 # -- bounded by the input --------------------------------------------------------------------------------------------
@@ -333,20 +339,9 @@ def test_a_list_of_prompts_takes_its_places_in_turn(path: str) -> None:
 @asynccontextmanager
 async def embedding(path: Path) -> AsyncIterator[Clients]:
     shelf = Shelf([("bert", path)], lambda path: Served(localllm.load(path), SchedulerLimits()))
-    app = make_app(ModelService(shelf), Settings())
     await shelf.load("bert")
-    made = {
-        address: httpx.AsyncClient(
-            transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://localhost", timeout=WAIT
-        )
-        for address in (ONE, OTHER)
-    }
-    try:
+    async with _of(shelf) as made:
         yield made
-    finally:
-        for each in made.values():
-            await each.aclose()
-        shelf.end()
 
 
 def test_a_long_text_is_refused_or_cut_before_it_is_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

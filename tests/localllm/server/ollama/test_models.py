@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from localllm.server.errors import PromptTooLong
 from localllm.server.ollama.reply import human
 from tests.localllm.server.calls import call, lines
 from tests.localllm.server.scripted import Model, ScriptedService
@@ -120,6 +121,21 @@ def test_long_inputs_are_cut_unless_told_otherwise() -> None:
     assert body["prompt_eval_count"] == 4
     response = call(service, "/api/embed", {"input": "abcdefgh", "truncate": False})
     assert (response.status_code, response.json()["error"]) == (400, "the input length exceeds the context length")
+
+
+class Bytes(ScriptedService):
+    """A service that refuses texts of more than 8 bytes before it tokenizes them."""
+
+    async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        if (count := -(-len(text.encode()) // 2)) > 4:
+            raise PromptTooLong("too long", count, 4)
+        return await super().tokenize(model, text, add_special, parse_special)
+
+
+def test_a_long_text_that_begins_with_long_characters_is_cut_too() -> None:
+    service = Bytes(all_models=[Model(context=4)])
+    response = call(service, "/api/embed", {"input": "\U0001f600" * 4 + "a" * 16})
+    assert (response.status_code, response.json().get("prompt_eval_count")) == (200, 4)
 
 
 def test_special_tokens_of_texts_are_text() -> None:

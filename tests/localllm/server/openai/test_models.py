@@ -42,6 +42,8 @@ def test_names_and_tags_that_the_server_was_started_with() -> None:
     [one] = call(service, "/v1/models", settings=settings).json()["data"]
     assert (one["aliases"], one["tags"], one["meta"]["vocab_type"]) == (["a/b", "other"], ["small", "code"], 2)
     assert call(service, "/v1/models/a/b", settings=settings).json() == one
+    assert call(service, "/v1/models/other", settings=settings).json() == one
+    assert Settings.of(ServeOptions(alias="a", models="folder")).aliases == ()
     [plain] = send(service, "/v1/models", method="GET").json()["data"]
     assert (plain["aliases"], plain["tags"]) == ([], [])
 
