@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -29,7 +29,7 @@ from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
 from localllm.sampling.infill import Spellings
-from localllm.sampling.repetition import find_breakers
+from localllm.sampling.repetition import Breakers, find_breakers
 from localllm.sampling.sampler import Sampler
 from localllm.speculation.errors import NoDrafts
 
@@ -158,17 +158,22 @@ class Model(LoadedModel):
 
     def sampler(self, options: SamplingOptions) -> Sampler:
         """Return a sampler for this vocabulary."""
-        breakers = None
-        if options.dry_multiplier and self.tokenizer is not None:
-            words = self.tokenizer
-            pieces = (words.piece(token) for token in range(words.vocab_size))
-            breakers = find_breakers(
-                tuple(options.dry_sequence_breaker), pieces, lambda text: words.encode(text, add_special=False)
-            )
+        breakers = self._breakers(tuple(options.dry_sequence_breaker)) if options.dry_multiplier else None
         if self.tokenizer is None:
             return Sampler(options, breakers)
         spellings = Spellings(partial(self.tokenizer.piece, special=False), self.tokenizer.eog, self.tokenizer.end)
         return Sampler(options, breakers, self.tokenizer.suppressed, spellings)
+
+    @cached_property
+    def _breakers(self) -> Callable[[tuple[str, ...]], Breakers | None]:
+        """Find DRY's sequence breakers in the vocabulary; the newest few are remembered."""
+        words = self.tokenizer
+        if words is None:
+            return lambda strings: None
+        pieces = [words.piece(token) for token in range(words.vocab_size)]
+        return lru_cache(8)(
+            lambda strings: find_breakers(strings, pieces, lambda text: words.encode(text, add_special=False))
+        )
 
     @takes(AnswerOptions, SamplingOptions, without=CHAT_ONLY)
     def generate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _STEP_FUEL = 50_000
 _STATES = 100_000
 
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)  # of GBNF
+
 _vocabularies: dict[str, LLTokenizer] = {}  # in the child: the newest one
 _sizes: list[FileIO] = []
 
@@ -39,15 +42,25 @@ def converted(source: str) -> str:
 
 
 def _converted(part: dict[str, Any]) -> dict[str, Any]:
-    from llguidance.gbnf_to_lark import gbnf_to_lark
+    from llguidance.gbnf_to_lark import RepetitionNode, gbnf_to_lark
 
     if "gbnf_grammar" not in part:
         return part
+    RepetitionNode.is_atomic = lambda node: False  # type: ignore[method-assign]  # ("a"{2})+ is not "a"{2}+
+    gbnf = _ESCAPE.sub(_spelled, part["gbnf_grammar"])
     try:
-        return {"name": part["name"], "lark_grammar": str(gbnf_to_lark(part["gbnf_grammar"]))}
+        return {"name": part["name"], "lark_grammar": str(gbnf_to_lark(gbnf))}
     except Exception as error:  # the converter raises what its slips raise, IndexError among them
         told = str(error).splitlines()
         raise StructureError(f"the GBNF grammar cannot be read: {told[0] if told else type(error).__name__}") from None
+
+
+def _spelled(escape: re.Match[str]) -> str:
+    """Return an escape so that the converter gets it right: it strips the leading zeros of code points."""
+    point = int(escape[1] or escape[2] or "D800", 16)
+    if point > 0x10FFFF or 0xD800 <= point < 0xE000:
+        return escape[0]
+    return f"\\x{point:02x}" if point < 0x80 else chr(point)
 
 
 def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,24 +76,28 @@ def find_breakers(
     """Return every way in which tokens can spell one of `strings`, as a `Breakers`.
 
     `pieces` are the bytes of token 0, 1, ...; `tokenize` returns the ids of a text without BOS and special tokens.
-    It takes a few tenths of a second for 128,000 tokens.
+    It takes a few tenths of a second for 128,000 tokens, however many `strings` there are.
     """
+    wanted = frozenset(text.encode() for text in strings)
+    sizes = {len(text) for text in wanted}
+    longest = max(sizes, default=0)
+    starts: dict[bytes, list[bytes]] = {}  # a beginning -> the breakers that have it
+    for text in wanted:
+        for n in range(1, len(text)):
+            starts.setdefault(text[:n], []).append(text)
+    spell = cache(lambda rest: tuple(tokenize(rest.decode(errors="replace"))))
+
+    @cache  # the longest end of a piece tells all shorter ones
+    def followers(inside: frozenset[bytes], end: bytes) -> tuple[tuple[int, ...], ...]:
+        ends = [tail for n in range(1, len(end) + 1) if (tail := end[-n:]) in starts]
+        rests = [text[len(tail) :] for tail in ends for text in starts[tail] if text not in inside]
+        return tuple(dict.fromkeys([*([()] if inside else []), *map(spell, rests)]))
+
     found: dict[int, tuple[tuple[int, ...], ...]] = {}
-    wanted = [text.encode() for text in strings]
-    tails: dict[bytes, tuple[int, ...]] = {b"": ()}  # the rest of a breaker -> its tokens
     for token, piece in enumerate(pieces):
-        rests = [rest for text in wanted for rest in _rests(text, piece)]
-        for rest in rests:
-            if rest not in tails:
-                tails[rest] = tuple(tokenize(rest.decode(errors="replace")))
-        if rests:
-            found[token] = tuple(dict.fromkeys(tails[rest] for rest in rests))
+        parts = (piece[at : at + size] for size in sizes for at in range(len(piece) - size + 1))
+        inside = wanted.intersection(parts)
+        end = next((piece[-n:] for n in range(min(len(piece), longest), 0, -1) if piece[-n:] in starts), b"")
+        if (inside or end) and (tails := followers(inside, end)):
+            found[token] = tails
     return found
-
-
-def _rests(text: bytes, piece: bytes) -> list[bytes]:
-    """Return what must follow `piece` to complete `text`: "" if `piece` contains it, else the rest of `text` for every
-    end of `piece` that starts it."""
-    if text in piece:
-        return [b""]
-    return [text[n:] for n in range(1, min(len(text), len(piece) + 1)) if piece.endswith(text[:n])]

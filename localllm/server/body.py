@@ -44,7 +44,7 @@ async def read_json(request: Request, limits: Limits) -> Json:
 
 async def _body(request: Request, most: int) -> bytes:
     promised = request.headers.get("content-length", "")
-    if promised.isdigit() and len(promised) < 20 and int(promised) > most:
+    if promised.isdigit() and len(promised) <= 20 and int(promised) > most:
         raise TooLarge(f"the body has {promised} bytes; the limit is {most}")
     body = bytearray()
     try:

@@ -51,6 +51,9 @@ ACCEPTED = [  # (structure, texts that match it, (text, where it stops matching)
     (Structure(schema={"$ref": "#/$defs/n", "$defs": {"n": {"enum": [1, "x"]}}}), ["1", '"x"'], [("2", 0)]),
     (Structure(any_object=True), ["{}", '{"a": [1, null, {"b": "c"}]}'], [("[", 0), ("1", 0)]),
     (Structure(gbnf=GBNF), ["yes", "no1", "no42"], [("yeah", 2), ("noo", 2)]),
+    (Structure(gbnf='root ::= ("a"{2} | "b"+){2}'), ["aaaa", "aab", "bbbaa"], [("abb", 1), ("aac", 2)]),
+    (Structure(gbnf=r'root ::= ("a"{2})+ "\u0042" "\\u0043"'), [r"aaaaB\u0043"], [("aB", 1), ("aaC", 2)]),
+    (Structure(gbnf=r'root ::= [\u0000-\u001F] [^\u0041-\u005A]'), ["\x01a", "\n["], [("a", 0), ("\nB", 1)]),
     (Structure(lark='start: "a" B*\nB: /[0-9]/'), ["a", "a12"], [("b", 0)]),
     (Structure(regex=r"\d{2}/[a-f]+"), ["12/ab"], [("1/", 1), ("12/g", 3)]),
 ]  # fmt: skip

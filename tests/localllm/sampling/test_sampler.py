@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -280,6 +281,30 @@ def test_sequence_breakers_are_found_in_every_spelling() -> None:
     }
     both = find_breakers(("aab",), [b"aa"], lambda text: list(text.encode()))
     assert both == {0: ((97, 98), (98,))}  # as "a|ab" after the last a, or "aa|b"
+
+
+def test_many_sequence_breakers_are_found_as_fast_as_few() -> None:
+    """A request may name hundreds: each piece of the vocabulary is looked at as often as for one of them."""
+    looks = 0
+
+    class Watched(bytes):
+        def __contains__(self, part: Any) -> bool:
+            nonlocal looks
+            looks += 1
+            return super().__contains__(part)
+
+        def __getitem__(self, place: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().__getitem__(place)
+
+    def count(strings: Sequence[str]) -> int:
+        nonlocal looks
+        looks = 0
+        find_breakers(strings, [Watched(b"once"), Watched(b"upon"), Watched(b"a")], lambda text: [1])
+        return looks
+
+    assert 0 < count([f"{i:03}" for i in range(256)]) <= count(["xyz"])
 
 
 def test_a_quick_draw_is_the_exact_one() -> None:
