@@ -32,6 +32,7 @@ SECONDS = 60.0  # for one response; the server itself refuses or ends what takes
 IDLE = 0.6  # seconds of silence after which a connection with damaged bytes is left
 GROWTH = 1.3  # of the server's memory in the second half of the cases; caches fill in the first
 ASKED = {"prompt": "Once upon a time", "n_predict": 4, "temperature": 0}
+LARGE = 32 << 20  # bytes of a body that is refused before it is read
 LEAKS = re.compile(rb"Traceback \(most|File \"/|/site-packages/")
 
 
@@ -94,7 +95,8 @@ def exchange(port: int, data: bytes, address: str, wire: bool = False) -> bytes:
 def judge(request: Request, response: bytes) -> tuple[str, str]:
     """Return the outcome for the tally, and what is wrong with it, or ""."""
     if not response:
-        return "closed", "" if request.form == "wire" else "closed without a response"
+        refused = request.form == "wire" or len(request.data) > LARGE  # a 413 may be lost while the client still sends
+        return "closed", "" if refused else "closed without a response"
     found = re.match(rb"HTTP/1\.[01] (\d{3}) ", response)
     if not found:
         return "none", f"not HTTP: {response[:80]!r}"
