@@ -7,8 +7,8 @@ import threading
 from collections.abc import Collection, Sequence
 
 from localllm.answer.compiling import vocabulary_request
-from localllm.answer.structure import StructureError
-from localllm.confined import Confined, ConfinedCrash, ConfinedLimit, ResourceLimits
+from localllm.answer.structure import NotFinished, StructureError
+from localllm.confined import Confined, ConfinedCrash, ConfinedLate, ConfinedLimit, ResourceLimits
 
 SECONDS = 2.0  # of processor time; large schemas of real programs take a few tenths
 _LIMITS = ResourceLimits(seconds=SECONDS, wall=4 * SECONDS, memory=256 << 20, answer=4 << 20)
@@ -36,6 +36,8 @@ class GrammarChild:
                 vocabulary = vocabulary_request(self._key, self._tokens, self._special, self._ends)
                 self._child.call(vocabulary, _VOCABULARY, stop)
                 answer = self._child.call(request, _LIMITS, stop)
+        except ConfinedLate as error:
+            raise NotFinished(f"the grammar or schema was not compiled: {error}; try again") from None
         except (ConfinedLimit, ConfinedCrash) as error:
             raise StructureError(f"the grammar or schema cannot be used: {error}; make it smaller") from None
         if "error" in answer:

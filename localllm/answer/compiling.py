@@ -46,7 +46,7 @@ def _converted(part: dict[str, Any]) -> dict[str, Any]:
 
     if "gbnf_grammar" not in part:
         return part
-    RepetitionNode.is_atomic = lambda node: False  # type: ignore[method-assign]  # ("a"{2})+ is not "a"{2}+
+    RepetitionNode.is_atomic = lambda node: False  # type: ignore[method-assign, assignment]  # ("a"{2})+ is not "a"{2}+
     gbnf = _ESCAPE.sub(_spelled, part["gbnf_grammar"])
     try:
         return {"name": part["name"], "lark_grammar": str(gbnf_to_lark(gbnf))}
