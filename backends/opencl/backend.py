@@ -24,6 +24,13 @@ SIMULATOR = "oclgrind"  # for tests; it presents itself as a card, but is a thou
 NO_MEMORY = ("MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE")
 
 
+def _complaint(log: str) -> str:
+    """Return what a compiler says is wrong, without what PyOpenCL puts around it."""
+    lines = [line.strip() for line in log.replace("\\n", "\n").splitlines()]
+    found = [line for line in lines if "error" in line.lower() and not line.startswith("clBuildProgram")]
+    return "; ".join(found[:8])[:2000] or log[:2000]
+
+
 def _pyopencl() -> Any:
     try:
         import pyopencl
@@ -145,7 +152,7 @@ class OpenClDevice:
         try:
             return self._cl.Program(self._context, source).build(list(OPTIONS), cache_dir=False)
         except self._cl.RuntimeError as error:
-            raise BackendError(f"{self.facts.name}: its compiler refuses a kernel: {str(error)[:2000]}") from None
+            raise BackendError(f"{self.facts.name}: its compiler refuses a kernel: {_complaint(str(error))}") from None
 
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
         cl, queue, local = self._cl, self._queue, (size, 1, 1)

@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from localllm.answer.compiling import vocabulary_request
-from localllm.answer.structure import StructureError
-from localllm.confined import Confined, ConfinedCrash, ConfinedLimit, ResourceLimits
+from localllm.answer.structure import NotFinished, StructureError
+from localllm.confined import Confined, ConfinedCrash, ConfinedLate, ConfinedLimit, ResourceLimits
 
 SECONDS = 2.0  # of processor time; large schemas of real programs take a few tenths
-_LIMITS = ResourceLimits(seconds=SECONDS, wall=15 * SECONDS, memory=256 << 20, answer=4 << 20)
+_LIMITS = ResourceLimits(seconds=SECONDS, wall=4 * SECONDS, memory=256 << 20, answer=4 << 20)
 _VOCABULARY = ResourceLimits(seconds=30, wall=60, memory=1 << 30)
 
 
@@ -42,6 +42,8 @@ class GrammarChild:
     def _answer(self, request: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
         try:
             return self._child.call(request, _LIMITS, stop)
+        except ConfinedLate as error:
+            raise NotFinished(f"the grammar or schema was not compiled: {error}; try again") from None
         except (ConfinedLimit, ConfinedCrash) as error:
             raise StructureError(f"the grammar or schema cannot be used: {error}; make it smaller") from None
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.answer.compiling import converted, matcher_of, told
-from localllm.answer.structure import Grammar, StructureError
+from localllm.answer.structure import Grammar, NotFinished, StructureError
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class GrammarVocabulary:
             ready, size = self._checked(source)
             matcher = matcher_of(self._tokens, ready)
         except StructureError as error:
-            self._compiled.refuse(source, str(error))
+            if not isinstance(error, NotFinished):
+                self._compiled.refuse(source, str(error))
             raise
         self._compiled.keep(source, matcher, size)
         return matcher

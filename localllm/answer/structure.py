@@ -26,6 +26,10 @@ class StructureError(LocalLLMError):
     """The schema or grammar is broken, too large, or needs what is not supported."""
 
 
+class NotFinished(StructureError):
+    """The child that compiles was killed or got no processor, which says nothing about the grammar."""
+
+
 @dataclass(frozen=True, slots=True)
 class Structure:
     """What the answer must match: exactly one of these. `lark`, `gbnf` and `regex` are sources, `schema` is JSON."""

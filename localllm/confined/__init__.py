@@ -6,9 +6,18 @@ from localllm.confined.process import (
     Confined,
     ConfinedCrash,
     ConfinedError,
+    ConfinedLate,
     ConfinedLimit,
     ConfinedStopped,
     ResourceLimits,
 )
 
-__all__ = ["Confined", "ConfinedCrash", "ConfinedError", "ConfinedLimit", "ConfinedStopped", "ResourceLimits"]
+__all__ = [
+    "Confined",
+    "ConfinedCrash",
+    "ConfinedError",
+    "ConfinedLate",
+    "ConfinedLimit",
+    "ConfinedStopped",
+    "ResourceLimits",
+]

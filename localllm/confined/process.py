@@ -42,6 +42,10 @@ class ConfinedLimit(ConfinedError):
     """The task needs more time, memory or output than allowed."""
 
 
+class ConfinedLate(ConfinedLimit):
+    """The clock or another process ended the task: at another time it may succeed."""
+
+
 class ConfinedCrash(ConfinedError):
     """The task killed its process, or its process sent a reply that is not one."""
 
@@ -202,7 +206,7 @@ class Confined:
         if self._stopped is child:
             return ConfinedStopped("it was stopped")
         if -code == getattr(signal, "SIGKILL", None):
-            return ConfinedLimit(f"it takes more than {limits.wall:g} s on the clock")
+            return ConfinedLate(f"its process was killed, or takes more than {limits.wall:g} s on the clock")
         if -code == getattr(signal, "SIGPROF", None):
             return ConfinedLimit(f"it takes more than {limits.seconds:g} s: an endless loop, or text without end")
         if code < 0:

@@ -135,6 +135,18 @@ def test_a_grammar_that_takes_too_long_ends_and_the_next_one_is_compiled(
     checked.begin(grammar(gbnf=GBNF))().allowed()
 
 
+def test_a_child_that_was_killed_says_nothing_about_the_grammar(
+    vocabulary: GrammarVocabulary, child: GrammarChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock, or a system without memory, may end a child: the same grammar is accepted the next time."""
+    checked, made = vocabulary.checked(child, threading.Event()), grammar(gbnf=GBNF)
+    monkeypatch.setattr(child_module, "_LIMITS", ResourceLimits(seconds=60, wall=0, memory=256 << 20))
+    with pytest.raises(StructureError, match="killed, or takes more than 0 s on the clock; try again"):
+        checked.begin(made)
+    monkeypatch.undo()
+    checked.begin(made)().allowed()
+
+
 def test_a_grammar_that_takes_too_much_memory_is_refused(
     vocabulary: GrammarVocabulary, child: GrammarChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
