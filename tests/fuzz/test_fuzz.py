@@ -45,7 +45,7 @@ def _fail(what: BaseException) -> str:
 
 
 def _deep() -> str:
-    return str(np.ones(150 << 20, np.uint8).sum())
+    return str(np.ones(400 << 20, np.uint8).sum())
 
 
 DEEDS = {
