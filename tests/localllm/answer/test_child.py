@@ -139,7 +139,7 @@ def test_a_child_that_was_killed_says_nothing_about_the_grammar(
     vocabulary: GrammarVocabulary, child: GrammarChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock, or a system without memory, may end a child: the same grammar is accepted the next time."""
-    checked, made = vocabulary.checked(child, threading.Event()), grammar(gbnf=GBNF)
+    checked, made = vocabulary.checked(child, threading.Event()), grammar(gbnf=rules(400))  # longer than a kill takes
     monkeypatch.setattr(child_module, "_LIMITS", ResourceLimits(seconds=60, wall=0, memory=256 << 20))
     with pytest.raises(StructureError, match="killed, or takes more than 0 s on the clock; try again"):
         checked.begin(made)
