@@ -17,6 +17,7 @@ from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Any
 
 from localllm.answer.structure import StructureError
+from localllm.machine.heap import heap_in_use
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -106,8 +107,9 @@ def prepare() -> None:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     tokens = LLTokenizer(TokenizerWrapper(_Tokens([bytes([byte]) for byte in range(256)], [], 0)), eos_token=[0])
-    with suppress(OSError):
-        _sizes.append(FileIO("/proc/self/statm"))
+    if heap_in_use() is None:
+        with suppress(OSError):
+            _sizes.append(FileIO("/proc/self/statm"))
     LLMatcher(tokens, json.dumps({"grammars": [{"lark_grammar": gbnf_to_lark('root ::= "a"')}]}), log_level=0)
 
 
@@ -160,7 +162,9 @@ class _Tokens:
 
 
 def _memory() -> int:
-    """Return the address space of this process in bytes; 0 if the system does not tell."""
+    """Return the bytes that this process uses: of its heap, or else of its address space; 0 if nothing tells."""
+    if (used := heap_in_use()) is not None:
+        return used
     if not _sizes:
         return 0
     _sizes[0].seek(0)

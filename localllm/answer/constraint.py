@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]  # (V,)
 
 _KEPT = 16  # number of compiled grammars kept
-_KEPT_BYTES = 48 << 20  # that they take, as far as that is known
+_KEPT_BYTES = 48 << 20  # that they take at most: when compiled, and for the states that lexers add with every mask
+_MASK_BYTES = 4 << 10  # hostile patterns add up to 6 KB a mask for 1,000 masks, usual ones less than 1 MB altogether
 _KEPT_REFUSALS = 1000
 _MARK = "\x02"  # takes the space that a vocabulary puts before a text; no token joins it with what follows
 
@@ -51,13 +52,15 @@ class GrammarVocabulary:
     def begin(self, grammar: Grammar) -> Callable[[], GrammarConstraint]:
         """Compile a grammar; return what makes the state of an answer. StructureError, in a line, if it is broken."""
         source = grammar.source
-        matcher = self._compiled.find(source)
-        if matcher is None:
-            matcher = self._compile(source)
+        kept = self._compiled.find(source) or self._compile(source)
         failed = partial(self._compiled.drop, source)  # copies share the states of their lexer, which are limited
-        return lambda: GrammarConstraint(matcher.deep_copy(), self.tokenizer.vocab_size, self.ends, failed)
 
-    def _compile(self, source: str) -> LLMatcher:
+        def make() -> GrammarConstraint:
+            return GrammarConstraint(kept.matcher.deep_copy(), self.tokenizer.vocab_size, self.ends, failed, kept.count)
+
+        return make
+
+    def _compile(self, source: str) -> _Kept:
         try:
             ready, size = self._checked(source)
             matcher = matcher_of(self._tokens, ready)
@@ -65,8 +68,7 @@ class GrammarVocabulary:
             if not isinstance(error, NotFinished):
                 self._compiled.refuse(source, str(error))
             raise
-        self._compiled.keep(source, matcher, size)
-        return matcher
+        return self._compiled.keep(source, _Kept(matcher, size))
 
     def _checked(self, source: str) -> tuple[str, int]:
         """Return a grammar that is ready to be compiled here, and how many bytes it takes if that is known."""
@@ -163,7 +165,7 @@ class _View(GrammarVocabulary):
 
 
 class _Known(_View):
-    def _compile(self, source: str) -> LLMatcher:
+    def _compile(self, source: str) -> _Kept:
         raise NotCompiled
 
 
@@ -176,30 +178,49 @@ class _Checked(_View):
         return self._child.compile(source, self._stop)
 
 
+class _Kept:
+    """A compiled grammar, and the bytes that it takes now, by an estimate."""
+
+    def __init__(self, matcher: LLMatcher, size: int) -> None:
+        self.matcher, self.size = matcher, size
+
+    def count(self) -> None:
+        """Count a mask that was computed."""
+        self.size += _MASK_BYTES
+
+
 class _Compiled:
     """A cache of compiled grammars, and the reasons why others were refused. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()  # with the bytes of each
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._refused: OrderedDict[bytes, str] = OrderedDict()  # by digest
 
-    def find(self, source: str) -> LLMatcher | None:
+    def find(self, source: str) -> _Kept | None:
         """Return a compiled grammar, or None. StructureError if it was refused before."""
         with self._lock:
+            self._limit()
             if source in self._kept:
                 self._kept.move_to_end(source)
-                return self._kept[source][0]
+                return self._kept[source]
             message = self._refused.get(_digest(source))
         if message is not None:
             raise StructureError(message)
         return None
 
-    def keep(self, source: str, matcher: LLMatcher, size: int) -> None:
+    def keep(self, source: str, kept: _Kept) -> _Kept:
         with self._lock:
-            self._kept[source] = (matcher, size)
-            while len(self._kept) > _KEPT or sum(bytes_ for _, bytes_ in self._kept.values()) > _KEPT_BYTES:
+            self._kept[source] = kept
+            if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
+            self._limit()
+        return kept
+
+    def _limit(self) -> None:
+        """Drop the largest grammars while all take too much. The next request compiles a dropped one again."""
+        while sum(kept.size for kept in self._kept.values()) > _KEPT_BYTES:
+            del self._kept[max(self._kept, key=lambda source: self._kept[source].size)]
 
     def drop(self, source: str) -> None:
         with self._lock:
@@ -244,9 +265,11 @@ class _Words:
 class GrammarConstraint:
     """The state of a grammar over one answer: a `Constraint` of `localllm.scheduler.request`."""
 
-    def __init__(self, matcher: LLMatcher, tokens: int, ends: Mask, failed: Callable[[], None]) -> None:
-        """`failed` is called when the grammar takes more than llguidance's limits allow."""
-        self._matcher, self._ends, self._failed = matcher, ends, failed
+    def __init__(
+        self, matcher: LLMatcher, tokens: int, ends: Mask, failed: Callable[[], None], count: Callable[[], None]
+    ) -> None:
+        """`failed` is called when the grammar takes more than llguidance's limits allow, `count` with every mask."""
+        self._matcher, self._ends, self._failed, self._count = matcher, ends, failed, count
         self._bits = np.zeros((tokens + 31) // 32, np.int32)
         self._known = min(tokens, len(ends))  # logits may be more than tokens
         self._allowed: Mask | None = None
@@ -258,6 +281,7 @@ class GrammarConstraint:
         if self._allowed is None:
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
             self._check()
+            self._count()
             allowed = np.unpackbits(self._bits.view(np.uint8), count=self._known, bitorder="little").view(np.bool_)
             rest = len(self._ends) - self._known
             self._allowed = np.concatenate((allowed, np.zeros(rest, np.bool_))) if rest else allowed

@@ -33,7 +33,7 @@ class Admission:
     draining: bool = False
     open: int = 0
     clients: Counter[str] = field(default_factory=Counter)
-    bodies: Lane = field(default_factory=lambda: Lane("bodies"))  # large ones are read one at a time
+    bodies: Lane = field(default_factory=lambda: Lane("bodies", heavy=True))  # large ones are read one at a time
     seconds: float = 0.0  # that a request takes, as measured
     clock: Callable[[], float] = monotonic
     spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client -> tokens not yet regained, and when

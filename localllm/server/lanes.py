@@ -2,7 +2,8 @@
 
 A lane runs one job at a time. The next job is the oldest one of the account that has used the least time, so that many
 jobs of one account hold up another account's by one job at most. Jobs are bounded by their callers. Large texts
-have a separate lane, so that short texts never wait for them.
+have a separate lane, so that short texts never wait for them. A lane for jobs that take much memory returns it to the
+system between them.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
+from localllm.machine.heap import return_pages
 from localllm.server.accounts import ACCOUNT
 
 T = TypeVar("T")
 LARGE = 1 << 15  # characters, and values: from here on a job belongs in the lane of large ones
 MOST_ACCOUNTS = 1000  # whose used time is remembered
 IDLE_SECONDS = 1.0  # that a thread waits for a further job before it ends
+RETURN_SECONDS = 1.0  # between two returns of memory to the system
 
 
 class Lane:
     """Jobs that run one at a time, in a thread that is there while there are any."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, heavy: bool = False) -> None:
+        """`heavy`: jobs take much memory, which the C library would keep."""
+        self._name, self._heavy = name, heavy
         self._waiting: dict[str, deque[_Job]] = {}  # account -> its jobs
         self._used: dict[str, float] = {}  # account -> seconds of its jobs, those it could have had included
         self._now = 0.0  # what the account of the newest job had used before it
@@ -75,6 +79,7 @@ class Lane:
             thread.join()
 
     def _loop(self) -> None:
+        returned, used = 0.0, False
         while (found := self._next()) is not None:
             account, job = found
             if not job.future.set_running_or_notify_cancel():
@@ -85,12 +90,18 @@ class Lane:
             except BaseException as error:  # the caller's to handle
                 job.future.set_exception(error)
             del job, found
+            used = self._heavy
+            if used and monotonic() - returned > RETURN_SECONDS:
+                return_pages()
+                returned, used = monotonic(), False
             with self._changed:
                 self._used[account] = self._used.get(account, 0.0) + monotonic() - began
                 if len(self._used) > MOST_ACCOUNTS:  # those that wait keep their time, or they would go first
                     idle = [name for name in self._used if name not in self._waiting]
                     for name in idle[: len(self._used) - MOST_ACCOUNTS]:
                         del self._used[name]
+        if used:
+            return_pages()
 
     def _next(self) -> tuple[str, _Job] | None:
         """Wait a moment for a job, and take it from its queue; None after that: the thread ends."""

@@ -80,8 +80,8 @@ class Served(Closing):
         self.model, self.sampling = model, sampling or {}
         self.embeds, self._slots = model.embeds, slots
         self._short = Room(Prompts(model), Lane("prompts"))
-        self._large = Room(Prompts(model, beside=True), Lane("large prompts"))
-        self._grammars, self._vectors = Lane("grammars"), Lane("vectors")
+        self._large = Room(Prompts(model, beside=True), Lane("large prompts", heavy=True))
+        self._grammars, self._vectors = Lane("grammars", heavy=True), Lane("vectors")
         self._child: GrammarChild | None = None
         self._scheduler: Scheduler | None = None
         if not self.embeds:

@@ -19,6 +19,7 @@ from localllm.cli.options import Opening
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import LoadProgress, say
 from localllm.errors import LocalLLMError
+from localllm.machine.heap import limit_spare
 from localllm.options import ServeOptions
 from localllm.plan import BLOCK
 from localllm.scheduler.interfaces import SchedulerLimits
@@ -52,6 +53,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
         else [(settings.aliases[0] if settings.aliases else _title(name), Path(resolve(name)))]
     )
     sockets = listen(settings)
+    limit_spare()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until all is ready: an error while opening is one line
     metrics, admission = Metrics(), Admission(settings.limits)
