@@ -15,8 +15,9 @@ import localllm
 from localllm.answer import child as child_module
 from localllm.answer.child import GrammarChild
 from localllm.answer.constraint import GrammarConstraint, GrammarVocabulary, NotCompiled
-from localllm.answer.structure import Structure, StructureError, compile_structure
+from localllm.answer.structure import Grammar, Structure, StructureError, compile_structure
 from localllm.confined import Confined, ConfinedError, ConfinedStopped, ResourceLimits
+from localllm.machine.heap import heap_in_use
 from localllm.tokenizer import Tokenizer
 
 GBNF = 'root ::= "yes" | "no"'
@@ -203,3 +204,53 @@ def test_control_tokens_are_found_in_long_texts_in_linear_time(vocabulary: Gramm
     text = "x" * 500_000  # the square of it would take hours
     assert vocabulary.parts(f"{text}{mark}{text}") == [text, token, text]
     assert vocabulary.spelled(f"a{mark}") == f'"a" <[{token}]>'
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _multiples(of: int) -> str:
+    return compile_structure(Structure(schema={"type": "integer", "multipleOf": of})).source
+
+
+@pytest.mark.skipif(heap_in_use() is None, reason="this C library does not tell the size of its heap")
+def test_a_grammar_has_a_size_where_freed_memory_is_used_again(child: GrammarChild) -> None:
+    first, second = (child.compile(_multiples(of), threading.Event())[1] for of in (30_011, 30_013))
+    assert first > 4 << 20
+    assert second > 4 << 20
+
+
+@pytest.mark.parametrize(("answers", "kept"), [(100, True), (700, False)])
+def test_a_grammar_is_let_go_only_after_very_many_masks(
+    vocabulary: GrammarVocabulary, answers: int, kept: bool
+) -> None:
+    """States that lexers add with masks are not counted by llguidance."""
+    grammar = compile_structure(Structure(schema={"type": "array", "items": {"enum": [1]}}))
+    make = vocabulary.begin(grammar)
+    [one, comma, opened] = (vocabulary.tokenizer.encode(text, add_special=False)[-1] for text in ("1", ",", "["))
+    for _ in range(answers):
+        constraint = make()
+        for token in (opened, *[one, comma] * 10):
+            assert constraint.allowed()[token]
+            constraint.accept(token)
+    assert _is_kept(vocabulary, grammar) == kept
+    vocabulary.begin(grammar)
+
+
+def _is_kept(vocabulary: GrammarVocabulary, grammar: Grammar) -> bool:
+    try:
+        vocabulary.known().begin(grammar)
+    except NotCompiled:
+        return False
+    return True
+
+
+@pytest.mark.skipif(heap_in_use() is None, reason="this C library does not tell the size of its heap")
+def test_the_largest_grammars_are_let_go_first(vocabulary: GrammarVocabulary, child: GrammarChild) -> None:
+    small = compile_structure(Structure(gbnf=GBNF))
+    large = [compile_structure(Structure(schema={"type": "integer", "multipleOf": of})) for of in (84_401, 84_403)]
+    checked = vocabulary.checked(child, threading.Event())
+    for grammar in (small, *large):
+        checked.begin(grammar)
+    assert _is_kept(vocabulary, small)
+    assert [_is_kept(vocabulary, grammar) for grammar in large].count(True) == 1
