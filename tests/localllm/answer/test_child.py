@@ -213,7 +213,7 @@ def _multiples(of: int) -> str:
     return compile_structure(Structure(schema={"type": "integer", "multipleOf": of})).source
 
 
-@pytest.mark.skipif(heap_in_use() is None, reason="this C library does not tell the size of its heap")
+@pytest.mark.skipif(heap_in_use() is None, reason="the size of this C library's heap is unknown")
 def test_a_grammar_has_a_size_where_freed_memory_is_used_again(child: GrammarChild) -> None:
     first, second = (child.compile(_multiples(of), threading.Event())[1] for of in (30_011, 30_013))
     assert first > 4 << 20
@@ -245,7 +245,7 @@ def _is_kept(vocabulary: GrammarVocabulary, grammar: Grammar) -> bool:
     return True
 
 
-@pytest.mark.skipif(heap_in_use() is None, reason="this C library does not tell the size of its heap")
+@pytest.mark.skipif(heap_in_use() is None, reason="the size of this C library's heap is unknown")
 def test_the_largest_grammars_are_let_go_first(vocabulary: GrammarVocabulary, child: GrammarChild) -> None:
     small = compile_structure(Structure(gbnf=GBNF))
     large = [compile_structure(Structure(schema={"type": "integer", "multipleOf": of})) for of in (84_401, 84_403)]

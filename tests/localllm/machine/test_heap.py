@@ -46,7 +46,7 @@ def _fresh() -> Iterator[None]:
     heap._library.cache_clear()
 
 
-@pytest.mark.skipif(heap_in_use() is None, reason="this C library does not tell the size of its heap")
+@pytest.mark.skipif(heap_in_use() is None, reason="the size of this C library's heap is unknown")
 def test_a_block_counts_while_it_is_held() -> None:
     before = heap_in_use()
     block = bytearray(BLOCK)
@@ -70,7 +70,7 @@ def test_free_pages_between_used_ones_are_returned() -> None:
 
 @pytest.mark.parametrize("system", ["darwin", "win32", "freebsd14", "linux"])
 def test_other_c_libraries_are_left_alone(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Linux musl has none of the functions."""
+    """On Linux, musl lacks these functions."""
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert heap_in_use() is None
