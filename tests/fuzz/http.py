@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -78,7 +78,8 @@ def exchange(port: int, data: bytes, address: str, wire: bool = False) -> bytes:
         try:
             made.sendall(data)
             if wire and len(data) % 8:  # most say that nothing follows, so that the server need not wait for it
-                made.shutdown(socket.SHUT_WR)
+                with suppress(OSError):  # the server may have closed the connection
+                    made.shutdown(socket.SHUT_WR)
             made.settimeout(IDLE if wire else SECONDS)
             while part := made.recv(1 << 16):
                 parts.append(part)
