@@ -238,5 +238,6 @@ class LoadedModel(Closing):
 
     def _free(self) -> None:
         assert self._bound is not None
+        self._bound.engine.closed = True
         self._bound.close()
         self.file.close()
