@@ -114,8 +114,7 @@ def test_an_answer_of_a_closed_model_cannot_continue(path: Path, spec: Any) -> N
     opened.close()
     for answer in answers:
         with pytest.raises(localllm.LocalLLMError, match=r"^the model is closed, so its answers cannot continue; load"):
-            for _ in range(30):  # drafts may have been verified before
-                next(answer)
+            list(answer)
         assert list(answer) == []  # it has ended
 
 

@@ -276,6 +276,39 @@ def test_grammars_are_compiled_in_their_own_thread(monkeypatch: pytest.MonkeyPat
     assert threads == {"grammars"}
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [("/completion", {"prompt": "a", "n_predict": 2}), ("/v1/chat/completions", SHORT)]
+)
+def test_sequence_breakers_hold_up_nobody(path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searching a large vocabulary for new ones takes up to a second. They are searched for once."""
+    began, free, searches = threading.Event(), threading.Event(), []
+    real = Tokenizer.encode
+
+    def encode(self: Tokenizer, text: str, *more: Any, **named: Any) -> list[int]:
+        if text == "xqz":  # what follows a token that ends with the first letter
+            searches.append(text)
+            blocked(began, free)
+        return real(self, text, *more, **named)
+
+    body = {**body, "dry_multiplier": 0.5, "dry_sequence_breakers": ["zxqz", "upon"]}
+
+    async def run() -> None:
+        async with clients() as http:
+            await short_answers(http)
+            monkeypatch.setattr(Tokenizer, "encode", encode)
+            asked = asyncio.create_task(http[ONE].post(path, json=body))
+            await asyncio.to_thread(began.wait, WAIT)
+            await short_answers(http)
+            assert not asked.done()
+            free.set()
+            assert (await asked).status_code == 200
+            again = await http[ONE].post(path, json={**body, "dry_sequence_breakers": ["upon", "zxqz"]})
+            assert again.status_code == 200
+            assert searches == ["xqz"]
+
+    asyncio.run(run())
+
+
 # -- the queue -------------------------------------------------------------------------------------------------------
 
 
