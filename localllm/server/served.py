@@ -210,10 +210,7 @@ class Served(Closing):
     def _request(self, prompt: Prompt, generation: Generation) -> Request:
         context = self.model.context
         if len(prompt.ids) > context:
-            count = len(prompt.ids)
-            size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
-            message = f"the prompt has {count} tokens and exceeds {size}; shorten it"
-            raise PromptTooLong(message, count, context)
+            raise PromptTooLong.of(len(prompt.ids), context)
         return Request(
             prompt=prompt.ids,
             sampling=self.model.sampling_defaults.options({**self.sampling, **generation.sampling}),
