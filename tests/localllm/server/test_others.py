@@ -19,7 +19,7 @@ import localllm
 from localllm.answer import compiling
 from localllm.answer.constraint import GrammarVocabulary
 from localllm.box import resolve
-from localllm.confined import ConfinedStopped
+from localllm.confined import ConfinedStopped, ResourceLimits
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.server.app import make_app
 from localllm.server.lanes import LARGE
@@ -250,6 +250,37 @@ def test_a_grammar_holds_up_nobody_and_ends_with_its_client(
             await short_answers(http)
             asked.cancel()
             assert await asyncio.to_thread(child.stopped.wait, WAIT)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("limits", "status", "says"),
+    [
+        (
+            {"seconds": 60, "wall": 0},
+            503,
+            "was not compiled: its process was killed, or takes more than 0 s on the clock",
+        ),
+        ({"seconds": 0.2, "wall": 60}, 400, "the grammar or schema takes more than 0.2 s to compile; make it smaller"),
+    ],
+    ids=["clock", "processor"],
+)
+def test_a_grammar_is_the_clients_fault_only_if_it_takes_processor_time(
+    limits: dict[str, float], status: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock ends the child of a busy machine, or the system one without memory: that is to be tried again."""
+    rules = "\n".join(f"r{n} ::= r{n + 1} r{n + 1} | r{n + 1}" for n in range(1400))
+    body = {"prompt": "a", "n_predict": 1, "grammar": f'root ::= r0\n{rules}\nr1400 ::= "a"'}
+
+    async def run() -> None:
+        async with clients() as http:
+            answer = await http[ONE].post("/completion", json={**body, "grammar": 'root ::= "warm"'})
+            assert answer.status_code == 200
+            monkeypatch.setattr("localllm.answer.child._LIMITS", ResourceLimits(memory=256 << 20, **limits))
+            answer = await http[ONE].post("/completion", json=body)
+            assert (answer.status_code, answer.headers.get("retry-after")) == (status, "1" if status == 503 else None)
+            assert says in answer.json()["error"]["message"]
 
     asyncio.run(run())
 
