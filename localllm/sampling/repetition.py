@@ -119,7 +119,7 @@ class BreakerTokens:
         return self._read()
 
     def known(self, strings: Iterable[str]) -> Breakers | None:
-        """Return the tokens of these breakers if they are remembered. Never waits for a search."""
+        """Return the tokens of `strings` if they are remembered. Never waits for a search."""
         wanted = frozenset(strings)
         with self._lock:
             if wanted in self._kept:
@@ -127,7 +127,7 @@ class BreakerTokens:
             return self._kept.get(wanted)
 
     def find(self, strings: Iterable[str]) -> Breakers:
-        """Return the tokens of these breakers; searching a large vocabulary takes up to a second."""
+        """Return the tokens of `strings`. Searching a large vocabulary takes up to a second."""
         wanted = frozenset(strings)
         with self._searching:  # a thread that wants the same breakers waits for them
             found = self.known(wanted)

@@ -45,7 +45,7 @@ class PromptTooLong(ContextFull):
 
     @classmethod
     def of(cls, tokens: int, context: int, at_least: str = "") -> Self:
-        """Return the error for a prompt of so many tokens; `at_least` is "at least " if it may have more."""
+        """Return the error for a prompt with `tokens` tokens; `at_least` is "at least " if it may have more."""
         size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
         return cls(f"the prompt has {at_least}{tokens} tokens and exceeds {size}; shorten it", tokens, context)
 
