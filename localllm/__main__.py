@@ -7,11 +7,15 @@ while Python shuts down. So this file, and `localllm/__init__.py` before it, imp
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from types import FrameType
 
 _INTERRUPTED = 130
+
+try:
+    import signal
+    from types import FrameType
+except KeyboardInterrupt:  # `signal` itself takes a millisecond to import
+    os._exit(_INTERRUPTED)
 
 
 def main() -> int:

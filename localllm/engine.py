@@ -84,6 +84,7 @@ class Engine:
         self.watch: Watches | None = None  # told of every step
         self.steps = 0  # number of finished steps
         self.alone = Exclusive()  # entered by every step, and by callers that use the results of one
+        self.closed = False  # whether the executable is closed, so that no step can run
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
@@ -161,9 +162,11 @@ class Engine:
 
         A sequence may occur only once in `rows`. If anything fails, all sequences are unchanged. Raises ContextFull and
         CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, BackendError for a token
-        outside the vocabulary, and ModelBusy while another thread uses the engine.
+        outside the vocabulary, ModelBusy while another thread uses the engine, and LocalLLMError for a closed model.
         """
         with self.alone:
+            if self.closed:
+                raise LocalLLMError("the model is closed, so its answers cannot continue; load it again")
             if self.watch is not None:
                 with self.watch.step(rows):
                     return self._step(rows)

@@ -169,10 +169,14 @@ class LoadedModel(Closing):
         self.check_length(text)
         return self.tokenize(text, parse_special=parse_special)
 
+    def least_tokens(self, *texts: str) -> int:
+        """Return the least number of tokens that texts can have together, without tokenizing them."""
+        return -(-sum(map(self.words.length, texts)) // self.words.longest)
+
     def check_length(self, text: str) -> None:
         """Raise ContextFull for a text with more characters than the context can hold in the longest tokens."""
-        most, length = self.context * self.words.longest, self.words.length(text)
-        if self.context and length > most:
+        if self.context and self.least_tokens(text) > self.context:
+            most, length = self.context * self.words.longest, self.words.length(text)
             counts = f"the prompt has {length} characters, the context of {self.context} tokens holds at most {most}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
 
@@ -238,5 +242,6 @@ class LoadedModel(Closing):
 
     def _free(self) -> None:
         assert self._bound is not None
+        self._bound.engine.closed = True
         self._bound.close()
         self.file.close()

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -29,7 +29,7 @@ from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
 from localllm.sampling.infill import Spellings
-from localllm.sampling.repetition import Breakers, find_breakers
+from localllm.sampling.repetition import Breakers, BreakerTokens
 from localllm.sampling.sampler import Sampler
 from localllm.speculation.errors import NoDrafts
 
@@ -156,23 +156,24 @@ class Model(LoadedModel):
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def sampler(self, options: SamplingOptions) -> Sampler:
-        """Return a sampler for this vocabulary."""
-        breakers = self._breakers(tuple(options.dry_sequence_breaker)) if options.dry_multiplier else None
+    def sampler(self, options: SamplingOptions, breakers: Breakers | None = None) -> Sampler:
+        """Return a sampler for this vocabulary. `breakers`: DRY's sequence breakers, if they have been found before."""
+        if breakers is None and options.dry_multiplier and self.breakers is not None:
+            breakers = self.breakers.find(options.dry_sequence_breaker)
         if self.tokenizer is None:
             return Sampler(options, breakers)
         spellings = Spellings(partial(self.tokenizer.piece, special=False), self.tokenizer.eog, self.tokenizer.end)
         return Sampler(options, breakers, self.tokenizer.suppressed, spellings)
 
     @cached_property
-    def _breakers(self) -> Callable[[tuple[str, ...]], Breakers | None]:
-        """Find DRY's sequence breakers in the vocabulary; the newest few are remembered."""
+    def breakers(self) -> BreakerTokens | None:
+        """What finds DRY's sequence breakers in the vocabulary; None without a tokenizer."""
         words = self.tokenizer
         if words is None:
-            return lambda strings: None
-        pieces = [words.piece(token) for token in range(words.vocab_size)]
-        return lru_cache(8)(
-            lambda strings: find_breakers(strings, pieces, lambda text: words.encode(text, add_special=False))
+            return None
+        return BreakerTokens(
+            lambda: [words.piece(token) for token in range(words.vocab_size)],
+            lambda text: words.encode(text, add_special=False),
         )
 
     @takes(AnswerOptions, SamplingOptions, without=CHAT_ONLY)

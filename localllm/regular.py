@@ -88,6 +88,24 @@ def foreign(facts: os.stat_result) -> bool:
     return sys.platform != "win32" and facts.st_uid != os.geteuid()
 
 
+def others_write(facts: os.stat_result) -> bool:
+    """Return whether other users can write a file or folder, by its mode. Windows has access lists instead."""
+    if sys.platform == "win32":
+        return False
+    if facts.st_mode & stat.S_IWOTH:
+        return True
+    return bool(facts.st_mode & stat.S_IWGRP) and not _is_private_group(facts.st_gid)
+
+
+def exposed(folder: Path) -> bool:
+    """Return whether other users can delete files of this user in a folder: not if it is missing, or sticky."""
+    try:
+        facts = os.stat(folder)
+    except OSError:
+        return False
+    return others_write(facts) and not facts.st_mode & stat.S_ISVTX
+
+
 def inside(path: Path, folder: Path) -> bool:
     """Return whether `path`, with its links followed, is in `folder`.
 
@@ -99,6 +117,23 @@ def inside(path: Path, folder: Path) -> bool:
         and (here.parent.parent / "blobs").is_dir()
         and real.is_relative_to(here.parent.parent)
         for here in (root, *root.parents)
+    )
+
+
+def _is_private_group(group: int) -> bool:
+    """Return whether a group is private: the user's primary group, with the user's name and no other members."""
+    import grp
+    import pwd
+
+    try:
+        me, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return (
+        me.pw_gid == group
+        and found.gr_name == me.pw_name
+        and set(found.gr_mem) <= {me.pw_name}
+        and all(one.pw_uid == me.pw_uid for one in pwd.getpwall() if one.pw_gid == group)
     )
 
 

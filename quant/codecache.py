@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 
 from localllm.quant.atomic import NewFile
-from localllm.regular import open_regular
+from localllm.regular import open_regular, others_write
 
 _DIGEST = hashlib.sha256().digest_size
 _MAX_LINKS = 40  # as in Linux
@@ -133,7 +133,7 @@ def _ours(facts: os.stat_result) -> bool:
     """Return whether this is a file that only this user can write."""
     if not stat.S_ISREG(facts.st_mode):
         return False
-    return sys.platform == "win32" or (facts.st_uid == os.geteuid() and not _others_write(facts))
+    return sys.platform == "win32" or (facts.st_uid == os.geteuid() and not others_write(facts))
 
 
 def _in_profile(folder: Path) -> Path:
@@ -201,7 +201,7 @@ def _walk(folder: Path) -> str:
         _check(at, facts)
         place = at
     facts = os.stat(place)
-    if facts.st_uid != os.geteuid() or _others_write(facts):  # root's, or sticky: acceptable only above
+    if facts.st_uid != os.geteuid() or others_write(facts):  # root's, or sticky: acceptable only above
         raise _Refused(f"{place} is not this user's own; set XDG_CACHE_HOME to a folder of your own")
     return place
 
@@ -224,31 +224,8 @@ def _check(path: str, facts: os.stat_result) -> None:
         raise NotADirectoryError(20, "Not a directory", path)
     if facts.st_uid not in (0, os.geteuid()):
         raise _Refused(f"{path} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
-    if _others_write(facts) and not facts.st_mode & stat.S_ISVTX:  # in a sticky folder nobody else can rename our files
+    if others_write(facts) and not facts.st_mode & stat.S_ISVTX:  # in a sticky folder nobody else can rename our files
         raise _Refused(f"other users can write {path}; chmod go-w {path}")
-
-
-def _others_write(facts: os.stat_result) -> bool:
-    if facts.st_mode & stat.S_IWOTH:
-        return True
-    return bool(facts.st_mode & stat.S_IWGRP) and not _is_private_group(facts.st_gid)
-
-
-def _is_private_group(group: int) -> bool:
-    """Return whether a group is private: the user's primary group, with the user's name and no other members."""
-    import grp
-    import pwd
-
-    try:
-        me, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
-    except KeyError:
-        return False
-    return (
-        me.pw_gid == group
-        and found.gr_name == me.pw_name
-        and set(found.gr_mem) <= {me.pw_name}
-        and all(one.pw_uid == me.pw_uid for one in pwd.getpwall() if one.pw_gid == group)
-    )
 
 
 def _fail(error: OSError) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from localllm.answer.compiling import vocabulary_request
 from localllm.answer.structure import NotFinished, StructureError
-from localllm.confined import Confined, ConfinedCrash, ConfinedLate, ConfinedLimit, ResourceLimits
+from localllm.confined import Confined, ConfinedCrash, ConfinedLate, ConfinedLimit, ConfinedSlow, ResourceLimits
 
 SECONDS = 2.0  # of processor time; large schemas of real programs take a few tenths
 _LIMITS = ResourceLimits(seconds=SECONDS, wall=4 * SECONDS, memory=256 << 20, answer=4 << 20)
@@ -44,6 +44,9 @@ class GrammarChild:
             return self._child.call(request, _LIMITS, stop)
         except ConfinedLate as error:
             raise NotFinished(f"the grammar or schema was not compiled: {error}; try again") from None
+        except ConfinedSlow:
+            needs = f"takes more than {_LIMITS.seconds:g} s to compile"
+            raise StructureError(f"the grammar or schema {needs}; make it smaller") from None
         except (ConfinedLimit, ConfinedCrash) as error:
             raise StructureError(f"the grammar or schema cannot be used: {error}; make it smaller") from None
 

@@ -13,6 +13,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from io import FileIO
+from itertools import count
 from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ _STEP_FUEL = 50_000
 _STATES = 100_000
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)  # of GBNF
+# Strings, character classes, repetitions and comments of GBNF, and between them the names of rules
+_RULE_NAME = re.compile(r"""(?s)"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|\#[^\r\n]*|([\w-]+)""")
 
 _vocabularies: dict[str, LLTokenizer] = {}  # in the child: the newest one
 _sizes: list[FileIO] = []
@@ -48,7 +51,7 @@ def _converted(part: dict[str, Any]) -> dict[str, Any]:
     if "gbnf_grammar" not in part:
         return part
     RepetitionNode.is_atomic = lambda node: False  # type: ignore[method-assign,assignment]  # ("a"{2})+ is not "a"{2}+
-    gbnf = _ESCAPE.sub(_spelled, part["gbnf_grammar"])
+    gbnf = _with_distinct_names(_ESCAPE.sub(_spelled, part["gbnf_grammar"]))
     try:
         return {"name": part["name"], "lark_grammar": str(gbnf_to_lark(gbnf))}
     except Exception as error:  # the converter raises what its slips raise, IndexError among them
@@ -62,6 +65,23 @@ def _spelled(escape: re.Match[str]) -> str:
     if point > 0x10FFFF or 0xD800 <= point < 0xE000:
         return escape[0]
     return f"\\x{point:02x}" if point < 0x80 else chr(point)
+
+
+def _with_distinct_names(gbnf: str) -> str:
+    """Return a grammar whose names of rules stay distinct when the converter changes them.
+
+    It calls `root` "start", and writes all names with small letters and "_", or with capitals for terminals.
+    """
+    given = dict.fromkeys(found[1] for found in _RULE_NAME.finditer(gbnf) if found[1])
+    finals = {name: re.sub("([a-z])([A-Z])", r"\1_\2", name.replace("-", "_")).lower() for name in given}
+    taken, changed = {"start", *finals.values()}, {}
+    first: dict[str, str] = {"start": "root"}
+    for name, final in finals.items():
+        if name == "root" or first.setdefault(final, name) == name:
+            continue
+        changed[name] = next(new for number in count(2) if (new := f"{final}_{number}") not in taken)
+        taken.add(changed[name])
+    return _RULE_NAME.sub(lambda found: changed.get(found[1], found[0]), gbnf) if changed else gbnf
 
 
 def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:

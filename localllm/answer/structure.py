@@ -27,7 +27,12 @@ class StructureError(LocalLLMError):
 
 
 class NotFinished(StructureError):
-    """The child that compiles was killed or got no processor, which says nothing about the grammar."""
+    """The child that compiles was killed or got no processor, which says nothing about the grammar.
+
+    Try again after `retry_after` seconds.
+    """
+
+    retry_after = 1
 
 
 @dataclass(frozen=True, slots=True)

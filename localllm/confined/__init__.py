@@ -8,6 +8,7 @@ from localllm.confined.process import (
     ConfinedError,
     ConfinedLate,
     ConfinedLimit,
+    ConfinedSlow,
     ConfinedStopped,
     ResourceLimits,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "ConfinedError",
     "ConfinedLate",
     "ConfinedLimit",
+    "ConfinedSlow",
     "ConfinedStopped",
     "ResourceLimits",
 ]

@@ -42,6 +42,10 @@ class ConfinedLimit(ConfinedError):
     """The task needs more time, memory or output than allowed."""
 
 
+class ConfinedSlow(ConfinedLimit):
+    """The task needs more processor time than allowed."""
+
+
 class ConfinedLate(ConfinedLimit):
     """The clock or another process ended the task: at another time it may succeed."""
 
@@ -208,7 +212,7 @@ class Confined:
         if -code == getattr(signal, "SIGKILL", None):
             return ConfinedLate(f"its process was killed, or takes more than {limits.wall:g} s on the clock")
         if -code == getattr(signal, "SIGPROF", None):
-            return ConfinedLimit(f"it takes more than {limits.seconds:g} s: an endless loop, or text without end")
+            return ConfinedSlow(f"it takes more than {limits.seconds:g} s")
         if code < 0:
             return ConfinedCrash(f"it crashes its process (signal {-code})")
         return ConfinedCrash(f"its process ends without an answer (exit code {code})")

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from localllm.convert.files import open_file
+from localllm.convert.files import check_inside
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json
+from localllm.regular import open_regular
 
 _MAX_CARD = 1 << 16  # maximum bytes of README.md to read; its head has a few hundred
 _TEXTS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
@@ -20,21 +21,27 @@ _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 _SAMPLING = {"top_p": "top_p", "min_p": "min_p", "temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 
-def general_keys(folder: Path, parameters: int) -> dict[str, Any]:
-    """Return `general.*` for a model with this many parameters."""
+def general_keys(folder: Path, parameters: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return `general.*` for a model with this many parameters, and a note if its card cannot be read."""
     keys: dict[str, Any] = {
         "general.type": "model",
         "general.name": _name(folder),
         "general.size_label": size_label(parameters),
     }
-    card = _card(folder / "README.md")
+    notes: tuple[str, ...] = ()
+    try:
+        card = _card(folder / "README.md")
+    except OSError as error:
+        card = {}
+        what = "the file gets no license, tags and languages"
+        notes = (f"README.md cannot be read ({error.strerror or error}), so {what}",)
     for name, key in _TEXTS.items():
         if isinstance(value := card.get(name), str):
             keys["general." + key] = value
     for name, key in _LISTS.items():
         if value := card.get(name):
             keys["general." + key] = [value] if isinstance(value, str) else value
-    return keys
+    return keys, notes
 
 
 def sampling_keys(folder: Path) -> dict[str, Any]:
@@ -66,10 +73,14 @@ def _name(folder: Path) -> str:
 
 
 def _card(path: Path) -> dict[str, str | list[str]]:
-    """Return the texts and lists of texts at the top level of the card's head: YAML between two lines of `---`."""
+    """Return the texts and lists of texts at the top level of the card's head: YAML between two lines of `---`.
+
+    OSError if the card cannot be read, ConvertError if it leads out of the folder.
+    """
     if not path.is_file():
         return {}
-    with open_file(path) as file:
+    check_inside(path)
+    with open_regular(path) as file:
         lines = file.read(_MAX_CARD).decode("utf-8", "replace").splitlines()
     if not lines or lines[0].strip() != "---":
         return {}

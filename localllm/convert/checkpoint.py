@@ -119,9 +119,10 @@ class Checkpoint(Closing):
             parameters = _verify(folder, keys, recipe, self.tensors, recipe.prefixes(sizes))
             further = {} if recipe.tokens is None else recipe.tokens(config)
             vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer, recipe.templates, further)
+            general, card_notes = general_keys(folder, parameters)
             stored = {
                 "general.architecture": recipe.name,
-                **general_keys(folder, parameters),
+                **general,
                 **sampling_keys(folder),
                 **keys,
                 **vocabulary.keys,
@@ -145,7 +146,7 @@ class Checkpoint(Closing):
         self.metadata: Mapping[str, Any] = MappingProxyType(
             {key: value.item() if isinstance(value, np.generic) else value for key, value in stored.items()}
         )
-        self.notes = (*notes, *shape_notes(config, recipe), *rope.notes, *vocabulary.notes)
+        self.notes = (*notes, *shape_notes(config, recipe), *rope.notes, *vocabulary.notes, *card_notes)
 
     def close(self) -> None:
         """Close the file descriptors. Do not call it while another thread reads."""

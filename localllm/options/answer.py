@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from localllm.answer.thinking import Thinking
 
 
+_MOST = 2**63 - 1  # tokens of an answer: programs give the largest number that they have for "no limit"
+
+
 def _limit(text: str) -> int | None:
-    count: int = whole(-2).read(text)
+    count: int = whole(-2, _MOST).read(text)
     return count if count >= 0 else None
 
 
 def _allowed(value: Any) -> bool:
-    return value is None or not whole(0).problem(value)
+    return value is None or not whole(0, _MOST).problem(value)
 
 
 def _stop(text: str) -> str:

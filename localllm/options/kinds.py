@@ -45,6 +45,9 @@ def several(kind: Kind) -> Kind:
     return kind._replace(problem=problem)
 
 
+MOST_WHOLE = 2**31 - 1  # positions and counts of tokens are 32-bit numbers
+_DIGITS = 40  # of a number in a message
+
 TEXT = Kind(str, checked(lambda value: isinstance(value, str), "a text"))
 PATH = Kind(str, checked(lambda value: isinstance(value, str | os.PathLike), "a text or a path"), "FILE")
 SWITCH = Kind(lambda text: True, checked(lambda value: isinstance(value, bool), "True or False"))
@@ -63,20 +66,26 @@ def number(convert: type[int] | type[float], allows: Callable[[Any], bool], says
     return Kind(read, checked(lambda value: _is(value, family) and allows(value), says), "N")
 
 
-def whole(least: int) -> Kind:
-    """Whole numbers of at least `least`."""
-    says = f"a whole number of at least {least}"
+def whole(least: int, most: int = MOST_WHOLE, noun: str = "a whole number") -> Kind:
+    """Whole numbers from `least` to `most`. The limit is named where it matters: for larger numbers."""
+    at_least, within = f"a whole number of at least {least}", f"{noun} from {least} to {most}"
 
     def read(text: str) -> int:
         try:
             value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise OptionError(f"{text!r} is not {says}")
+        except ValueError:  # above 4300 digits, too
+            raise OptionError(f"{_short(text)} is not {within if text.isdecimal() else at_least}") from None
+        if not least <= value <= most:
+            raise OptionError(f"{_short(text)} is not {at_least if value < least else within}")
         return value
 
-    return Kind(read, checked(lambda value: _is(value, Integral) and value >= least, says), "N")
+    def problem(value: Any) -> str:
+        if _is(value, Integral) and least <= value <= most:
+            return ""
+        large = _is(value, Integral) and value > most
+        return f"is {_short(value)}: it must be {within if large else at_least}"
+
+    return Kind(read, problem, "N")
 
 
 def listed(kind: Kind) -> Kind:
@@ -179,3 +188,12 @@ JSON = Kind(_json, checked(lambda value: value == {} or _is_json(value), "a dict
 
 def _is(value: Any, family: type) -> bool:
     return isinstance(value, family) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    """Return a value for a message, without the digits of a number that has very many."""
+    if _is(value, Integral) and abs(value) >= 10**_DIGITS:
+        return f"a number of more than {_DIGITS} digits"
+    if isinstance(value, str) and value.isdecimal() and len(value) > _DIGITS:
+        return repr(f"{value[:_DIGITS]}...")
+    return repr(value)

@@ -17,28 +17,6 @@ MAX_SECONDS = 86_400
 KEY_BYTES = 1024
 
 
-def _port(text: str) -> int:
-    value: int = whole(0).read(text)
-    if value > 65535:
-        raise OptionError(f"{text!r} is not a port from 0 to 65535")
-    return value
-
-
-def _upto(most: int, least: int = 1) -> Kind:
-    """Whole numbers from `least` to `most`."""
-    says = f"a whole number from {least} to {most}"
-
-    def read(text: str) -> int:
-        value: int = whole(least).read(text)
-        if value > most:
-            raise OptionError(f"{text!r} is not {says}")
-        return value
-
-    inner = whole(least)
-    allows = lambda value: not inner.problem(value) and value <= most  # noqa: E731
-    return Kind(read, checked(allows, says), "N")
-
-
 def _is_key(value: Any) -> bool:
     return isinstance(value, str) and value.isascii() and value.isprintable() and 0 < len(value) <= KEY_BYTES
 
@@ -55,9 +33,9 @@ def _keys_problem(values: Any) -> str:
     return "" if good else f"must be a tuple of texts of 1 to {KEY_BYTES} printable ASCII characters"
 
 
-PORT = Kind(_port, checked(lambda value: not whole(0).problem(value) and value <= 65535, "a port from 0 to 65535"), "N")
+PORT = whole(0, 65535, "a port")
 KEYS = Kind(_key, _keys_problem, "KEY")
-SECONDS = _upto(MAX_SECONDS)
+SECONDS = whole(1, MAX_SECONDS)
 NAMES = several(Kind(str, checked(lambda value: isinstance(value, str) and bool(value), "a text")))
 _repeated = partial(option, (), kind=NAMES, repeat=True)
 
@@ -72,7 +50,9 @@ class ServeOptions(Options):
         help="address to listen on, or several with commas (0.0.0.0: every network this machine is in)",
     )  # fmt: skip
     port: int = option(8080, "--port", kind=PORT, help="port to listen on (0: any free one)")
-    parallel: int = option(4, "-np", "--parallel", kind=_upto(MAX_PARALLEL), help="answers to write at the same time")
+    parallel: int = option(
+        4, "-np", "--parallel", kind=whole(1, MAX_PARALLEL), help="answers to write at the same time"
+    )
     max_tokens: int | None = option(
         None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
         shown=Notice(Written("no limit", "-1")), help="maximum answer length of requests that give none",
@@ -136,25 +116,25 @@ class ServeOptions(Options):
         help="disconnect a client that sends or takes nothing for this long",
     )  # fmt: skip
     drain_timeout: int = option(
-        0, "--drain-timeout", kind=_upto(MAX_SECONDS, 0), unit="seconds",
+        0, "--drain-timeout", kind=whole(0, MAX_SECONDS), unit="seconds",
         help="when stopping, wait this long for running answers (0: until they end)",
     )  # fmt: skip
     sse_ping_interval: int = option(
-        15, "--sse-ping-interval", kind=_upto(MAX_SECONDS, 0), unit="seconds",
+        15, "--sse-ping-interval", kind=whole(0, MAX_SECONDS), unit="seconds",
         help="send a comment in a stream that is silent for this long (0: never)",
     )  # fmt: skip
     max_requests: int = option(
-        256, "--max-requests", kind=_upto(100_000), help="requests to accept at the same time, waiting ones included"
+        256, "--max-requests", kind=whole(1, 100_000), help="requests to accept at the same time, waiting ones included"
     )
     max_client_requests: int = option(
-        64, "--max-client-requests", kind=_upto(100_000), help="the same for one client (an API key, or an address)"
+        64, "--max-client-requests", kind=whole(1, 100_000), help="the same for one client (an API key, or an address)"
     )
     max_client_parallel: int = option(
-        0, "--max-client-parallel", kind=_upto(MAX_PARALLEL, 0), shown="",
+        0, "--max-client-parallel", kind=whole(0, MAX_PARALLEL), shown="",
         help="answers of one client to write at the same time; its other requests wait (0: no limit)",
     )  # fmt: skip
     max_client_tokens: int = option(
-        0, "--max-client-tokens", kind=_upto(1_000_000_000, 0), unit="tokens", shown="",
+        0, "--max-client-tokens", kind=whole(0, 1_000_000_000), unit="tokens", shown="",
         help="tokens of one client to evaluate and write in a minute; then it has to wait (0: no limit)",
     )  # fmt: skip
     allow_priority: bool = option(

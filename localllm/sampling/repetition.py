@@ -5,15 +5,17 @@ DRY follows github.com/oobabooga/text-generation-webui/pull/5677; sequence break
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 # First token of a sequence breaker -> the tokens that must follow. For a token that contains a whole breaker: ().
 Breakers = Mapping[int, tuple[tuple[int, ...], ...]]
+_KEPT = 8  # sets of sequence breakers whose tokens are remembered
 
 
 def window_counts(history: Sequence[int], last: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -101,3 +103,38 @@ def find_breakers(
         if (inside or end) and (tails := followers(inside, end)):
             found[token] = tails
     return found
+
+
+class BreakerTokens:
+    """Finds sequence breakers in a vocabulary, and remembers the newest few sets. Threads may share it."""
+
+    def __init__(self, pieces: Callable[[], Sequence[bytes]], tokenize: Callable[[str], Sequence[int]]) -> None:
+        """`pieces` returns the bytes of all tokens; it is called once, when they are first needed."""
+        self._read, self._tokenize = pieces, tokenize
+        self._lock, self._searching = threading.Lock(), threading.Lock()
+        self._kept: OrderedDict[frozenset[str], Breakers] = OrderedDict()
+
+    @cached_property
+    def _pieces(self) -> Sequence[bytes]:
+        return self._read()
+
+    def known(self, strings: Iterable[str]) -> Breakers | None:
+        """Return the tokens of `strings` if they are remembered. Never waits for a search."""
+        wanted = frozenset(strings)
+        with self._lock:
+            if wanted in self._kept:
+                self._kept.move_to_end(wanted)
+            return self._kept.get(wanted)
+
+    def find(self, strings: Iterable[str]) -> Breakers:
+        """Return the tokens of `strings`. Searching a large vocabulary takes up to a second."""
+        wanted = frozenset(strings)
+        with self._searching:  # a thread that wants the same breakers waits for them
+            found = self.known(wanted)
+            if found is None:
+                found = find_breakers(wanted, self._pieces, self._tokenize)
+                with self._lock:
+                    self._kept[wanted] = found
+                    while len(self._kept) > _KEPT:
+                        self._kept.popitem(last=False)
+            return found

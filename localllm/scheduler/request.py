@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from localllm.errors import LocalLLMError
 from localllm.options import SamplingOptions
+from localllm.sampling.repetition import Breakers
 
 Reason = Literal["end", "stop", "length", "context", "cancelled"]
 
@@ -65,6 +66,7 @@ class Request:
     logprobs: int | None = None  # alternatives with each token's log-probability; None: no log-probabilities
     sampled: bool = False  # log-probabilities after the sampling options, of the answer's tokens
     prompt_logprobs: bool = False  # log-probabilities of the prompt's tokens too (`echo`)
+    breakers: Breakers | None = None  # DRY's sequence breakers, if they have been found before
     constraint: Callable[[], Constraint] | None = None  # makes the state of a grammar; called once per answer
     visible: frozenset[int] = frozenset()  # control tokens whose text is part of the answer, for `localllm.answer`
     resumed: bool = False  # the answer continues a text, so a first space belongs to it

@@ -25,6 +25,7 @@ from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting
 from localllm.options import SamplingOptions
+from localllm.sampling.repetition import Breakers
 from localllm.sampling.sampler import Sampler
 from localllm.scheduler.answering import Answering
 from localllm.scheduler.drafts import Drafts
@@ -47,7 +48,7 @@ class Scheduler(Closing):
         self,
         engine: Engine,
         tokenizer: Tokenizer | None,
-        sampler: Callable[[SamplingOptions], Sampler],
+        sampler: Callable[[SamplingOptions, Breakers | None], Sampler],
         limits: SchedulerLimits | None = None,
         drafts: Drafts | None = None,
         observer: Observer | None = None,
@@ -82,7 +83,7 @@ class Scheduler(Closing):
         if len(request.prompt) > context:
             counts = f"the prompt has {len(request.prompt)} tokens, the context holds {context}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
-        sampler = self._sampler(request.sampling)
+        sampler = self._sampler(request.sampling, request.breakers)
         ticket = Ticket(request, listener)
         with self._lock:
             if self._stopped is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
@@ -42,6 +42,12 @@ class PromptTooLong(ContextFull):
         super().__init__(message)
         self.prompt_tokens = prompt_tokens
         self.context = context
+
+    @classmethod
+    def of(cls, tokens: int, context: int, at_least: str = "") -> Self:
+        """Return the error for a prompt with `tokens` tokens; `at_least` is "at least " if it may have more."""
+        size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
+        return cls(f"the prompt has {at_least}{tokens} tokens and exceeds {size}; shorten it", tokens, context)
 
 
 class TooLarge(LocalLLMError):

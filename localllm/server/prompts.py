@@ -133,12 +133,9 @@ class Prompts:
 
     def check_length(self, *texts: str) -> None:
         """Raise PromptTooLong, before any work, for texts that no context of this size can hold together."""
-        context, words = self._model.context, self._model.words
-        least = -(-sum(map(words.length, texts)) // words.longest)
+        context, least = self._model.context, self._model.least_tokens(*texts)
         if context and least > context:
-            size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
-            message = f"the prompt has at least {least} tokens and exceeds {size}; shorten it"
-            raise PromptTooLong(message, least, context)
+            raise PromptTooLong.of(least, context, "at least ")
 
     def of_text(self, completion: Completion) -> Prompt:
         """Tokenize a text, or check token ids."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from localllm.answer.structure import NotFinished
+from localllm.confined import ConfinedError
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
 from localllm.gguf.layout import GGUFError
@@ -73,6 +75,8 @@ TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
     (errors.Draining, 503, "unavailable"),
     (errors.Unavailable, 503, "unavailable"),
     (QueueFull, 429, "rate_limit"),
+    (NotFinished, 503, "unavailable"),
+    (ConfinedError, 503, "unavailable"),  # no child process can be started
     (Stopped, 503, "unavailable"),
     (GGUFError, 500, "internal"),
     (LocalLLMError, 400, "invalid_request"),

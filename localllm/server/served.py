@@ -1,6 +1,7 @@
 """One loaded model as the server uses it: prompts, the scheduler, and answers as turn events.
 
-Blocking work runs in lanes (`lanes.py`): one each for short prompts, large prompts, compiling grammars, and vectors.
+Blocking work runs in lanes (`lanes.py`): one each for short prompts, large prompts, compiling grammars, searching the
+vocabulary for sequence breakers, and vectors.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Served(Closing):
         self._short = Room(Prompts(model), Lane("prompts"))
         self._large = Room(Prompts(model, beside=True), Lane("large prompts", heavy=True))
         self._grammars, self._vectors = Lane("grammars", heavy=True), Lane("vectors")
+        self._breakers = Lane("sequence breakers")
         self._child: GrammarChild | None = None
         self._scheduler: Scheduler | None = None
         if not self.embeds:
@@ -159,6 +161,16 @@ class Served(Closing):
 
         return await self._grammars.run(compiled, stop.set)
 
+    async def _with_breakers(self, request: Request) -> Request:
+        """Return the request with DRY's sequence breakers, if it needs them. A separate lane searches for new ones."""
+        strings, breakers = request.sampling.dry_sequence_breaker, self.model.breakers
+        if not request.sampling.dry_multiplier or breakers is None:
+            return request
+        found = breakers.known(strings)
+        if found is None:
+            found = await self._breakers.run(partial(breakers.find, strings))
+        return replace(request, breakers=found)
+
     async def _stream(
         self,
         scheduler: Scheduler,
@@ -167,7 +179,7 @@ class Served(Closing):
         readers: Callable[[], AnswerReader] | None,
     ) -> AsyncGenerator[TurnEvent, None]:
         """Submit a request, `generation.n` times with different seeds, and yield its events with parsed text."""
-        requests = _several(request, generation.n)
+        requests = _several(await self._with_breakers(request), generation.n)
         texts = [_Text(readers() if readers is not None else None) for _ in requests]
         async with aclosing(events(scheduler.submit, requests)) as source:
             async for number, event in source:
@@ -199,10 +211,7 @@ class Served(Closing):
     def _request(self, prompt: Prompt, generation: Generation) -> Request:
         context = self.model.context
         if len(prompt.ids) > context:
-            count = len(prompt.ids)
-            size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
-            message = f"the prompt has {count} tokens and exceeds {size}; shorten it"
-            raise PromptTooLong(message, count, context)
+            raise PromptTooLong.of(len(prompt.ids), context)
         return Request(
             prompt=prompt.ids,
             sampling=self.model.sampling_defaults.options({**self.sampling, **generation.sampling}),
@@ -319,7 +328,7 @@ class Served(Closing):
             self._scheduler.close()
         if self._child is not None:
             self._child.close()  # with a compilation under way
-        for lane in (self._short.lane, self._large.lane, self._grammars, self._vectors):
+        for lane in (self._short.lane, self._large.lane, self._grammars, self._breakers, self._vectors):
             lane.close()
         if self._child is not None:
             self._child.close()

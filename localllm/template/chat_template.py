@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from localllm.confined import Confined, ConfinedError, ResourceLimits
+from localllm.confined import Confined, ConfinedError, ConfinedSlow, ResourceLimits
 from localllm.template.errors import TemplateError, TemplateLimit, TemplateRejected
 from localllm.template.origin import Text
 
@@ -106,7 +106,8 @@ class ChatTemplate:
         try:
             answer = self._confined.call(request)
         except ConfinedError as error:
-            raise TemplateLimit(f"the chat template {failed}: {error}") from None
+            cause = ", probably in an endless loop" if isinstance(error, ConfinedSlow) else ""
+            raise TemplateLimit(f"the chat template {failed}: {error}{cause}") from None
         if "error" in answer:
             raise (TemplateRejected if answer["rejected"] else TemplateError)(answer["error"])
         return answer

@@ -105,6 +105,19 @@ def test_a_closed_model_says_so(path: Path) -> None:
     opened.close()
 
 
+@pytest.mark.parametrize("spec", ["off", "ngram"])
+def test_an_answer_of_a_closed_model_cannot_continue(path: Path, spec: Any) -> None:
+    opened = localllm.load(path, threads=2, spec=spec)
+    answers = [opened.generate("Hi", max_tokens=30, ignore_eos=True), opened.chat("Hi", max_tokens=30, ignore_eos=True)]
+    for answer in answers:
+        next(answer)
+    opened.close()
+    for answer in answers:
+        with pytest.raises(localllm.LocalLLMError, match=r"^the model is closed, so its answers cannot continue; load"):
+            list(answer)
+        assert list(answer) == []  # it has ended
+
+
 def test_the_device_is_named(model: localllm.Model) -> None:
     why = r"( \([^()]*\))?"  # no card is used, if one was expected
     assert re.fullmatch(rf"cpu: [^()]*, 2 threads{why}", model.device)

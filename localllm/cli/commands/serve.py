@@ -17,11 +17,12 @@ from localllm.cli.commands.page import page_address, show_page
 from localllm.cli.naming import title
 from localllm.cli.options import Opening
 from localllm.cli.terminal.answer import tell
-from localllm.cli.terminal.console import LoadProgress, say
+from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.errors import LocalLLMError
 from localllm.machine.heap import limit_spare
 from localllm.options import ServeOptions
 from localllm.plan import BLOCK
+from localllm.regular import exposed
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
@@ -54,6 +55,10 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
     )
     sockets = listen(settings)
     limit_spare()
+    for folder in dict.fromkeys(filter(None, (own.cache_dir, own.slot_save_path))):
+        if exposed(Path(folder)):
+            danger = f"other users can write {folder}, and delete the prompts that are kept there"
+            say(f"note: {danger}; chmod go-w {folder}", YELLOW)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until all is ready: an error while opening is one line
     metrics, admission = Metrics(), Admission(settings.limits)

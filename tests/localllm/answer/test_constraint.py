@@ -54,6 +54,12 @@ ACCEPTED = [  # (structure, texts that match it, (text, where it stops matching)
     (Structure(gbnf='root ::= ("a"{2} | "b"+){2}'), ["aaaa", "aab", "bbbaa"], [("abb", 1), ("aac", 2)]),
     (Structure(gbnf=r'root ::= ("a"{2})+ "\u0042" "\\u0043"'), [r"aaaaB\u0043"], [("aB", 1), ("aaC", 2)]),
     (Structure(gbnf=r'root ::= [\u0000-\u001F] [^\u0041-\u005A]'), ["\x01a", "\n["], [("a", 0), ("\nB", 1)]),
+    (Structure(gbnf='root ::= start "c" # start\nstart ::= "start" [start] | "b" start'), ["startsc", "bstarttc"],
+     [("c", 0), ("startb", 5)]),
+    (Structure(gbnf='root ::= a-b "," a_b "," aB\na-b ::= "1" a-b?\na_b ::= "2"\naB ::= [3-5]{2}'), ["11,2,34"],
+     [("2", 0), ("1,2,6", 4)]),
+    (Structure(gbnf='root ::= Start start\nStart ::= "x" root?\nstart ::= "\\"start" | start_2\nstart_2 ::= "y"'),
+     ['x"start', "xxyy"], [("y", 0), ('x"y', 2)]),
     (Structure(lark='start: "a" B*\nB: /[0-9]/'), ["a", "a12"], [("b", 0)]),
     (Structure(regex=r"\d{2}/[a-f]+"), ["12/ab"], [("1/", 1), ("12/g", 3)]),
 ]  # fmt: skip

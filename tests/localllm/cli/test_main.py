@@ -86,6 +86,15 @@ WRONG = [
     (["run", "m", "hi", "--chat-template-kwargs", "{x}"], "--chat-template-kwargs: '{x}' is not a JSON object"),
     (["run", "m", "hi", "--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object"),
     (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number of at least 1"),
+    (
+        ["run", "m", "hi", "-c", "999999999999999999999"],
+        "-c/--ctx-size/--ctx: '999999999999999999999' is not a whole number from 0 to 2147483647",
+    ),
+    (["serve", "m", "-c", "9" * 5000], f"'{'9' * 40}...' is not a whole number from 0 to 2147483647 ("),
+    (["bench", "m", "-p", "9" * 21], "' is not a whole number from 0 to 2147483647"),
+    (["perplexity", "m", "-f", "x", "--ppl-stride", "9" * 21], "' is not a whole number from 0 to 2147483647"),
+    (["serve", "m", "--port", "9" * 21], "' is not a port from 0 to 65535"),
+    (["serve", "m", "--parallel", "9" * 21], "' is not a whole number from 1 to 256"),
     (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size/--ctx: '-5' is not a whole number of at least 0"),
     *(
         ([command, "m", *rest, "-ctk", "foo"], "-ctk/--cache-type-k: 'foo' is not one of f32, f16, bf16, q8_0, q5_1, ")

@@ -113,6 +113,29 @@ def test_a_folder_of_slots_is_not_made(tmp_path: Path) -> None:
     assert refused("--models", tmp_path, "--slot-save-path", missing) == said
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has access lists instead of modes")
+@pytest.mark.parametrize(
+    ("option", "mode", "told"),
+    [
+        ("--cache-dir", 0o777, True),
+        ("--slot-save-path", 0o777, True),
+        ("--cache-dir", 0o1777, False),
+        ("--cache-dir", 0o755, False),
+    ],
+)
+def test_a_folder_that_others_can_write_is_told(option: str, mode: int, told: bool, tmp_path: Path) -> None:
+    """In a sticky folder they cannot delete or replace files."""
+    cut, folder = tmp_path / "cut.gguf", tmp_path / "kept"
+    cut.write_bytes(b"GGUF")  # so that the server ends
+    folder.mkdir()
+    folder.chmod(mode)
+    done = program("serve", cut, option, folder, "--port", 0, environ={"NO_COLOR": "1"})
+    *notes, last = done.stderr.splitlines()
+    assert last.startswith(f"error: {cut}: ")
+    note = f"note: other users can write {folder}, and delete the prompts that are kept there; chmod go-w {folder}"
+    assert notes == ([note] if told else [])
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_of_slots_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "fixed").mkdir(mode=0o500)

@@ -3,6 +3,7 @@ writes them; tests/localllm/convert/hf_models.py made the folders."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -168,6 +169,24 @@ def test_a_strange_card_is_no_reason_to_fail(text: str, tmp_path: Path) -> None:
     (folder / "README.md").write_text(text)
     with open_checkpoint(folder) as model:
         assert "general.license" not in model.stored
+
+
+def test_a_card_that_cannot_be_read_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = changed(tmp_path, "llama-shards", "config.json")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    real = os.open
+
+    def refusing(path: Any, *more: Any, **named: Any) -> int:
+        if Path(os.fspath(path)).name == "README.md":  # by hand, because root may read everything
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with open_checkpoint(folder) as model:
+        assert "general.license" not in model.stored
+        assert model.stored["general.type"] == "model"
+        note = "README.md cannot be read (Permission denied), so the file gets no license, tags and languages"
+        assert model.notes.count(note) == 1
 
 
 def test_the_name_in_the_cache_of_the_hub(tmp_path: Path) -> None:

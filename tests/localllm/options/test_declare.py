@@ -66,6 +66,8 @@ def test_options_are_frozen_and_hold_nothing_else() -> None:
         ({"ctx_size": -1}, "ctx_size is -1: it must be a whole number of at least 0"),
         ({"ctx_size": "512"}, "ctx_size is '512': it must be a whole number"),
         ({"ctx_size": True}, "ctx_size is True: it must be a whole number"),
+        ({"ctx_size": 2**31}, "ctx_size is 2147483648: it must be a whole number from 0 to 2147483647"),
+        ({"ctx_size": 10**5000}, "ctx_size is a number of more than 40 digits: it must be a whole number from 0 to"),
         ({"threads": 0}, "threads is 0: it must be a whole number of at least 1"),
         ({"gpu_layers": "most"}, "gpu_layers is 'most': it must be a number of layers, all or auto"),
         ({"gpu_layers": -1}, "gpu_layers is -1: it must be a number of layers"),

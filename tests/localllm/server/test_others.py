@@ -19,7 +19,7 @@ import localllm
 from localllm.answer import compiling
 from localllm.answer.constraint import GrammarVocabulary
 from localllm.box import resolve
-from localllm.confined import ConfinedStopped
+from localllm.confined import ConfinedStopped, ResourceLimits
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.server.app import make_app
 from localllm.server.lanes import LARGE
@@ -254,6 +254,37 @@ def test_a_grammar_holds_up_nobody_and_ends_with_its_client(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("limits", "status", "says"),
+    [
+        (
+            {"seconds": 60, "wall": 0},
+            503,
+            "was not compiled: its process was killed, or takes more than 0 s on the clock",
+        ),
+        ({"seconds": 0.2, "wall": 60}, 400, "the grammar or schema takes more than 0.2 s to compile; make it smaller"),
+    ],
+    ids=["clock", "processor"],
+)
+def test_a_grammar_is_the_clients_fault_only_if_it_takes_processor_time(
+    limits: dict[str, float], status: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock ends the child of a busy machine, or the system one without memory: that is to be tried again."""
+    rules = "\n".join(f"r{n} ::= r{n + 1} r{n + 1} | r{n + 1}" for n in range(1400))
+    body = {"prompt": "a", "n_predict": 1, "grammar": f'root ::= r0\n{rules}\nr1400 ::= "a"'}
+
+    async def run() -> None:
+        async with clients() as http:
+            answer = await http[ONE].post("/completion", json={**body, "grammar": 'root ::= "warm"'})
+            assert answer.status_code == 200
+            monkeypatch.setattr("localllm.answer.child._LIMITS", ResourceLimits(memory=256 << 20, **limits))
+            answer = await http[ONE].post("/completion", json=body)
+            assert (answer.status_code, answer.headers.get("retry-after")) == (status, "1" if status == 503 else None)
+            assert says in answer.json()["error"]["message"]
+
+    asyncio.run(run())
+
+
 def test_grammars_are_compiled_in_their_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
     real = compiling.matcher_of
@@ -274,6 +305,39 @@ def test_grammars_are_compiled_in_their_own_thread(monkeypatch: pytest.MonkeyPat
 
     asyncio.run(run())
     assert threads == {"grammars"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/completion", {"prompt": "a", "n_predict": 2}), ("/v1/chat/completions", SHORT)]
+)
+def test_sequence_breakers_hold_up_nobody(path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searching a large vocabulary for new ones takes up to a second. They are searched for once."""
+    began, free, searches = threading.Event(), threading.Event(), []
+    real = Tokenizer.encode
+
+    def encode(self: Tokenizer, text: str, *more: Any, **named: Any) -> list[int]:
+        if text == "xqz":  # what follows a token that ends with the first letter
+            searches.append(text)
+            blocked(began, free)
+        return real(self, text, *more, **named)
+
+    body = {**body, "dry_multiplier": 0.5, "dry_sequence_breakers": ["zxqz", "upon"]}
+
+    async def run() -> None:
+        async with clients() as http:
+            await short_answers(http)
+            monkeypatch.setattr(Tokenizer, "encode", encode)
+            asked = asyncio.create_task(http[ONE].post(path, json=body))
+            await asyncio.to_thread(began.wait, WAIT)
+            await short_answers(http)
+            assert not asked.done()
+            free.set()
+            assert (await asked).status_code == 200
+            again = await http[ONE].post(path, json={**body, "dry_sequence_breakers": ["upon", "zxqz"]})
+            assert again.status_code == 200
+            assert searches == ["xqz"]
+
+    asyncio.run(run())
 
 
 # -- the queue -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import localllm
+from localllm.engine import ContextFull
 from localllm.server.errors import PromptTooLong
 from localllm.server.prompts import Prompts
 from localllm.server.turn import Completion, Generation
@@ -78,3 +79,16 @@ def test_a_gap_that_does_not_fit_is_refused(model: localllm.Model) -> None:
     with pytest.raises(PromptTooLong):
         filled(model, before="x" * 100_000)
     assert REPOSITORY not in filled(model, ("f.c", "x"), before="x" * CONTEXT)  # no room: the scheduler refuses it
+
+
+def test_a_text_is_refused_by_its_length_as_the_model_refuses_it(model: localllm.Model) -> None:
+    """Without tokenizing it, at the same length, and with llama-server's words."""
+    longest = "x" * (CONTEXT * model.words.longest)
+    assert len(filled(model, before=longest[:-2])) > CONTEXT  # "cd" is part of the prompt: the scheduler refuses it
+    words = f"the prompt has at least {CONTEXT + 1} tokens and exceeds the available context size of {CONTEXT} tokens"
+    with pytest.raises(PromptTooLong, match=words) as refused:
+        filled(model, before=longest[:-1])
+    assert (refused.value.prompt_tokens, refused.value.context) == (CONTEXT + 1, CONTEXT)
+    model.check_length(longest)
+    with pytest.raises(ContextFull):
+        model.check_length(longest + "x")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localllm.confined import ConfinedError
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
 from localllm.gguf.layout import GGUFError
@@ -36,6 +37,7 @@ from localllm.server.shapes import ANTHROPIC, OPENAI, shape_of
         (errors.Loading("x"), 503, "unavailable"),
         (errors.Draining("x"), 503, "unavailable"),
         (errors.Unavailable("x"), 503, "unavailable"),
+        (ConfinedError("x"), 503, "unavailable"),
     ],
 )
 def test_the_table(error: Exception, status: int, kind: str) -> None:

@@ -127,10 +127,19 @@ def test_headers_are_limited() -> None:
         assert until(client, b"\r\n\r\n").startswith(b"HTTP/1.1 4")
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_sent() -> None:
-    with served(ScriptedService(), Settings(port=0, limits=Limits(body_bytes=1000))) as port, connect(port) as client:
-        client.sendall(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n{")
-        assert until(client, b"}}").startswith(b"HTTP/1.1 413")
+@pytest.mark.parametrize(("digits", "status"), [(11, b"413"), (19, b"413"), (20, b"413"), (21, b"400"), (400, b"400")])
+def test_a_body_over_the_limit_is_refused_before_it_is_sent(digits: int, status: bytes) -> None:
+    """Numbers of more than 20 digits are not HTTP: h11 refuses them."""
+    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %s\r\n\r\n{" % (b"9" * digits)
+    with served(ScriptedService(), Settings(port=0, limits=Limits(body_bytes=1000))) as port:
+        with connect(port) as client:
+            client.sendall(head)
+            seen = until(client, b"}}")
+            assert seen.startswith(b"HTTP/1.1 " + status)
+            assert (b"the body has %s bytes; the limit is 1000" % (b"9" * digits) in seen) == (status == b"413")
+        with connect(port) as client:
+            client.sendall(ask())
+            assert until(client, b"}").startswith(b"HTTP/1.1 200")
 
 
 def test_a_chunked_body_over_the_limit_is_refused() -> None:

@@ -220,7 +220,7 @@ def test_sampling_fields() -> None:
     generation = asked(
         temperature=-1, top_k=-5, top_p=7, min_p=0.1, seed=42, repeat_last_n=8, dynatemp_exponent=2, dry_base=0.5,
         dry_sequence_breakers=["a"], samplers=["top-k", "nucleus", "unknown", "Infill", "adaptive-p", "temp"],
-        typical_p=None, mirostat=5, mirostat_tau=3, mirostat_eta=0.5, adaptive_target=2, adaptive_decay=0.5,
+        typical_p=None, mirostat=2, mirostat_tau=3, mirostat_eta=0.5, adaptive_target=2, adaptive_decay=0.5,
     ).generation  # fmt: skip
     assert generation.sampling == {
         "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.1, "seed": 42, "repeat_last_n": 8, "dynatemp_exp": 2.0,
@@ -288,7 +288,8 @@ def test_ignore_eos_bans_the_tokens_that_end_an_answer() -> None:
         {"json_schema": "x"}, {"json_schema": []}, {"logit_bias": "x"}, {"logit_bias": 5}, {"n_probs": -1},
         {"n_probs": 10**6}, {"id_slot": -2}, {"n_keep": -2}, {"response_fields": [5]}, {"sse_ping_interval": -2},
         {"cache_prompt": 1}, {"ignore_eos": "x"}, {"n_cmpl": 0}, {"t_max_predict_ms": -2}, {"model": 5},
-        {"lora": {}}, {"mirostat": "x"}, {"adaptive_decay": 1}, {"adaptive_target": "x"},
+        {"lora": {}}, {"mirostat": "x"}, {"mirostat": 5}, {"mirostat": -1}, {"mirostat_tau": -1}, {"mirostat_eta": -1},
+        {"adaptive_decay": 1}, {"adaptive_target": "x"},
         {"logit_bias": [[97, 1]] * 10_001}, {"stop": ["x"] * 1000},
     ],
 )  # fmt: skip
