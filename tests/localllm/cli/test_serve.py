@@ -71,7 +71,7 @@ BAD = {  # values that every server refuses: by their form, with exit code 2
     "draft_max": ["0", "x"],
 }
 LATE = {  # by what is here, with exit code 1
-    "ctx_size": (["-c", 10**11], "the cache needs"),
+    "ctx_size": (["-c", 2147483647], "the cache needs"),
     "threads": (["-t", 9999], "threads is 9999; give a number from 1 to 1024"),
     "device": (["--backend", "cpu", "--device", 7], "--device 7: the cpu backend has no devices"),
     "gpu_layers": (["--backend", "cpu", "-ngl", 3], "-ngl 3: the cpu backend has no GPU"),
