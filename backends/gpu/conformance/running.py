@@ -129,12 +129,18 @@ class _Check:
         own = replace(limits, blocks=2 * BLOCKS, window_blocks=2 * BLOCKS * bool(limits.window_blocks))
         self._limits = limits
         self._reference = _Reference(segment, own, cache)
-        self._ours = GpuExecutable(device, segment.plan, own, cache, None, ())
         self._local = _Residue(device)
+        try:
+            self._ours = GpuExecutable(device, segment.plan, own, cache, None, ())
+        except BaseException:
+            self._local.close()
+            raise
 
     def close(self) -> None:
-        self._ours.close()
-        self._local.close()
+        try:
+            self._ours.close()
+        finally:
+            self._local.close()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -295,13 +301,19 @@ class _Residue:
         self._device = device
         size = min(device.facts.local_memory, LOCAL)
         source = f"#define COUNT {size // 4}\n{source_text('prelude')}{LEAVE}"
-        self._number, out = device.alloc(4, "a check"), device.alloc(4 * GROUPS, "a check")
-        self._buffers = self._number, out
-        self._launch = device.prepare(device.compile(source, "leave"), 128, size, list(self._buffers))
         self._groups = 16 if device.facts.compute == "CPU" else GROUPS
+        kernel = device.compile(source, "leave")
+        self._buffers: list[Any] = []  # the number, and what is written
+        try:
+            for length in (4, 4 * GROUPS):
+                self._buffers.append(device.alloc(length, "a check"))
+            self._launch = device.prepare(kernel, 128, size, self._buffers)
+        except BaseException:
+            self.close()
+            raise
 
     def leave(self, bits: int) -> None:
-        self._device.upload(self._number, 0, np.array([bits], np.uint32))
+        self._device.upload(self._buffers[0], 0, np.array([bits], np.uint32))
         self._launch((self._groups, 1, 1))
 
     def close(self) -> None:

@@ -17,16 +17,17 @@ from typing import Any
 import pytest
 
 import localllm
-from localllm.backends.base import F16_CACHE, Backend, CacheTypes, Limits
+from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Limits
 from localllm.backends.gpu.bind import program
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.conformance import verdicts
 from localllm.backends.gpu.conformance.catalogue import LIMITS as catalogue_limits
 from localllm.backends.gpu.conformance.catalogue import catalogue
+from localllm.backends.gpu.conformance.running import run
 from localllm.backends.gpu.conformance.segments import segments
 from localllm.backends.gpu.conformance.verdicts import Conformance, Verdict, examine
 from localllm.backends.gpu.formats import FORMATS
-from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice
+from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice, devices
 from localllm.cli.main import main
 from localllm.plan import BLOCK, Recorder, Value
 from tests.backends.attending import Heads
@@ -222,6 +223,60 @@ def test_the_kernels_that_are_checked_are_those_of_the_model(name: str) -> None:
             wanted = set(program(own, LIMITS, cache, (), compute).kernels())
             found = {k for each in segments(own) for k in program(each.plan, LIMITS, cache, (), compute).kernels()}
             assert wanted <= found
+
+
+# -- devices that fail in the middle of a check ------------------------------------------------------------------------
+
+
+class Counted(OpenClDevice):
+    """Counts the buffers that are not freed. A call fails as `failing` says; nothing is compiled."""
+
+    failing = ""
+    made = 0
+
+    def __init__(self) -> None:
+        (own, *_) = [each for each in devices() if "pocl" in each.version.lower()]
+        super().__init__(own, cache=None)
+        self.held: set[int] = set()
+
+    def _fail(self, call: str) -> None:
+        if call == self.failing:
+            raise BackendError(f"{call} fails")
+
+    def alloc(self, size: int, what: str) -> Any:
+        buffer = super().alloc(size, what)
+        self.held.add(id(buffer))
+        self.made += 1
+        return buffer
+
+    def free(self, buffer: Any) -> None:
+        self.held.remove(id(buffer))
+        super().free(buffer)
+
+    def compile(self, source: str, kernel: str) -> Any:
+        self._fail(f"compile {kernel}")
+        return kernel, ""
+
+    def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Any) -> Any:
+        self._fail(f"prepare {kernel[0]}")
+        return lambda grid: self._fail(f"launch {kernel[0]}")
+
+
+@pytest.mark.parametrize(
+    "failing", [f"{call} {kernel}" for call in ("compile", "prepare", "launch") for kernel in ("leave", "elements")]
+)
+def test_memory_of_a_check_that_fails_is_freed_at_once(failing: str) -> None:
+    device = Counted()
+    device.failing = failing
+    small = Small(activated, table(40))
+    (segment,) = [s for s in segments(record(small.table, small.build)) if s.title.startswith("activate")]
+    kept = []  # the traceback holds everything that the check has made
+    try:
+        run(device, segment, LIMITS, small.cache)
+    except BackendError as error:
+        kept.append(error)
+    assert device.made or "compile" in failing
+    assert not device.held
 
 
 # -- results that are kept ---------------------------------------------------------------------------------------------
