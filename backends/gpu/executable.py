@@ -298,10 +298,12 @@ class GpuExecutable(Shell):
 
     def _free(self) -> None:
         self._launches, self._picks = [], []
-        self.replays.clear()
         self._step = self._wanted = np.empty(0, np.int32)  # before the device is closed
         self._keys = np.empty(0, np.uint32)
-        self._buffers.free()
+        try:
+            self.replays.clear()
+        finally:  # a device that has failed does not finish its queue
+            self._buffers.free()
 
 
 def _empty_routing(own: KeptRouting, rows: int) -> Routing:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import localllm
-from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Limits
+from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Limits, WrongResults
 from localllm.backends.gpu.bind import program
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.conformance import verdicts
@@ -277,6 +277,78 @@ def test_memory_of_a_check_that_fails_is_freed_at_once(failing: str) -> None:
         kept.append(error)
     assert device.made or "compile" in failing
     assert not device.held
+
+
+class Raising(OpenClDevice):
+    """A device on which the driver fails a launch after some; `fatal`: all later calls fail too."""
+
+    after, fatal = 0, False
+    kernel = "matvec"
+    dead = False
+
+    def _raise(self) -> None:
+        raise self._cl.RuntimeError("clEnqueueNDRangeKernel failed: \x1b[31mDEVICE LOST\nagain")
+
+    def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Any) -> Any:
+        own = super().prepare(kernel, size, local_bytes, arguments)
+
+        def launch(grid: Any) -> None:
+            if kernel[1] == self.kernel:
+                self.after -= 1
+                if self.after < 0:
+                    self.dead = self.fatal
+                    self._raise()
+            own(grid)
+
+        return launch
+
+    def upload(self, *data: Any) -> None:
+        if self.dead:
+            self._raise()
+        super().upload(*data)
+
+    def sync(self) -> None:
+        if self.dead:
+            raise BackendError("the context is lost")
+        super().sync()
+
+
+@pytest.fixture
+def raising() -> Iterator[Raising]:
+    with_pocl = pocl()
+    yield Raising(with_pocl.device._device, cache=None)
+    with_pocl.close()
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_an_error_of_the_driver_fails_its_check_alone(raising: Raising, after: int, tmp_path: Path) -> None:
+    raising.after = after
+    found = checked(raising, Small(added, table(64)))
+    assert {verdict.status for verdict in found} == {"passed", "failed"}
+    for verdict in found:
+        assert verdict.failed == ("matvec" in verdict.kernels)
+        assert not verdict.lost
+        if verdict.failed:
+            assert verdict.problem == "clEnqueueNDRangeKernel failed: \\x1b[31mDEVICE LOST"
+    raising.after = after
+    with pytest.raises(WrongResults, match="failed its check"):
+        bound(raising, tmp_path)
+    assert not list(tmp_path.iterdir())  # a driver may be well again at the next start
+    raising.kernel = ""
+    bound(raising, tmp_path)
+    assert list(tmp_path.iterdir())
+
+
+def test_nothing_more_is_checked_on_a_device_that_is_lost(raising: Raising) -> None:
+    raising.fatal = True
+    small = Small(lambda r, x: r.activate(added(r, x), "relu"), table(64))
+    found = checked(raising, small)
+    assert len(found) < len(list(segments(record(small.table, small.build))))
+    *earlier, last = found
+    assert last.failed
+    assert last.lost
+    assert last.problem.endswith("DEVICE LOST; the device answers no more")
+    assert not [verdict for verdict in earlier if verdict.status != "passed"]
 
 
 # -- results that are kept ---------------------------------------------------------------------------------------------
