@@ -509,6 +509,54 @@ def test_doctor_shows_each_operation_and_writes_a_report(
     assert main(["doctor", "-o", "x.json"]) == 2
 
 
+def reported(tmp_path: Path) -> dict[str, Any]:
+    """The device of the only report in a folder."""
+    (path,) = tmp_path.iterdir()
+    (device,) = json.loads(path.read_text(encoding="utf-8"))["devices"]
+    return dict(device)
+
+
+def test_doctor_says_in_a_line_that_no_kernel_compiles(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def compile_(self: OpenClDevice, source: str, kernel: str) -> Any:
+        raise BackendError(f"{self.facts.name}: its compiler refuses a kernel: unknown CPU \x1b[31m\nand more")
+
+    own = devices()[0]
+    monkeypatch.setattr(OpenClDevice, "compile", compile_)
+    monkeypatch.setattr("localllm.backends.opencl.backend.devices", lambda: [own])
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--gpu"]) == 1
+    out, err = capsys.readouterr()
+    (line,) = out.splitlines()
+    told = r"no kernel compiles: its compiler refuses a kernel: unknown CPU \x1b[31m"
+    assert line.startswith("opencl 0: ")
+    assert told in line
+    assert re.search(rf"^error: .*{re.escape(told)}", err, re.MULTILINE)
+    assert told in reported(tmp_path)["error"]
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("fatal", [False, True], ids=["one call fails", "the device is lost"])
+def test_doctor_keeps_its_report_when_the_driver_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fatal: bool
+) -> None:
+    monkeypatch.setattr("localllm.backends.opencl.backend.OpenClDevice", Raising)
+    monkeypatch.setattr(Raising, "fatal", fatal)
+    assert main(["doctor", "--gpu"]) == 1
+    out, err = capsys.readouterr()
+    problem = "clEnqueueNDRangeKernel failed: \\x1b[31mDEVICE LOST" + "; the device answers no more" * fatal
+    failed = [line for line in out.splitlines() if line.startswith("  failed ")]
+    assert failed
+    assert all(line.endswith(problem) for line in failed)
+    device = reported(tmp_path)
+    assert device["failed"] == len(failed)
+    assert device["passed"] > 0
+    assert ("what follows was not checked" in device["error"]) == fatal
+    assert ("what follows was not checked" in err) == fatal
+    assert ("some kernels give wrong results" in err) != fatal
+
+
 @pytest.mark.parametrize("limits", [Limits(1, 1, 1, BLOCK), Limits(17, 3, 2, 20), Limits(600, 600, 12, 700)], ids=str)
 def test_limits_of_any_size_can_be_checked(device: Faulty, tmp_path: Path, limits: Limits) -> None:
     backend = OpenClBackend(device.facts.name, cache=None, conformance=Conformance(tmp_path))
