@@ -18,6 +18,7 @@ from localllm.cli.flags import typed
 from localllm.cli.terminal.console import say
 from localllm.errors import LocalLLMError
 from localllm.outputs import check_target, new_file
+from localllm.printable import printable
 
 if TYPE_CHECKING:
     from localllm.backends.gpu.conformance.verdicts import Verdict
@@ -96,7 +97,8 @@ def _checked(backend: str, number: int, open_device: Callable[[], Any]) -> dict[
 
 
 def _show(text: str) -> None:
-    print(text, flush=True)
+    """Print one line: names of devices and errors of drivers may hold anything."""
+    print(printable(text, None), flush=True)
 
 
 def _check(device: Device, rows: list[dict[str, Any]]) -> str:

@@ -557,6 +557,22 @@ def test_doctor_keeps_its_report_when_the_driver_fails(
     assert ("some kernels give wrong results" in err) != fatal
 
 
+@pytest.mark.usefixtures("few")
+def test_names_and_errors_of_drivers_are_printed_as_one_harmless_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Named(OpenClDevice):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.facts = replace(self.facts, name="Card\x1b]0;title\x07", api="1.0\n  passed   nothing")
+
+    monkeypatch.setattr("localllm.backends.opencl.backend.OpenClDevice", Named)
+    assert main(["doctor", "--gpu"]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == r"opencl 0: Card\x1b]0;title\x07, 1.0\n  passed   nothing"
+    assert not [line for line in others if "nothing" in line]
+
+
 @pytest.mark.parametrize("limits", [Limits(1, 1, 1, BLOCK), Limits(17, 3, 2, 20), Limits(600, 600, 12, 700)], ids=str)
 def test_limits_of_any_size_can_be_checked(device: Faulty, tmp_path: Path, limits: Limits) -> None:
     backend = OpenClBackend(device.facts.name, cache=None, conformance=Conformance(tmp_path))
