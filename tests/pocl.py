@@ -28,7 +28,7 @@ for platform in cl.get_platforms():
 def compiles() -> bool:
     """Return False if PoCL takes the processor for an unknown one, which no fault of this project can cause.
 
-    A process of its own asks, so that no test, and no code under test, can change the answer.
+    A separate process asks, so that no test, and no code under test, can change the answer.
     """
     asked = [sys.executable, "-I", "-c", _PROGRAM]
     done = subprocess.run(asked, env=_ENVIRONMENT, capture_output=True, text=True, check=False)
