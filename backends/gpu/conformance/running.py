@@ -115,7 +115,7 @@ def run(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> 
 
 
 def uncompiled(device: Device) -> str:
-    """Return the reason why a device compiles no kernel; "" if it compiles the one that every check needs."""
+    """Return the reason why a device compiles no kernel; "" if it compiles the kernel that every check needs."""
     try:
         device.compile(*_residue(device))
     except _errors(device) as error:
@@ -350,7 +350,7 @@ class _Residue:
         self._device = device
         self._groups = 16 if device.facts.compute == "CPU" else GROUPS
         kernel = device.compile(*_residue(device))
-        self._buffers: list[Any] = []  # the number, and what is written
+        self._buffers: list[Any] = []  # the number, and the output
         try:
             for length in (4, 4 * GROUPS):
                 self._buffers.append(device.alloc(length, "a check"))

@@ -88,7 +88,7 @@ def _checked(backend: str, number: int, open_device: Callable[[], Any]) -> dict[
             _show(title)
             broken = _check(device, rows)
     finally:
-        with suppress(*device.errors):  # one that has failed may not close
+        with suppress(*device.errors):  # a failed device may not close
             device.close()
     counts = {status: sum(row["status"] == status for row in rows) for status in ("passed", "failed", "skipped")}
     if rows:
