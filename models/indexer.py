@@ -83,7 +83,7 @@ class Selector:
         share = tensors.constant_rows("weight of a head", [1.0 / math.sqrt(own.head_dim)] * own.heads, 1)
         weights = recorder.embed(share, positions=True)  # all positions are beyond its end
         return recorder.select_positions(
-            q, weights, recorder.append_index(k, self.every), own.heads, own.count, own.block, own.local, pooled=True
+            q, weights, recorder.append_index(k, self.every), own.heads, own.count, own.block, pooled=True
         )
 
     @property

@@ -48,7 +48,7 @@ class SelectPositions(Producer):
 
     If `pooled`, a block has one key, at its last position: it alone is scored, and a block counts once the row sees all
     of it. The cache may hold these keys alone (`CacheLayer.every`). The positions behind the last whole block are
-    selected besides.
+    selected besides; `local` is 0.
 
     A row of `out` holds one slice per group: how many positions there are, then the positions in order, then zeros.
     """

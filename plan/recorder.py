@@ -152,6 +152,7 @@ class Recorder:
         stored, groups = self._layers[layer], heads if weights is None else 1
         assert isinstance(stored, CacheLayer)
         assert stored.every == 1 or (pooled and stored.every == block), "keys of other pools"
+        assert not (pooled and local), f"{q.name}: pools are chosen by their scores alone, not {local} by their place"
         most = count * block + (block - 1 if pooled else 0)
         out = self._value(groups * (1 + most), q.rows, f"selection.{layer}")
         self._operations.append(SelectPositions(out, q, weights, layer, heads, count, block, local, pooled))

@@ -62,11 +62,21 @@ class CudaDevice:
 
     def __init__(self, device: Any, cache: Path | Literal["default"] | None = "default") -> None:
         self._cuda = cuda = _pycuda()
+        self.errors: tuple[type[Exception], ...] = (cuda.Error,)
         self._nvrtc = Nvrtc()
-        self._context = device.retain_primary_context()
-        self._context.push()
-        atexit.register(self.close)
-        self._stream = cuda.Stream()
+        self._context: Any = None
+        self._modules: dict[str, Any] = {}
+        self._graphs: WeakSet[Graph] = WeakSet()
+        try:
+            own = device.retain_primary_context()
+            own.push()
+            self._context = own
+            atexit.register(self.close)
+            self._stream = cuda.Stream()
+        except cuda.Error as error:
+            with suppress(cuda.Error):
+                self.close()
+            raise BackendError(f"{device.name()} does not open: {error}") from None
         self._driver = ctypes.CDLL("libcuda.so.1")  # PyCUDA has opened it
         self.store = Store(default_folder("gpu") if cache == "default" else cache)
         major, minor = device.compute_capability()
@@ -80,9 +90,7 @@ class CudaDevice:
             free=free,
             local_memory=device.max_shared_memory_per_block,
         )
-        self._modules: dict[str, Any] = {}
         self._cubins: dict[str, bytes] = {}  # translated, not loaded yet
-        self._graphs: WeakSet[Graph] = WeakSet()
 
     def alloc(self, size: int, what: str) -> Any:
         cuda = self._cuda

@@ -43,6 +43,7 @@ class Device(Protocol):
     """One opened device with one queue: its calls take effect in order."""
 
     facts: Facts
+    errors: tuple[type[Exception], ...]  # of the driver; a method that promises no BackendError may raise them
     generic: bool  # whether kernels get shapes at run time, because compiling is slow and their speed does not matter
 
     def alloc(self, size: int, what: str) -> Any:

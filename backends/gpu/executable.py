@@ -69,15 +69,15 @@ class GpuExecutable(Shell):
                 check(program)
             compiled = self._compile(program, report)
             self._buffers.allocate(program, cache, report)
+            prepare = self._buffers.prepare
+            self._launches = [
+                tuple([prepare(compiled[one.kernel], one) for one in dispatch.launches(rows)] for rows in ROW_CLASSES)
+                for dispatch in program.dispatches
+            ]
+            self._picks = [prepare(compiled[launch.kernel], launch) for launch in program.picks]
         except BaseException:
             self.close()
             raise
-        prepare = self._buffers.prepare
-        self._launches = [
-            tuple([prepare(compiled[one.kernel], one) for one in dispatch.launches(rows)] for rows in ROW_CLASSES)
-            for dispatch in program.dispatches
-        ]
-        self._picks = [prepare(compiled[launch.kernel], launch) for launch in program.picks]
         self.most_picked, self._picked = largest.MOST if program.picks else 0, 0
         self._set_cache(PagedCache(device, plan, cache, self._buffers))
         self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
@@ -298,10 +298,12 @@ class GpuExecutable(Shell):
 
     def _free(self) -> None:
         self._launches, self._picks = [], []
-        self.replays.clear()
         self._step = self._wanted = np.empty(0, np.int32)  # before the device is closed
         self._keys = np.empty(0, np.uint32)
-        self._buffers.free()
+        try:
+            self.replays.clear()
+        finally:  # a device that has failed does not finish its queue
+            self._buffers.free()
 
 
 def _empty_routing(own: KeptRouting, rows: int) -> Routing:

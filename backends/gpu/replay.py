@@ -44,8 +44,10 @@ class Replays:
 
     def clear(self) -> None:
         """Forget all recordings; call it before freeing the memory that they use."""
-        self._device.sync()
-        self._recorded.clear()
+        try:
+            self._device.sync()
+        finally:
+            self._recorded.clear()
 
 
 def bucket(partitions: int) -> int:

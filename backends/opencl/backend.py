@@ -46,7 +46,7 @@ def devices() -> list[Any]:
     try:
         platforms = [each for each in cl.get_platforms() if SIMULATOR not in each.name.lower()]
         found = [device for platform in platforms for device in platform.get_devices()]
-    except cl.LogicError as error:
+    except cl.Error as error:
         raise BackendError(
             f"no OpenCL driver ({_reason(error)}); install the card's driver, or pip install pocl-binary-distribution "
             "to run OpenCL on the CPU"
@@ -63,7 +63,7 @@ def kind_of(device: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class OpenClDevice:
@@ -71,9 +71,13 @@ class OpenClDevice:
 
     def __init__(self, device: Any, cache: Path | Literal["default"] | None = "default") -> None:
         self._cl = cl = _pyopencl()
+        self.errors: tuple[type[Exception], ...] = (cl.Error,)
         self._device = device
-        self._context = cl.Context([device])
-        self._queue = cl.CommandQueue(self._context)
+        try:
+            self._context = cl.Context([device])
+            self._queue = cl.CommandQueue(self._context)
+        except cl.Error as error:
+            raise BackendError(f"{device.name.strip()} does not open: {_reason(error)}") from None
         self.store = Store(default_folder("gpu") if cache == "default" else cache)
         self.facts = Facts(
             name=device.name.strip(),

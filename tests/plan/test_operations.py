@@ -148,3 +148,15 @@ def test_attention_counts_more_for_every_position_it_sees() -> None:
         assert attention.flops_per_position == more
         assert attention.flops == 0
     assert {op.flops_per_position for op in r.finish(x).operations if isinstance(op, Append)} == {0}
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_pools_are_chosen_by_their_scores_alone(weighted: bool) -> None:
+    """No model has pools that are chosen by their place, so backends need no rule for them."""
+    r, x = recorded()
+    weights = r.columns(x, 0, 2) if weighted else None
+    layer = r.append_index(r.columns(x, 0, 8))
+    with pytest.raises(AssertionError, match="pools are chosen by their scores alone, not 1 by their place"):
+        r.select_positions(x, weights, layer, 2, 3, 4, 1, pooled=True)
+    r.select_positions(x, weights, layer, 2, 3, 4, 0, pooled=True)
+    r.select_positions(x, weights, layer, 2, 3, 4, 1)

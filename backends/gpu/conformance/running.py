@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.gpu.conformance.samples import EXPERTS, PERIOD, inputs
 from localllm.backends.gpu.conformance.segments import Segment
 from localllm.backends.gpu.device import Device
@@ -46,6 +46,7 @@ from localllm.plan import (
     Value,
     flattened,
 )
+from localllm.printable import printable
 
 # Rows of each step: one step for each kernel that the number of rows selects (`kernel.FEW_ROWS`, `products.SOME_ROWS`).
 ROWS = (70, 19, 9, 1)
@@ -57,6 +58,7 @@ GROWING = (70, 3, 1, 1, 1, 19, 150, 12, 1, 1)
 BLOCKS = 5  # of a sequence
 DISTINCT = 7  # rows that differ, where the reference is slow; further ones repeat them
 TEXT = 5  # rows of the text that an encoder has read
+SHOWN = 300  # characters of a driver's error
 WANTED = 5  # of the search for the largest logits
 
 # Limits of the error: root mean square over a row, divided by that of the exact row. One number may err PEAK times as
@@ -78,6 +80,7 @@ class Outcome:
     error: float
     limit: float
     problem: str = ""  # "" if it passed
+    broken: bool = False  # whether a call of the driver failed
 
     @property
     def passed(self) -> bool:
@@ -89,16 +92,62 @@ class Wrong(Exception):
 
 
 def run(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> Outcome:
-    """Compare a segment. BackendError if the device cannot run it, because of a lack of memory for instance."""
-    check = _Check(device, segment, limits, cache)
+    """Compare a segment. BackendError if the device cannot begin, because of a lack of memory for instance; what fails
+    once the steps run is a problem."""
+    try:
+        check = _Check(device, segment, limits, cache)
+    except device.errors as error:
+        return Outcome(0.0, 0.0, told(error), broken=True)
+    problem, broken = "", False
     try:
         for steps in (check.compare, check.spread) if not check.grows else (check.compare,):
             steps()
     except Wrong as wrong:
-        return Outcome(check.error, check.limit, str(wrong))
+        problem = str(wrong)
+    except _errors(device) as error:
+        problem, broken = told(error), True
     finally:
-        check.close()
-    return Outcome(check.error, check.limit)
+        try:
+            check.close()
+        except _errors(device) as error:  # after a failure it is not the cause
+            problem, broken = problem or told(error), True
+    return Outcome(check.error, check.limit, problem, broken)
+
+
+def uncompiled(device: Device) -> str:
+    """Return the reason why a device compiles no kernel; "" if it compiles the kernel that every check needs."""
+    try:
+        device.compile(*_residue(device))
+    except _errors(device) as error:
+        return told(error).removeprefix(f"{device.facts.name}: ")
+    return ""
+
+
+def answers(device: Device) -> bool:
+    """Return whether a device still works: after some failures, all later calls of a context fail."""
+    sent, found = np.array([ODD], np.uint32), np.zeros(1, np.uint32)
+    try:
+        buffer = device.alloc(sent.nbytes, "a check")
+        try:
+            device.upload(buffer, 0, sent)
+            device.download(buffer, 0, found)
+            device.sync()
+        finally:
+            device.free(buffer)
+    except _errors(device):
+        return False
+    return bool(found[0] == sent[0])
+
+
+def _errors(device: Device) -> tuple[type[Exception], ...]:
+    """Return what a call of a device may raise."""
+    return (BackendError, *device.errors)
+
+
+def told(error: Exception) -> str:
+    """Return the first line of a driver's error."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return printable(lines[0], SHOWN)
 
 
 def limit_of(segment: Segment, cache: CacheTypes) -> float:
@@ -129,12 +178,18 @@ class _Check:
         own = replace(limits, blocks=2 * BLOCKS, window_blocks=2 * BLOCKS * bool(limits.window_blocks))
         self._limits = limits
         self._reference = _Reference(segment, own, cache)
-        self._ours = GpuExecutable(device, segment.plan, own, cache, None, ())
         self._local = _Residue(device)
+        try:
+            self._ours = GpuExecutable(device, segment.plan, own, cache, None, ())
+        except BaseException:
+            self._local.close()
+            raise
 
     def close(self) -> None:
-        self._ours.close()
-        self._local.close()
+        try:
+            self._ours.close()
+        finally:
+            self._local.close()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -293,20 +348,34 @@ class _Residue:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        size = min(device.facts.local_memory, LOCAL)
-        source = f"#define COUNT {size // 4}\n{source_text('prelude')}{LEAVE}"
-        self._number, out = device.alloc(4, "a check"), device.alloc(4 * GROUPS, "a check")
-        self._buffers = self._number, out
-        self._launch = device.prepare(device.compile(source, "leave"), 128, size, list(self._buffers))
         self._groups = 16 if device.facts.compute == "CPU" else GROUPS
+        kernel = device.compile(*_residue(device))
+        self._buffers: list[Any] = []  # the number, and the output
+        try:
+            for length in (4, 4 * GROUPS):
+                self._buffers.append(device.alloc(length, "a check"))
+            self._launch = device.prepare(kernel, 128, _filled(device), self._buffers)
+        except BaseException:
+            self.close()
+            raise
 
     def leave(self, bits: int) -> None:
-        self._device.upload(self._number, 0, np.array([bits], np.uint32))
+        self._device.upload(self._buffers[0], 0, np.array([bits], np.uint32))
         self._launch((self._groups, 1, 1))
 
     def close(self) -> None:
         for buffer in self._buffers:
             self._device.free(buffer)
+
+
+def _filled(device: Device) -> int:
+    """Return the bytes of local memory that are filled."""
+    return min(device.facts.local_memory, LOCAL)
+
+
+def _residue(device: Device) -> tuple[str, str]:
+    """Return the kernel that fills local memory: its source and its name."""
+    return f"#define COUNT {_filled(device) // 4}\n{source_text('prelude')}{LEAVE}", "leave"
 
 
 GROUPS = 1024  # more than run at a time on any card

@@ -18,13 +18,15 @@ from typing import Any
 
 from localllm.backends.base import BackendError, CacheTypes, Limits, Progress, WrongResults
 from localllm.backends.gpu import bind
-from localllm.backends.gpu.conformance.running import run
+from localllm.backends.gpu.conformance.running import answers, run, told
 from localllm.backends.gpu.conformance.segments import Segment, segments
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.program import Program
 from localllm.notice import Setting
 from localllm.plan import Plan, Value
 from localllm.quant.codecache import CodeCache
+
+LOST = "; the device answers no more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Verdict:
     limit: float
     problem: str = ""  # "" if it passed
     skipped: str = ""  # the reason
+    broken: bool = False  # whether a call of the driver failed
+    lost: bool = False  # whether the device has stopped working, so that nothing more can be checked
 
     @property
     def failed(self) -> bool:
@@ -62,7 +66,7 @@ class Conformance:
         verdicts = _read(kept.read(name))
         if verdicts is None:
             verdicts = examine(device, segments(plan, keep), limits, cache, progress)
-            if not any(verdict.skipped for verdict in verdicts):
+            if not any(verdict.skipped or verdict.broken for verdict in verdicts):  # those may be gone next time
                 kept.write(name, _written(device, verdicts))
         failed = [verdict for verdict in verdicts if verdict.failed or verdict.skipped]
         if failed:
@@ -84,12 +88,17 @@ def refusal(device: Device, failed: list[Verdict], count: int) -> WrongResults:
 def examine(
     device: Device, checked: Iterable[Segment], limits: Limits, cache: CacheTypes, progress: Progress | None = None
 ) -> list[Verdict]:
-    """Check segments one after the other; what the device cannot run at all is skipped with the reason."""
+    """Check segments one after the other; what the device cannot run at all is skipped with the reason.
+
+    The last verdict is the one with which the device has stopped working, if it has.
+    """
     verdicts, own = [], list(checked)
     for number, segment in enumerate(own):
         if progress is not None:
             progress("checking the device", number, len(own))
         verdicts.append(_verdict(device, segment, limits, cache))
+        if verdicts[-1].lost:
+            break
     if progress is not None:
         progress("checking the device", len(own), len(own))
     return verdicts
@@ -103,8 +112,12 @@ def _verdict(device: Device, segment: Segment, limits: Limits, cache: CacheTypes
         kernels = tuple(dict.fromkeys(kernel.name for kernel in program.kernels()))
         outcome = run(device, segment, limits, cache)
     except BackendError as error:
+        if not answers(device):
+            return Verdict(segment.title, kernels, 0.0, 0.0, told(error) + LOST, broken=True, lost=True)
         return Verdict(segment.title, kernels, 0.0, 0.0, skipped=str(error))
-    return Verdict(segment.title, kernels, outcome.error, outcome.limit, outcome.problem)
+    lost = outcome.broken and not answers(device)
+    problem = outcome.problem + LOST * lost
+    return Verdict(segment.title, kernels, outcome.error, outcome.limit, problem, broken=outcome.broken, lost=lost)
 
 
 def key_of(device: Device, program: Program) -> str:

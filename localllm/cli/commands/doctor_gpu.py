@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from localllm.cli.flags import typed
 from localllm.cli.terminal.console import say
 from localllm.errors import LocalLLMError
 from localllm.outputs import check_target, new_file
+from localllm.printable import printable
 
 if TYPE_CHECKING:
     from localllm.backends.gpu.conformance.verdicts import Verdict
@@ -44,9 +46,12 @@ def check_devices(output: str) -> None:
     say(f"{path}: the report, without private data; please attach it to an issue")
     if not devices:
         raise LocalLLMError("no device was checked; localllm devices says why")
-    failed = [device["name"] for device in devices if device["failed"]]
+    problems = [f"{device['name']}: {device['error']}" for device in devices if device["error"]]
+    failed = [device["name"] for device in devices if device["failed"] and not device["error"]]
     if failed:
-        raise LocalLLMError(f"{', '.join(failed)}: some kernels give wrong results; models that need them are refused")
+        problems.append(f"{', '.join(failed)}: some kernels give wrong results; models that need them are refused")
+    if problems:
+        raise LocalLLMError("; ".join(problems))
 
 
 def _devices(missing: dict[str, str]) -> Iterator[tuple[str, int, Callable[[], Any]]]:
@@ -63,36 +68,56 @@ def _devices(missing: dict[str, str]) -> Iterator[tuple[str, int, Callable[[], A
 def _checked(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
     """Check a device, print a line for each operation, and return its part of the report."""
     from localllm.backends.base import BackendError
+    from localllm.backends.gpu.conformance.running import uncompiled
 
     named: dict[str, Any] = {"backend": backend, "number": number}
     try:
         device: Device = open_device()
     except BackendError as error:
-        print(f"{backend} {number}: {typed(error)}")
+        _show(f"{backend} {number}: {typed(error)}")
         return {**named, "name": f"{backend} {number}", "error": typed(error), "failed": 1, "operations": []}
+    facts = device.facts
+    rows: list[dict[str, Any]] = []
+    broken = ""
     try:
-        print(f"{backend} {number}: {device.facts.name}, {device.facts.api}", flush=True)
-        rows = list(_rows(device))
+        title, reason = f"{backend} {number}: {facts.name}, {facts.api}", uncompiled(device)
+        if reason:
+            broken = f"no kernel compiles: {reason}"
+            _show(f"{title}: {broken}")
+        else:
+            _show(title)
+            broken = _check(device, rows)
     finally:
-        device.close()
+        with suppress(*device.errors):  # a failed device may not close
+            device.close()
     counts = {status: sum(row["status"] == status for row in rows) for status in ("passed", "failed", "skipped")}
-    print(", ".join(f"{count} {status}" for status, count in counts.items()))
-    return {**named, **asdict(device.facts), **counts, "operations": rows}
+    if rows:
+        print(", ".join(f"{count} {status}" for status, count in counts.items()))
+    return {**named, **asdict(facts), **counts, "error": broken, "operations": rows}
 
 
-def _rows(device: Device) -> Iterator[dict[str, Any]]:
+def _show(text: str) -> None:
+    """Print one line: names of devices and errors of drivers may hold anything."""
+    print(printable(text, None), flush=True)
+
+
+def _check(device: Device, rows: list[dict[str, Any]]) -> str:
+    """Fill `rows` with the result of every operation; return why the check says nothing of the device, or ""."""
     from localllm.backends.gpu.conformance.catalogue import LIMITS, catalogue
     from localllm.backends.gpu.conformance.verdicts import examine
 
     for about, segments, cache in catalogue():
         for segment in segments:
             (verdict,) = examine(device, [segment], LIMITS, cache)
-            print(_line(about, verdict), flush=True)
-            yield {
+            _show(_line(about, verdict))
+            rows.append({
                 "about": about, "operation": verdict.operation, "kernels": list(verdict.kernels),
                 "cache": [cache.keys, cache.values], "status": verdict.status, "error": verdict.error,
                 "limit": verdict.limit, "problem": verdict.problem or verdict.skipped,
-            }  # fmt: skip
+            })  # fmt: skip
+            if verdict.lost:
+                return f"{verdict.operation}: {verdict.problem}; what follows was not checked"
+    return "" if any(row["status"] != "skipped" for row in rows) else "no operation could be checked"
 
 
 def _line(about: str, verdict: Verdict) -> str:

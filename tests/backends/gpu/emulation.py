@@ -48,6 +48,7 @@ class EmulatedDevice:
     """
 
     generic = False
+    errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, folder: Path, compute: str = "sm_90", backwards: bool = False) -> None:
         self.facts = Facts("emulation", "host", compute, 1 << 30, 1 << 30, 48 << 10)

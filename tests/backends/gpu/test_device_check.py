@@ -17,16 +17,17 @@ from typing import Any
 import pytest
 
 import localllm
-from localllm.backends.base import F16_CACHE, Backend, CacheTypes, Limits
+from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Limits, WrongResults
 from localllm.backends.gpu.bind import program
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.conformance import verdicts
 from localllm.backends.gpu.conformance.catalogue import LIMITS as catalogue_limits
 from localllm.backends.gpu.conformance.catalogue import catalogue
+from localllm.backends.gpu.conformance.running import run
 from localllm.backends.gpu.conformance.segments import segments
 from localllm.backends.gpu.conformance.verdicts import Conformance, Verdict, examine
 from localllm.backends.gpu.formats import FORMATS
-from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice
+from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice, devices
 from localllm.cli.main import main
 from localllm.plan import BLOCK, Recorder, Value
 from tests.backends.attending import Heads
@@ -224,6 +225,132 @@ def test_the_kernels_that_are_checked_are_those_of_the_model(name: str) -> None:
             assert wanted <= found
 
 
+# -- devices that fail in the middle of a check ------------------------------------------------------------------------
+
+
+class Counted(OpenClDevice):
+    """Counts the buffers that are not freed. A call fails as `failing` says; nothing is compiled."""
+
+    failing = ""
+    made = 0
+
+    def __init__(self) -> None:
+        (own, *_) = [each for each in devices() if "pocl" in each.version.lower()]
+        super().__init__(own, cache=None)
+        self.held: set[int] = set()
+
+    def _fail(self, call: str) -> None:
+        if call == self.failing:
+            raise BackendError(f"{call} fails")
+
+    def alloc(self, size: int, what: str) -> Any:
+        buffer = super().alloc(size, what)
+        self.held.add(id(buffer))
+        self.made += 1
+        return buffer
+
+    def free(self, buffer: Any) -> None:
+        self.held.remove(id(buffer))
+        super().free(buffer)
+
+    def compile(self, source: str, kernel: str) -> Any:
+        self._fail(f"compile {kernel}")
+        return kernel, ""
+
+    def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Any) -> Any:
+        self._fail(f"prepare {kernel[0]}")
+        return lambda grid: self._fail(f"launch {kernel[0]}")
+
+
+@pytest.mark.parametrize(
+    "failing", [f"{call} {kernel}" for call in ("compile", "prepare", "launch") for kernel in ("leave", "elements")]
+)
+def test_memory_of_a_check_that_fails_is_freed_at_once(failing: str) -> None:
+    device = Counted()
+    device.failing = failing
+    small = Small(activated, table(40))
+    (segment,) = [s for s in segments(record(small.table, small.build)) if s.title.startswith("activate")]
+    kept = []  # the traceback holds everything that the check has made
+    try:
+        run(device, segment, LIMITS, small.cache)
+    except BackendError as error:
+        kept.append(error)
+    assert device.made or "compile" in failing
+    assert not device.held
+
+
+class Raising(OpenClDevice):
+    """A device on which the driver fails a launch after some; `fatal`: all later calls fail too."""
+
+    after, fatal = 0, False
+    kernel = "matvec"
+    dead = False
+
+    def _raise(self) -> None:
+        raise self._cl.RuntimeError("clEnqueueNDRangeKernel failed: \x1b[31mDEVICE LOST\nagain")
+
+    def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Any) -> Any:
+        own = super().prepare(kernel, size, local_bytes, arguments)
+
+        def launch(grid: Any) -> None:
+            if kernel[1] == self.kernel:
+                self.after -= 1
+                if self.after < 0:
+                    self.dead = self.fatal
+                    self._raise()
+            own(grid)
+
+        return launch
+
+    def upload(self, *data: Any) -> None:
+        if self.dead:
+            self._raise()
+        super().upload(*data)
+
+    def sync(self) -> None:
+        if self.dead:
+            raise BackendError("the context is lost")
+        super().sync()
+
+
+@pytest.fixture
+def raising() -> Iterator[Raising]:
+    with_pocl = pocl()
+    yield Raising(with_pocl.device._device, cache=None)
+    with_pocl.close()
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_an_error_of_the_driver_fails_its_check_alone(raising: Raising, after: int, tmp_path: Path) -> None:
+    raising.after = after
+    found = checked(raising, Small(added, table(64)))
+    assert {verdict.status for verdict in found} == {"passed", "failed"}
+    for verdict in found:
+        assert verdict.failed == ("matvec" in verdict.kernels)
+        assert not verdict.lost
+        if verdict.failed:
+            assert verdict.problem == "clEnqueueNDRangeKernel failed: \\x1b[31mDEVICE LOST"
+    raising.after = after
+    with pytest.raises(WrongResults, match="failed its check"):
+        bound(raising, tmp_path)
+    assert not list(tmp_path.iterdir())  # a driver may be well again at the next start
+    raising.kernel = ""
+    bound(raising, tmp_path)
+    assert list(tmp_path.iterdir())
+
+
+def test_nothing_more_is_checked_on_a_device_that_is_lost(raising: Raising) -> None:
+    raising.fatal = True
+    small = Small(lambda r, x: r.activate(added(r, x), "relu"), table(64))
+    found = checked(raising, small)
+    assert len(found) < len(list(segments(record(small.table, small.build))))
+    *earlier, last = found
+    assert last.failed
+    assert last.lost
+    assert last.problem.endswith("DEVICE LOST; the device answers no more")
+    assert not [verdict for verdict in earlier if verdict.status != "passed"]
+
+
 # -- results that are kept ---------------------------------------------------------------------------------------------
 
 
@@ -380,6 +507,70 @@ def test_doctor_shows_each_operation_and_writes_a_report(
     assert main(["doctor", "--gpu", "-o", "other.json"]) == 1  # before minutes of checking
     assert "exists" in capsys.readouterr().err
     assert main(["doctor", "-o", "x.json"]) == 2
+
+
+def reported(tmp_path: Path) -> dict[str, Any]:
+    """The device of the only report in a folder."""
+    (path,) = tmp_path.iterdir()
+    (device,) = json.loads(path.read_text(encoding="utf-8"))["devices"]
+    return dict(device)
+
+
+def test_doctor_says_in_a_line_that_no_kernel_compiles(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def compile_(self: OpenClDevice, source: str, kernel: str) -> Any:
+        raise BackendError(f"{self.facts.name}: its compiler refuses a kernel: unknown CPU \x1b[31m\nand more")
+
+    own = devices()[0]
+    monkeypatch.setattr(OpenClDevice, "compile", compile_)
+    monkeypatch.setattr("localllm.backends.opencl.backend.devices", lambda: [own])
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--gpu"]) == 1
+    out, err = capsys.readouterr()
+    (line,) = out.splitlines()
+    told = r"no kernel compiles: its compiler refuses a kernel: unknown CPU \x1b[31m"
+    assert line.startswith("opencl 0: ")
+    assert told in line
+    assert re.search(rf"^error: .*{re.escape(told)}", err, re.MULTILINE)
+    assert told in reported(tmp_path)["error"]
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("fatal", [False, True], ids=["one call fails", "the device is lost"])
+def test_doctor_keeps_its_report_when_the_driver_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fatal: bool
+) -> None:
+    monkeypatch.setattr("localllm.backends.opencl.backend.OpenClDevice", Raising)
+    monkeypatch.setattr(Raising, "fatal", fatal)
+    assert main(["doctor", "--gpu"]) == 1
+    out, err = capsys.readouterr()
+    problem = "clEnqueueNDRangeKernel failed: \\x1b[31mDEVICE LOST" + "; the device answers no more" * fatal
+    failed = [line for line in out.splitlines() if line.startswith("  failed ")]
+    assert failed
+    assert all(line.endswith(problem) for line in failed)
+    device = reported(tmp_path)
+    assert device["failed"] == len(failed)
+    assert device["passed"] > 0
+    assert ("what follows was not checked" in device["error"]) == fatal
+    assert ("what follows was not checked" in err) == fatal
+    assert ("some kernels give wrong results" in err) != fatal
+
+
+@pytest.mark.usefixtures("few")
+def test_names_and_errors_of_drivers_are_printed_as_one_harmless_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Named(OpenClDevice):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.facts = replace(self.facts, name="Card\x1b]0;title\x07", api="1.0\n  passed   nothing")
+
+    monkeypatch.setattr("localllm.backends.opencl.backend.OpenClDevice", Named)
+    assert main(["doctor", "--gpu"]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == r"opencl 0: Card\x1b]0;title\x07, 1.0\n  passed   nothing"
+    assert not [line for line in others if "nothing" in line]
 
 
 @pytest.mark.parametrize("limits", [Limits(1, 1, 1, BLOCK), Limits(17, 3, 2, 20), Limits(600, 600, 12, 700)], ids=str)

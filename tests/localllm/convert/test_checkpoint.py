@@ -419,16 +419,22 @@ def test_what_is_no_file_is_not_read(name: str, folder: Path) -> None:
         open_checkpoint(folder)
 
 
-@pytest.mark.parametrize("number", ["1" * 400, "999999999", "١"])
-def test_layers_and_experts_that_no_model_has(number: str, tmp_path: Path) -> None:
-    for name in (f"model.layers.{number}.self_attn.q_proj.weight", f"model.layers.0.mlp.experts.{number}.w1.weight"):
-        shutil.rmtree(tmp_path / "model", ignore_errors=True)
-        shutil.copytree(HF / "experts", tmp_path / "model")
-        entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
-        text = json.dumps({name: entry}).encode()
-        path = tmp_path / "model" / "model-00009-of-00009.safetensors"
-        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
-        for single in (tmp_path / "model").glob("model.safetensors*"):
-            single.rename(single.with_name("model-00001-of-00009.safetensors"))
-        with pytest.raises(ConvertError, match="has no place in GGUF files"):
-            open_checkpoint(tmp_path / "model")
+LAYER, EXPERT = "model.layers.{}.self_attn.q_proj.weight", "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
+
+
+@pytest.mark.parametrize(
+    "name",
+    # Of experts no more than a million: were it counted, names for all of them would be made.
+    [*(LAYER.format(n) for n in ("1" * 400, "999999999", "١")), *(EXPERT.format(n) for n in ("999999", "١"))],
+    ids=lambda name: name[:60],
+)
+def test_layers_and_experts_that_no_model_has(name: str, tmp_path: Path) -> None:
+    shutil.copytree(HF / "experts", tmp_path / "model")
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    text = json.dumps({name: entry}).encode()
+    path = tmp_path / "model" / "model-00009-of-00009.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    for single in (tmp_path / "model").glob("model.safetensors*"):
+        single.rename(single.with_name("model-00001-of-00009.safetensors"))
+    with pytest.raises(ConvertError, match="has no place in GGUF files"):
+        open_checkpoint(tmp_path / "model")
