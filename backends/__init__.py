@@ -37,6 +37,9 @@ def _opencl(threads: int | None, device: str, checked: bool = True) -> Backend:
 
 def _opencl_card(threads: int | None, device: str, checked: bool = True) -> Backend:
     """Open OpenCL on a GPU; BackendError if it has only a CPU."""
+    from localllm.backends.opencl.devices import of_kinds
+
+    of_kinds(("GPU",))  # before the code of GPUs is imported
     from localllm.backends.opencl.backend import OpenClBackend
 
     return OpenClBackend(device, kinds=("GPU",), conformance=_conformance(checked))

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from urllib.request import Request, urlopen
 
 STARTS = (["--help"], ["run", "demo", "hi", "-n", "1", "--temp", "0"], ["show", "demo"])
 Measure = Callable[[str], dict[str, float]]  # (program) -> what was measured, larger is better
@@ -39,6 +42,55 @@ def benched(model: str, prompt: int, tokens: int) -> Measure:
     return measure
 
 
+def answered(model: str) -> Measure:
+    """Time whole answers by answers.py, with the Python of each installation."""
+    script = str(Path(__file__).with_name("answers.py"))
+
+    def measure(program: str) -> dict[str, float]:
+        words = [str(Path(program).with_name("python")), script, model]
+        done = subprocess.run(words, check=True, capture_output=True, text=True, cwd="/")
+        return {f"{name} tokens/s": rate for name, rate in json.loads(done.stdout).items()}
+
+    return measure
+
+
+def asked(model: str, clients: int) -> Measure:
+    """Time clients of a server, each of which asks twice."""
+
+    def measure(program: str) -> dict[str, float]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        words = [program, "serve", model, "--port", str(port), "--parallel", str(clients), "-c", "512"]
+        server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            while server.poll() is None and not _healthy(port):
+                time.sleep(0.1)
+            begin = time.perf_counter()
+            with ThreadPoolExecutor(clients) as pool:
+                total = sum(pool.map(lambda number: _completion(port, number), range(2 * clients)))
+            return {f"{clients} clients tokens/s": total / (time.perf_counter() - begin)}
+        finally:
+            server.terminate()
+            server.wait()
+
+    return measure
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/health") as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _completion(port: int, number: int) -> int:
+    body = {"prompt": f"Number {number} of", "max_tokens": 32, "temperature": 0, "ignore_eos": True}
+    asked = Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode())
+    with urlopen(asked) as answer:
+        return int(json.load(answer)["usage"]["completion_tokens"])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", help="the program of the other installation")
@@ -49,7 +101,9 @@ def main() -> int:
     args = parser.parse_args()
     work = [(" ".join(words), started(words)) for words in STARTS]
     if args.model:
-        work.append((f"bench {Path(args.model).name}", benched(args.model, 512, 64)))
+        name = Path(args.model).name
+        work.append((f"bench {name}", benched(args.model, 512, 64)))
+        work += [(f"answers of {name}", answered(args.model)), (f"serve {name}", asked(args.model, 8))]
     for what, measure in work:
         for program in (args.other, args.ours):  # warm the caches
             measure(program)
@@ -59,7 +113,7 @@ def main() -> int:
             turns = [(args.ours, ours), (args.other, theirs)]
             for program, found in turns if number % 2 else turns[::-1]:
                 found.append(measure(program))
-        for key in ours[0]:
+        for key in (key for key in ours[0] if key in theirs[0]):
             ratios = sorted(a[key] / b[key] for a, b in zip(ours, theirs, strict=True))
             row = {
                 "what": what, "unit": key, "ours": round(median(a[key] for a in ours), 3),

@@ -50,38 +50,39 @@ def chat(model: localllm.Model, turns: int, answer: int) -> list[dict[str, Any]]
     held = 0
     for question in islice(cycle(QUESTIONS), turns):
         shifts = len(notes)
-        statistics = None
-        for piece in conversation.say(question):
-            statistics = piece.statistics
-        assert statistics is not None
+        reply = conversation.say(question)
+        usage = reply.usage
         shifted = len(notes) > shifts
-        evaluated = statistics.prompt_tokens - statistics.reused_tokens
-        prompt = conversation.session.tokens[: statistics.prompt_tokens]
+        evaluated = usage.prompt_tokens - usage.reused_tokens
+        prompt = conversation.tokens[: usage.prompt_tokens]
         rows.append(
             {
-                "prompt": statistics.prompt_tokens,
-                "new": evaluated if shifted else statistics.prompt_tokens - held,
+                "prompt": usage.prompt_tokens,
+                "new": evaluated if shifted else usage.prompt_tokens - held,
                 "evaluated": evaluated,
-                "answer": statistics.answer_tokens,
-                "first_token_seconds": statistics.first_token_seconds,
+                "answer": usage.answer_tokens,
+                "first_token_seconds": usage.first_token_seconds,
                 "cold_seconds": cold(model, prompt),
                 "shifted": shifted,
             }
         )
-        held = len(conversation.session.tokens) + (statistics.reason == "length")  # its last token is not computed
-    conversation.close()
+        held = len(conversation.tokens) + (reply.end.reason == "length")  # its last token is not computed
     return rows
 
 
 def cold(model: localllm.Model, prompt: list[int]) -> float:
     """Seconds to evaluate a prompt with an empty cache."""
-    session = model.session()
-    start = perf_counter()
-    for at in range(0, len(prompt), model.batch_rows):
-        session.evaluate(prompt[at : at + model.batch_rows], logits=False)
-    seconds = perf_counter() - start
-    session.close()
-    return seconds
+
+    def evaluate() -> float:
+        session = model.session()
+        start = perf_counter()
+        for at in range(0, len(prompt), model.batch_rows):
+            session.evaluate(prompt[at : at + model.batch_rows], logits=False)
+        seconds = perf_counter() - start
+        session.close()
+        return seconds
+
+    return model.exclusively(len(prompt), evaluate)
 
 
 def main() -> None:

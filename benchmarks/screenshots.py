@@ -24,9 +24,10 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from localllm.scheduler.request import Usage  # noqa: E402
+from localllm.generation.statistics import Usage  # noqa: E402
+from localllm.scheduler.request import Finished  # noqa: E402
 from localllm.server.settings import Settings  # noqa: E402
-from localllm.server.turn import Done, Turn  # noqa: E402
+from localllm.server.turn import Turn  # noqa: E402
 from tests.localllm.server.calls import served  # noqa: E402
 from tests.localllm.server.scripted import Model, ScriptedService, Step, said, thought  # noqa: E402
 
@@ -68,10 +69,10 @@ def answers(turn: Turn) -> Sequence[Step]:
     words = text.split(" ")
     tokens = [word + " " for word in words[:-1]] + words[-1:]
     usage = Usage(
-        prompt_tokens=214, reused=192, answer_tokens=len(tokens), queued_seconds=0.0, first_token_seconds=0.2,
+        prompt_tokens=214, reused_tokens=192, answer_tokens=len(tokens), queued_seconds=0.0, first_token_seconds=0.2,
         prompt_seconds=0.2, decode_seconds=(len(tokens) - 1) / 38.4,
     )  # fmt: skip
-    return [*thought("The reader wants the idea first, ", "then code."), *said(*tokens), Done("end", usage)]
+    return [*thought("The reader wants the idea first, ", "then code."), *said(*tokens), Finished("end", "", usage)]
 
 
 def save(picture: bytes, to: Path) -> None:

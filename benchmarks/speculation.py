@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import localllm
 from localllm.model import Model
 from localllm.options import SpeculationOptions
+from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.speculation.setup import Speculation
 
 from compare import RESULTS, machine  # isort: skip
@@ -54,42 +55,36 @@ class Row:
     rates: dict[str, list[float]] = field(default_factory=dict)
     guessed: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # drafted, accepted, rounds
     estimated: dict[str, float] = field(default_factory=dict)  # speedup over plain, as estimated by the statistics
-    same_text: bool = True  # whether all modes gave the same text; checked if greedy
+    same_text: bool = True  # whether all modes gave the same tokens
 
     def ratio(self, mode: str, to: str = "plain") -> float:
         return median(a / b for a, b in zip(self.rates[mode], self.rates[to], strict=True))
 
 
-def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) -> list[int | None]:
+def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) -> list[int]:
     """Generate one answer in one mode; its rate goes into the row."""
     if mode == "plain":
-        model.speculation = None
+        model.draft_with(None)
     else:
         name = str(draft.file.path) if draft is not None and mode != "ngram" else ""
-        model.speculation = Speculation(
-            model.reader(), SpeculationOptions(name, mode), draft.reader() if name else None
-        )
+        reader = draft.reader() if draft is not None and name else None
+        model.draft_with(Speculation(model.reader(), SpeculationOptions(name, mode), reader))
+    model.new_core(SchedulerLimits())  # with an empty cache, and nothing learned
     ids = model.tokenize(PROMPTS[row.prompt], parse_special=True)
     warm = model.session()  # earlier loading and timing have changed the processor's caches
     for _ in range(WARM if model.executable.memory.weights < SMALL else 0):
         warm.rewind(0)
         warm.evaluate(ids[:1], logits=False)
     warm.close()
-    sampler = model.sampler(localllm.SamplingOptions(temperature=row.temperature, seed=seed))
-    session = model.session()
-    pieces = session.generate(ids, sampler, row.tokens, ignore_eos=True)
-    tokens = [next(pieces).token]
+    reply = model.generate(ids, max_tokens=row.tokens, ignore_eos=True, temperature=row.temperature, seed=seed)
+    next(reply)
     began = perf_counter()
-    for piece in pieces:
-        tokens.append(piece.token)
+    reply.wait()
     row.rates.setdefault(mode, []).append((row.tokens - 1) / (perf_counter() - began))
-    session.close()
-    statistics = piece.statistics
-    assert statistics is not None
-    if (done := statistics.speculation) is not None:
-        row.guessed[mode] = (done.drafted, done.accepted, done.rounds)
-        row.estimated[mode] = statistics.speedup
-    return tokens
+    if (usage := reply.usage).drafting:
+        row.guessed[mode] = (usage.drafted, usage.accepted, usage.rounds)
+        row.estimated[mode] = usage.speedup
+    return reply.tokens
 
 
 def peer_answer(binary: Path, target: Path, draft: Path, row: Row, seed: int, threads: int, most: int) -> None:
@@ -117,13 +112,13 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
                 said = []
                 for mode in MODES if number % 2 else MODES[::-1]:  # the first mode may find a rested machine
                     said.append(answer(model, draft, row, mode, seed=number + 1))
-                row.same_text &= row.temperature > 0 or all(tokens == said[0] for tokens in said)
+                row.same_text &= all(tokens == said[0] for tokens in said)
                 for most in arguments.peer_max if arguments.peer else ():
                     peer_answer(
                         arguments.peer, Path(arguments.model), Path(arguments.draft), row, number + 1, threads, most
                     )
                 print(f"{name} {row.prompt} {row.temperature}: {row.rates}", file=sys.stderr)
-        model.speculation = None
+        model.draft_with(None)
         draft.close()
     return rows
 

@@ -189,10 +189,7 @@ def agreement(target: Path, draft: Path, tokens: int) -> float:
     with localllm.load(target, ctx_size=512) as model, localllm.load(draft, ctx_size=512) as small:
         for prompt in PROMPTS.values():
             ids = model.tokenize(prompt, parse_special=True)
-            sampler = model.sampler(localllm.SamplingOptions(temperature=0))
-            session = model.session()
-            said = [p.token for p in session.generate(ids, sampler, tokens, ignore_eos=True) if p.token is not None]
-            session.close()
+            said = model.generate(ids, max_tokens=tokens, ignore_eos=True, temperature=0).tokens
             likeliest = small.logits(ids + said)[len(ids) - 1 : -1].argmax(axis=1)
             same, seen = same + int((likeliest == said).sum()), seen + tokens
     return same / seen

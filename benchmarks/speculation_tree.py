@@ -37,10 +37,7 @@ def shares(target: Model, draft: Model, tokens: int) -> list[float]:
     counts, seen = np.zeros(RANKS), 0
     for prompt in PROMPTS.values():
         ids = target.tokenize(prompt, parse_special=True)
-        session = target.session()
-        sampler = target.sampler(localllm.SamplingOptions(temperature=0))
-        said = [p.token for p in session.generate(ids, sampler, tokens, ignore_eos=True) if p.token is not None]
-        session.close()
+        said = target.generate(ids, max_tokens=tokens, ignore_eos=True, temperature=0).tokens
         rows = draft.logits(ids + said)[len(ids) - 1 : -1]
         rank = (rows > rows[np.arange(len(said)), said][:, None]).sum(axis=1)
         counts += [(rank == r).sum() for r in range(RANKS)]

@@ -3,14 +3,13 @@
     import localllm
 
     with localllm.load("model.gguf") as model:  # or "demo", the model in the box
-        for piece in model.chat("Who are you?"):
-            print(piece.text, end="", flush=True)
-        for piece in model.generate("Once upon a time", max_tokens=100):
+        print(model.chat("Who are you?"))
+        for piece in model.generate("Once upon a time", max_tokens=100):  # as it comes
             print(piece.text, end="", flush=True)
 
-`load` opens a file; its options say how the model runs. `Model` has `chat`, `generate`, `tokenize`, `detokenize`,
-`logits` and `embed`. Every error that a caller can fix is a LocalLLMError: one line that says what is wrong, where, and
-what to do.
+`load` opens a file; its options say how the model runs. `Model` has `chat`, `generate`, `conversation`, `tokenize`,
+`detokenize`, `logits` and `embed`; answers are a `Reply`. Every error that a caller can fix is a LocalLLMError: one
+line that says what is wrong, where, and what to do.
 """
 
 from __future__ import annotations
@@ -21,42 +20,47 @@ TYPE_CHECKING = False  # true for type checkers; importing it from typing would 
 if TYPE_CHECKING:
     from typing import Any
 
+    from localllm.conversation import Conversation
     from localllm.errors import LocalLLMError
-    from localllm.generation.statistics import Piece, Statistics
+    from localllm.generation.statistics import Usage
     from localllm.model import Model, load
     from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
-    from localllm.session import Session
+    from localllm.reply import Piece, Reply, ToolCall
 
 if not os.path.isfile(os.path.join(_here := os.path.dirname(os.path.abspath(__file__)), "quant", "__init__.py")):
     __path__.append(os.path.dirname(_here))  # a checkout without symbolic links: the other packages are beside it
 
 __all__ = [
     "AnswerOptions",
+    "Conversation",
     "DiffusionOptions",
     "LoadOptions",
     "LocalLLMError",
     "Model",
     "Piece",
+    "Reply",
     "SamplingOptions",
-    "Session",
     "SpeculationOptions",
-    "Statistics",
+    "ToolCall",
+    "Usage",
     "load",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "LocalLLMError": "localllm.errors",
     "Model": "localllm.model",
     "load": "localllm.model",
     "AnswerOptions": "localllm.options",
+    "Conversation": "localllm.conversation",
     "DiffusionOptions": "localllm.options",
     "LoadOptions": "localllm.options",
     "SamplingOptions": "localllm.options",
     "SpeculationOptions": "localllm.options",
-    "Piece": "localllm.generation.statistics",
-    "Session": "localllm.session",
-    "Statistics": "localllm.generation.statistics",
+    "Piece": "localllm.reply",
+    "Reply": "localllm.reply",
+    "ToolCall": "localllm.reply",
+    "Usage": "localllm.generation.statistics",
 }
 
 

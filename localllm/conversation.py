@@ -1,33 +1,39 @@
 """A conversation: renders turns with a chat template and streams the answer in pieces.
 
-Every turn renders the whole history again and passes it to the session, which evaluates only the tokens that are not in
-its cache.
+Every turn renders the whole history again. The model evaluates only the tokens that are not in its cache.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localllm.answer.formats import find_format
+from localllm.answer.reader import AnswerReader
 from localllm.answer.thinking import with_thinking
 from localllm.cache import keep_held
-from localllm.cache.prompt_cache import Kept, read, restore, save
+from localllm.cache.kept import keep_in_file, take_up
+from localllm.cache.prefix import same
+from localllm.cache.prompt_cache import Kept, read
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
-from localllm.generation.statistics import Piece, Statistics
-from localllm.held import end_of, held, parted, without_thought
+from localllm.generation.statistics import Usage
+from localllm.held import end_of, held
 from localllm.options import AnswerOptions, SamplingOptions
+from localllm.reply import Piece, Reply, pieces_of
+from localllm.scheduler.request import Event, Finished, Request, Token
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, Family, TemplateError, choose_template
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from localllm.answer.parts import Part
-    from localllm.model import Model
-    from localllm.scheduler.request import Constraint
+    from localllm.generation.constraint import Constraint
+    from localllm.scheduler.request import AnswerObserver
+    from localllm.templated import Templated
 
 USUAL = AnswerOptions()
 _TAIL = 200  # tokens at the end of a prompt that say whether a thought has begun
@@ -35,7 +41,7 @@ _HELD_BACK = 64  # tokens at the end of an answer that may not have been shown y
 
 
 class Conversation:
-    """A conversation with a model. Close it to return its part of the cache.
+    """A conversation with a model.
 
     With `context_shift`, a full context drops the oldest turns. Without it, a prompt that does not fit raises
     ContextFull, and an answer that fills the context ends with the reason "context". `tell` receives a note, once each,
@@ -45,7 +51,7 @@ class Conversation:
 
     def __init__(
         self,
-        model: Model,
+        model: Templated,
         template: ChatTemplate,
         sampling: SamplingOptions,
         tell: Callable[[str], None],
@@ -56,16 +62,21 @@ class Conversation:
         self._model, self._context = model, model.context
         self._words, self._template = _words(model), template
         self._special = frozenset(self._words.special.values())
+        self._format = find_format(template.source)
+        self._visible = self._format.visible(self._words.special)
+        self._parted = any(map(self._words.is_control, self._visible))  # its parts have marks that nobody can read
+        self.observer: AnswerObserver | None = None  # told how answers are made
         self._encoder = ChatEncoder(self._words, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
         self._context_shift = context_shift
         self._system, self._added = "", ""  # the system prompt, and what `clear` put after it
         self._answered: list[int] = []  # tokens of the last answer
-        self._begins: tuple[str, list[int]] = "", []  # the end of the last prompt, and the tokens given of the answer
+        self.tokens: list[int] = []  # those of it that the model has evaluated
         self.messages: list[dict[str, str]] = []
+        self._last: Callable[[], Reply | None] = lambda: None  # the reply of the last turn, while somebody has it
         self.use_options(options)
         self.use_sampling(sampling)
-        self.session = model.session()
+        assert model.stepper is not None  # raises LocalLLMError for a model that predicts no tokens
 
     # -- settings --------------------------------------------------------------------------------------------------
 
@@ -95,39 +106,35 @@ class Conversation:
         structure = self._asked_of.structure
         return structure is not None and (structure.schema is not None or structure.any_object)
 
+    def shown(self, piece: Piece) -> str:
+        """Return the text of a piece as the model wrote it, but only the answer proper if that would be unreadable."""
+        return piece.text if self._parted or self.structured else piece.raw
+
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    def say(self, text: str, cancel: threading.Event | None = None) -> Generator[Piece]:
-        """Yield the answer to `text`, piece by piece; the last piece holds the statistics.
+    def say(self, text: str, cancel: threading.Event | None = None) -> Reply:
+        """Return the answer to `text`, which is written while it is read. Read it before the next turn.
 
-        A cancelled answer keeps what was written. A turn without any answer is removed: after ContextFull, after a
-        TemplateError, and after a cancel during evaluation of the prompt.
+        The turn counts once its reply is read. The next turn closes a reply that is not read to its end. A cancelled
+        answer keeps what was written. A turn without any answer is removed: after ContextFull, after a TemplateError,
+        and after a cancel during evaluation of the prompt.
         """
-        return self._turn([*self.messages, {"role": "user", "content": text}], [], cancel)
+        self._close_last()
+        if not isinstance(text, str):
+            raise LocalLLMError(f"say expects a text, got {text!r:.60}; to answer messages, use model.chat")
+        return self._reply([*self.messages, {"role": "user", "content": text}], [], cancel)
 
-    def again(self, cancel: threading.Event | None = None) -> Generator[Piece]:
+    def again(self, cancel: threading.Event | None = None) -> Reply:
         """Replace the last answer with a new one."""
-        return self._turn(self._asked("no answer to write again"), [], cancel)
+        self._close_last()
+        return self._reply(self._asked("no answer to write again"), [], cancel)
 
-    def go_on(self, cancel: threading.Event | None = None) -> Generator[Piece]:
-        """Continue the last answer, and yield the new part."""
+    def go_on(self, cancel: threading.Event | None = None) -> Reply:
+        """Continue the last answer; return the new part."""
+        self._close_last()
         messages, said = self._asked("no answer to continue"), self.messages[-1]["content"]
         begun = self._answered or self._words.encode(said, add_special=False)
-        return self._turn(messages, begun, cancel)
-
-    def parts(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, tuple[Part, ...]]]:
-        """Yield every piece of an answer with the parts of thought and content that it completes."""
-        from localllm.answer.parts import Content
-
-        reader = None
-        for piece in pieces:
-            if self.structured:  # the thought is gone already
-                yield piece, ((Content(piece.text),) if piece.text else ())
-                continue
-            if reader is None:
-                tail, begun = self._begins
-                reader = parted(self._model, self._template, tail, self._stop, begun)
-            yield piece, reader.push(piece)
+        return self._reply(messages, begun, cancel)
 
     def undo(self) -> str:
         """Remove the last turn, and return its question."""
@@ -155,7 +162,7 @@ class Conversation:
     def save(self, path: Path, force: bool = False) -> int:
         """Save text and cache to a file, and return its size in bytes. Errors as in `localllm.cache.prompt_cache`."""
         self.forget_rest()
-        return save(path, self._model, self.session.sequence, self.messages, force)
+        return keep_in_file(path, self._model, self.tokens, self.messages, force)[1]
 
     def load(self, path: Path) -> Kept:
         """Replace this conversation with the one in a file. After a CacheFileError this one continues unchanged.
@@ -163,20 +170,17 @@ class Conversation:
         If `problem` is set, the cache in the file is unusable, and the next turn evaluates the text.
         """
         kept = read(path, self._model)
-        restore(kept, self._model, self.session.sequence)
+        self.tokens = take_up(kept, self._model)
         self.messages, self._answered, self._added = list(kept.messages), [], ""
         return kept
 
     def forget_rest(self) -> None:
-        """Remove tokens from the cache that are not in this conversation, such as turns that were undone."""
+        """Forget tokens that are not in this conversation, such as those of turns that were undone."""
         try:
             held = self._prompt(self.messages, complete=True)
         except TemplateError:  # same as without messages
             held = []
-        self.session.rewind(self.session.shared(held))
-
-    def close(self) -> None:
-        self.session.close()
+        del self.tokens[same(self.tokens, held) :]
 
     # -- internals -------------------------------------------------------------------------------------------------
 
@@ -191,43 +195,94 @@ class Conversation:
             raise LocalLLMError(f"{problem}: nothing has been answered yet")
         return self.messages[:-1]
 
+    def _reply(self, messages: list[dict[str, str]], begun: list[int], cancel: threading.Event | None) -> Reply:
+        reply = Reply(self._turn(messages, begun, cancel), self._model.stepper)
+        self._last = weakref.ref(reply)
+        return reply
+
+    def _close_last(self) -> None:
+        """End the last answer, which would otherwise replace the messages of later turns."""
+        if (last := self._last()) is not None:
+            last.close()
+
     def _turn(
         self, messages: list[dict[str, str]], begun: list[int], cancel: threading.Event | None
     ) -> Generator[Piece]:
         """Yield the answer to the last of `messages`; its first tokens, `begun`, are given."""
-        spent: Statistics | None = None
-        tokens, text = list(begun), self._words.decode(begun)
-        started = text
+        turn = _Turn(messages, list(begun), self._decoded(begun))
+        started = text = self._words.decode(begun)
+        ended = False
         try:
-            prompt = [*self._prompt(messages), *tokens]
-            self._begins = self._tail(prompt[: len(prompt) - len(tokens)]), begun
+            prompt = [*self._prompt(messages), *begun]
+            reader = self._reader(prompt[: len(prompt) - len(begun)], begun)
             if self._context_shift and len(prompt) >= self._context:
-                messages, prompt = self._make_room(messages, tokens) or (messages, prompt)
-            while True:
-                constraint = self._constraint(prompt, len(tokens))
-                self._sampler.restore(0)  # the prompt holds the history; the random numbers continue
-                left = None if self._max_tokens is None else self._max_tokens - len(tokens) + len(begun)
-                for piece in self._pieces(prompt, left, cancel, bool(tokens), constraint):
-                    if piece.statistics is None:
-                        text += piece.text
-                        tokens += [] if piece.token is None else [piece.token]
-                        yield piece
-                    else:
-                        last = piece
-                assert last.statistics is not None
-                spent = last.statistics if spent is None else spent.and_then(last.statistics)
-                full = self._context_shift and last.statistics.reason == "context"
-                whole = self._whole(tokens, text)
-                room = self._make_room(messages, whole) if full and whole is not None else None
-                if room is None or whole is None:
-                    text += last.text
-                    yield replace(last, statistics=spent)
-                    return
-                (messages, prompt), tokens = room, whole
+                turn.messages, prompt = self._make_room(messages, begun) or (messages, prompt)
+            for piece in pieces_of(self._events(turn, prompt, len(begun), cancel), reader):
+                text += self.shown(piece)
+                ended = piece.finished is not None and piece.finished.reason != "cancelled"
+                yield piece
         finally:
-            if text != started or (spent is not None and spent.reason != "cancelled"):
-                self.messages = [*messages, {"role": "assistant", "content": text}]
-                self._answered = tokens
+            if text != started or ended:
+                self.messages = [*turn.messages, {"role": "assistant", "content": text}]
+                self._answered = turn.tokens
+
+    def _events(self, turn: _Turn, prompt: list[int], begun: int, cancel: threading.Event | None) -> Generator[Event]:
+        """Yield the events of an answer, also when the oldest turns are dropped meanwhile."""
+        spent: Usage | None = None
+        while True:
+            constraint = self._constraint(prompt, len(turn.tokens))
+            left = None if self._max_tokens is None else self._max_tokens - len(turn.tokens) + begun
+            last: Finished | None = None
+            given = len(turn.tokens)
+            request = self._request(prompt, left, given, constraint)
+            stream = self._model.stepper.stream(request, cancel, sampler=self._sampler)
+            try:
+                for event in stream:
+                    if isinstance(event, Finished):
+                        last = event
+                        break
+                    if isinstance(event, Token):
+                        turn.add(event)
+                    yield event
+            finally:
+                stream.close()
+                evaluated = [*prompt, *turn.tokens[given:]]
+                self.tokens = evaluated[: last.held if last is not None else len(evaluated) - 1]
+            assert last is not None, "an answer has an end"
+            spent = last.usage if spent is None else spent.and_then(last.usage)
+            full = self._context_shift and last.reason == "context"
+            whole = self._whole(turn) if full else None
+            room = self._make_room(turn.messages, whole) if whole is not None else None
+            if room is None or whole is None:
+                yield replace(last, usage=spent)
+                return
+            (turn.messages, prompt), turn.tokens = room, whole
+
+    def _request(self, prompt: list[int], left: int | None, given: int, constraint: Constraint | None) -> Request:
+        """Return the request for an answer whose first `given` tokens end the prompt."""
+        self._sampler.restore(0)  # the prompt holds the history; the random numbers continue
+        return Request(
+            prompt,
+            self._sampler.options,
+            left,
+            self._stop,
+            self._ignore_eos,
+            constraint=None if constraint is None else lambda: constraint,
+            visible=self._visible,
+            resumed=given > 0,
+            observer=self.observer,
+        )
+
+    def _reader(self, prompt: list[int], begun: list[int]) -> AnswerReader:
+        """Return what finds reasoning in the answer to a prompt, after its first tokens."""
+        reader = AnswerReader(self._format, prompt_tail=self._tail(prompt))
+        reader.push(self._decoded(begun))
+        return reader
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens of an answer, as the model wrote it."""
+        decoder = self._words.stream(visible=self._visible)
+        return "".join([*map(decoder.push, tokens), decoder.finish()])
 
     def _constraint(self, prompt: list[int], begun: int) -> Constraint | None:
         """Return the constraint of the answer, past its first `begun` tokens, which end the prompt; None if it is free.
@@ -248,26 +303,12 @@ class Conversation:
     def _tail(self, prompt: list[int]) -> str:
         return end_of(self._words.decode(prompt[-_TAIL:], special=True))
 
-    def _pieces(
-        self,
-        prompt: list[int],
-        most: int | None,
-        cancel: threading.Event | None,
-        resumed: bool,
-        constraint: Constraint | None,
-    ) -> Iterator[Piece]:
-        """Yield an answer; if it has a structure, without a thought before it."""
-        pieces = self.session.generate(
-            prompt, self._sampler, most, self._stop, cancel, self._ignore_eos, resumed, constraint
-        )
-        if self._asked_of.structure is None or resumed:
-            return pieces
-        return without_thought(pieces, self._model, self._template, self._tail(prompt), self._stop)
-
-    def _whole(self, tokens: list[int], text: str) -> list[int] | None:
-        """Return the tokens of exactly `text`, without a partial character or stop string that was held back."""
+    def _whole(self, turn: _Turn) -> list[int] | None:
+        """Return the tokens of exactly the text so far, without a partial character or stop string that was held
+        back."""
+        tokens = turn.tokens
         tried = (tokens[:count] for count in range(len(tokens), max(len(tokens) - _HELD_BACK, 0), -1))
-        return next((tried for tried in tried if self._words.decode(tried) == text), None)
+        return next((tried for tried in tried if self._decoded(tried) == turn.text), None)
 
     def _prompt(self, messages: list[dict[str, str]], complete: bool = False) -> list[int]:
         """Return the tokens of a conversation, reusing cached ones. A `complete` conversation ends without a prompt."""
@@ -280,7 +321,7 @@ class Conversation:
                 self._tell(note)
         self._model.check_length(rendered.text)
         fresh = self._encoder.encode(rendered.text)
-        return keep_held(self.session.tokens, fresh, self._words.piece, self._special)
+        return keep_held(self.tokens, fresh, self._words.piece, self._special)
 
     def _shifted(self, messages: list[dict[str, str]], tokens: list[int]) -> tuple[list[dict[str, str]], int]:
         """Return `messages` without the oldest turns, and the number of turns dropped.
@@ -308,7 +349,7 @@ class Conversation:
         prompt = [*self._prompt(messages), *tokens]
         if not dropped or len(prompt) >= self._context:
             return None
-        again = len(prompt) - self.session.shared(prompt)
+        again = len(prompt) - same(self.tokens, prompt)
         self._tell(
             f"the context of {self._context} tokens is full: the oldest {_turns(dropped)} dropped, {again} of the "
             f"{len(prompt)} tokens left are evaluated again"
@@ -316,8 +357,21 @@ class Conversation:
         return messages, prompt
 
 
+@dataclass(slots=True)
+class _Turn:
+    """The turn under way: messages up to its question, tokens of the answer so far, and their text."""
+
+    messages: list[dict[str, str]]
+    tokens: list[int]
+    text: str
+
+    def add(self, event: Token) -> None:
+        self.tokens.append(event.token)
+        self.text += event.text
+
+
 def template_of(
-    model: Model, confined: Confined | None = None, given: Family | None = None
+    model: Templated, confined: Confined | None = None, given: Family | None = None
 ) -> tuple[ChatTemplate, str | None]:
     """Return the model's chat template, rendered in `confined`, and a note if the template is not from the file.
 
@@ -336,7 +390,7 @@ def _turns(count: int) -> str:
     return "turn was" if count == 1 else f"{count} turns were"
 
 
-def _words(model: Model) -> Tokenizer:
-    if model.tokenizer is None:
+def _words(model: Templated) -> Tokenizer:
+    if model.maybe_tokenizer is None:
         raise LocalLLMError(f"{model.file.path}: the file has no tokenizer, so it cannot chat")
-    return model.tokenizer
+    return model.maybe_tokenizer

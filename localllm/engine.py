@@ -69,7 +69,7 @@ class Watches(Protocol):
 
 
 class Engine:
-    """The sequences of an executable and its cache. Only one thread at a time may use it: `alone` refuses a second one.
+    """The sequences of an executable and its cache. One thread at a time uses it: `alone` makes a second one wait.
 
     `limits` are at most those of the executable: `rows` and `logit_rows` of one step, and `positions`, the maximum
     tokens of a sequence. `pool` allocates the executable's blocks.
@@ -132,6 +132,10 @@ class Engine:
         """Return how many more tokens a sequence can hold now; all sequences share the free blocks."""
         return max(0, min(self.limits.positions - sequence.length, sequence.room))
 
+    def read_after(self, tokens: int) -> int:
+        """Return the bytes of weights and cache that a step for the next token of a sequence reads."""
+        return int(self.executable.memory.read_after(tokens))
+
     def fits(self, wanted: Several[tuple[Sequence, int]]) -> bool:
         """Return whether the cache can take these numbers of tokens for these sequences in one step.
 
@@ -162,7 +166,7 @@ class Engine:
 
         A sequence may occur only once in `rows`. If anything fails, all sequences are unchanged. Raises ContextFull and
         CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, BackendError for a token
-        outside the vocabulary, ModelBusy while another thread uses the engine, and LocalLLMError for a closed model.
+        outside the vocabulary, and LocalLLMError for a closed model. A second thread waits.
         """
         with self.alone:
             if self.closed:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from localllm.generation.statistics import Piece
-
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
-    from localllm.answer.content import Parted
     from localllm.answer.structure import Asked, Structure
-    from localllm.scheduler.request import Constraint
+    from localllm.generation.constraint import Constraint
     from localllm.template import ChatTemplate
     from localllm.tokenizer import Tokenizer
 
@@ -23,7 +20,7 @@ class Worded(Protocol):
     """The part of a model that is needed here."""
 
     @property
-    def words(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer: ...
     @property
     def grammars(self) -> GrammarVocabulary: ...
 
@@ -44,7 +41,7 @@ def held_text(model: Worded, structure: Structure | None) -> Callable[[], Constr
 
 def held(model: Worded, asked: Asked, template: ChatTemplate, tail: str) -> Callable[[], Constraint] | None:
     """Return what makes the constraint of an answer to messages, whose prompt ends with `tail`; None if it is free."""
-    if not asked.forced and not model.words.eog:  # no grammar can end, but nobody asked for one
+    if not asked.forced and not model.tokenizer.eog:  # no grammar can end, but nobody asked for one
         asked = replace(asked, tools=())
     if asked.free:
         return None
@@ -52,23 +49,3 @@ def held(model: Worded, asked: Asked, template: ChatTemplate, tail: str) -> Call
     from localllm.answer.formats import find_format
 
     return constrained(model.grammars, find_format(template.source), tail, asked)
-
-
-def without_thought(
-    pieces: Iterator[Piece], model: Worded, template: ChatTemplate, tail: str, stops: tuple[str, ...]
-) -> Iterator[Piece]:
-    """Yield the pieces of an answer without the text of a thought before it."""
-    from localllm.answer.content import content_only
-    from localllm.answer.formats import find_format
-
-    return content_only(pieces, model.words, find_format(template.source), tail, stops)
-
-
-def parted(
-    model: Worded, template: ChatTemplate, tail: str, stops: tuple[str, ...], begun: Sequence[int] = ()
-) -> Parted:
-    """Return what cuts the pieces of an answer into thought and content; its first tokens, `begun`, came before."""
-    from localllm.answer.content import Parted
-    from localllm.answer.formats import find_format
-
-    return Parted(model.words, find_format(template.source), tail, stops, begun)

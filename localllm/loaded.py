@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ from localllm.tokenizer import Tokenizer, has_tokenizer
 
 if TYPE_CHECKING:
     from localllm.speculation.setup import Reader, Speculation
+
+
+T = TypeVar("T")
 
 
 class NoTokenizer(LocalLLMError):
@@ -62,7 +65,7 @@ class LoadedModel(Closing):
     def __init__(self, file: GGUFFile, force: bool = False) -> None:
         """`force`: if the file's tokenizer rule is unknown, take the nearest."""
         self.file = file
-        self.tokenizer = Tokenizer.from_metadata(file.metadata, force) if has_tokenizer(file.metadata) else None
+        self.maybe_tokenizer = Tokenizer.from_metadata(file.metadata, force) if has_tokenizer(file.metadata) else None
         self.sampling_defaults = file_defaults(file.metadata)
         self.context = 0
         self.batch_rows = BATCH_ROWS
@@ -99,7 +102,7 @@ class LoadedModel(Closing):
         from localllm.speculation.setup import Reader
         from localllm.speculation.vocabulary import Vocabulary
 
-        return Reader(self.engine, Vocabulary(self.file.path, self.vocabulary, self.tokenizer))
+        return Reader(self.engine, Vocabulary(self.file.path, self.vocabulary, self.maybe_tokenizer))
 
     @property
     def layers(self) -> tuple[Store, ...]:
@@ -150,11 +153,11 @@ class LoadedModel(Closing):
         return engine
 
     @property
-    def words(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer; NoTokenizer if the file has none."""
-        if self.tokenizer is None:
+        if self.maybe_tokenizer is None:
             raise NoTokenizer(f"{self.file.path}: the file has no tokenizer; give token ids instead of text")
-        return self.tokenizer
+        return self.maybe_tokenizer
 
     # -- text ------------------------------------------------------------------------------------------------------
 
@@ -162,7 +165,7 @@ class LoadedModel(Closing):
         """Return token ids; `add_special` adds BOS/EOS if the file says so, `parse_special` reads control tokens."""
         if not isinstance(text, str):
             raise LocalLLMError(f"tokenize expects a text, got {text!r:.60}")
-        return self.words.encode(text, add_special, parse_special)
+        return self.tokenizer.encode(text, add_special, parse_special)
 
     def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
         """Tokenize a prompt. ContextFull, before any work, for a text that no context of this size can hold."""
@@ -171,44 +174,56 @@ class LoadedModel(Closing):
 
     def least_tokens(self, *texts: str) -> int:
         """Return the least number of tokens that texts can have together, without tokenizing them."""
-        return -(-sum(map(self.words.length, texts)) // self.words.longest)
+        return -(-sum(map(self.tokenizer.length, texts)) // self.tokenizer.longest)
 
     def check_length(self, text: str) -> None:
         """Raise ContextFull for a text with more characters than the context can hold in the longest tokens."""
         if self.context and self.least_tokens(text) > self.context:
-            most, length = self.context * self.words.longest, self.words.length(text)
+            most, length = self.context * self.tokenizer.longest, self.tokenizer.length(text)
             counts = f"the prompt has {length} characters, the context of {self.context} tokens holds at most {most}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self.words.decode(token_ids(ids))
+        return self.tokenizer.decode(token_ids(ids))
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
+    def closed_error(self) -> LocalLLMError:
+        """Return what is raised once the model is closed."""
+        return LocalLLMError(f"{self.file.path}: this model is closed; load it again")
+
     def _check_open(self) -> None:
         if self._closed:
-            raise LocalLLMError(f"{self.file.path}: this model is closed; load it again")
+            raise self.closed_error()
 
     def session(self) -> Session:
         """Return a new, empty session. LocalLLMError if the model is closed."""
         self._check_open()
-        speculator = self.speculation.speculator() if self.speculation is not None else None
-        return Session(self._predicting(), self.tokenizer, speculator)
+        return Session(self._predicting())
 
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits after every token of one fresh pass, float32 (T, vocabulary)."""
-        ids = token_ids(ids)
+    def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
+        """Return the logits after every token of a text or of token ids, float32 (T, vocabulary)."""
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else token_ids(prompt)
         step = min(self.batch_rows, self.executable.limits.logit_rows)
-        with self.engine.alone:
+        if not ids:
+            raise LocalLLMError("logits need at least one token id, got none")
+        self._check_open()
+
+        def evaluate() -> NDArray[np.float32]:
             session = self.session()
             try:
                 parts = [session.evaluate(ids[i : i + step], logits=True).copy() for i in range(0, len(ids), step)]
             finally:
                 session.close()
-        if not parts:
-            raise LocalLLMError("logits need at least one token id, got none")
-        return np.concatenate(parts)
+            return np.concatenate(parts)
+
+        return self.exclusively(len(ids), evaluate)
+
+    def exclusively(self, tokens: int, job: Callable[[], T]) -> T:
+        """Run a job that takes a sequence of so many tokens from the engine, while no other thread is in it."""
+        with self.engine.alone:
+            return job()
 
     @property
     def diffuses(self) -> bool:

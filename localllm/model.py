@@ -7,107 +7,55 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.answer.formats import find_format
 from localllm.backends.base import Progress
 from localllm.box import resolve
 from localllm.embedding import Embedder, normalized, pair
 from localllm.errors import LocalLLMError
-from localllm.generation.statistics import Piece
+from localllm.generation.stream import AHEAD
 from localllm.gguf import GGUFFile, open_gguf
-from localllm.held import end_of, held, held_text, without_thought
-from localllm.loaded import LoadedModel, refuse_serving
+from localllm.held import end_of, held, held_text
+from localllm.loaded import refuse_serving
 from localllm.models import ModelError, architecture_of
-from localllm.notice import FILE, Notice, NotUsed, Setting
-from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
+from localllm.notice import FILE, Notice, Setting
+from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
-from localllm.sampling.infill import Spellings
-from localllm.sampling.repetition import Breakers, BreakerTokens
-from localllm.sampling.sampler import Sampler
+from localllm.reply import Reply, pieces_of
+from localllm.scheduler.request import LogitsProcessor, Request
 from localllm.speculation.errors import NoDrafts
+from localllm.templated import Templated, messages_of
 
 if TYPE_CHECKING:
-    from localllm.answer.constraint import GrammarVocabulary
-    from localllm.confined import Confined
+    from localllm.conversation import Conversation
     from localllm.diffusion.canvas import Canvas
-    from localllm.scheduler.request import Constraint
-    from localllm.template import ChatTemplate, Family
+    from localllm.generation.constraint import Constraint
 
 
-class Model(LoadedModel):
+_SHOWN = (
+    "answer_of", "apply_chat_template", "chat", "close", "config", "context", "conversation", "detokenize", "device",
+    "diffuse", "embed", "file", "generate", "hidden_states", "logits", "placed", "rank", "token_embeddings", "tokenize",
+    "tokenizer", "vocabulary",
+)  # fmt: skip
+
+
+class Model(Templated):
     """An open model: `load` opens it, `with` closes it.
 
-    `chat` answers messages, `generate` continues a text, `tokenize` and `detokenize` convert between text and token
-    ids, `logits` returns the logits of every token. A model loaded with `embeddings` has `embed`, `token_embeddings`
-    and `rank`.
+    `chat` answers messages, `generate` continues a text, `conversation` remembers turns. `tokenize`, `detokenize` and
+    `apply_chat_template` convert between text and token ids, `logits` returns the logits of every token. A model loaded
+    with `embeddings` has `embed`, `token_embeddings`, `hidden_states` and `rank`.
 
-    Answers may alternate piece by piece. A call, or the next piece of an answer, raises ModelBusy while another thread
-    is inside. `tokenize` and `detokenize` work in any thread.
+    Several answers, in one thread or in many, are made together, each as if it were alone. They share a cache: a prompt
+    is evaluated only from where it differs from those before it.
     """
-
-    def __init__(self, file: GGUFFile, force: bool = False) -> None:
-        """`force`: if the file's tokenizer rule is unknown, take the nearest."""
-        super().__init__(file, force)
-        self.draft: Model | None = None  # drafts tokens; closed with this model
-        self._confined: Confined | None = None
-        self._given: Family | None = None  # the format that replaces the file's chat template
-
-    def speculate(self, options: LoadOptions, progress: Progress | None = None, sequences: int = 0) -> None:
-        """Enable drafting for new sessions: load the draft model if there is one, and time passes.
-
-        `sequences` prepares for a server, as in `bind`. As many draft layers go to the GPU as still fit; none if the
-        target has none there.
-        """
-        from localllm.speculation.setup import Speculation
-
-        speculation, draft = options.speculation, None
-        if speculation.model_draft:
-            draft = load(
-                speculation.model_draft,
-                progress=progress,
-                sequences=sequences,
-                ctx_size=self.context,
-                threads=options.threads,
-                backend=options.backend,
-                gpu_layers=0 if options.gpu_layers == 0 else "auto",
-                device=options.device,
-                force=options.force,
-                any_cache=True,  # no warnings: what a draft gets wrong costs only time
-            )
-        try:
-            self.speculation = Speculation(self.reader(), speculation, draft.reader() if draft is not None else None)
-        except BaseException:
-            if draft is not None:
-                draft.close()
-            raise
-        for note in self.speculation.notes:
-            warnings.warn(note, NotUsed, stacklevel=2)
-        if self.speculation.refused and draft is not None:
-            draft.close()
-            draft = None
-        self.draft = draft
-
-    def use_speculation(self, options: SpeculationOptions) -> None:
-        """Draft for new sessions by other options, with the draft model that is loaded. SpeculationError if it cannot.
-
-        OptionError if they need one and none is loaded.
-        """
-        from localllm.speculation.setup import Speculation
-
-        if options.kind == "off":
-            self.speculation = None
-            return
-        drafts = self.draft is not None and bool(options.model_draft)
-        self.speculation = Speculation(self.reader(), options, self.draft.reader() if drafts and self.draft else None)
-        for note in self.speculation.notes:
-            warnings.warn(note, NotUsed, stacklevel=2)
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 
@@ -143,9 +91,13 @@ class Model(LoadedModel):
         [rows] = self.embedder.vectors([self.prompt_ids(text)], "none")
         return rows
 
+    def hidden_states(self, text: str) -> NDArray[np.float32]:
+        """Return what the last layer and the final norm make of every token of a text, float32 (tokens, width)."""
+        return self.token_embeddings(text)
+
     def rank(self, query: str, documents: Sequence[str]) -> NDArray[np.float32]:
         """Return how well each document answers the query, float32 (documents,): the score of a reranker."""
-        embedder, words = self.embedder, self.words
+        embedder, words = self.embedder, self.tokenizer
         way = embedder.pooling("rank")
         if not documents:
             raise LocalLLMError("rank needs at least one document, got none")
@@ -156,57 +108,71 @@ class Model(LoadedModel):
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def sampler(self, options: SamplingOptions, breakers: Breakers | None = None) -> Sampler:
-        """Return a sampler for this vocabulary. `breakers`: DRY's sequence breakers, if they have been found before."""
-        if breakers is None and options.dry_multiplier and self.breakers is not None:
-            breakers = self.breakers.find(options.dry_sequence_breaker)
-        if self.tokenizer is None:
-            return Sampler(options, breakers)
-        spellings = Spellings(partial(self.tokenizer.piece, special=False), self.tokenizer.eog, self.tokenizer.end)
-        return Sampler(options, breakers, self.tokenizer.suppressed, spellings)
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self,
+        prompt: str | Sequence[int],
+        options: AnswerOptions | None = ...,
+        sampling: SamplingOptions | None = ...,
+        *,
+        logprobs: int | None = ...,
+        logits_processor: LogitsProcessor | None = ...,
+        cancel: threading.Event | None = ...,
+        **keywords: Unpack[GenerateKeywords],
+    ) -> Reply: ...
 
-    @cached_property
-    def breakers(self) -> BreakerTokens | None:
-        """What finds DRY's sequence breakers in the vocabulary; None without a tokenizer."""
-        words = self.tokenizer
-        if words is None:
-            return None
-        return BreakerTokens(
-            lambda: [words.piece(token) for token in range(words.vocab_size)],
-            lambda text: words.encode(text, add_special=False),
-        )
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str] | Sequence[Sequence[int]],
+        options: AnswerOptions | None = ...,
+        sampling: SamplingOptions | None = ...,
+        *,
+        logprobs: int | None = ...,
+        logits_processor: LogitsProcessor | None = ...,
+        cancel: threading.Event | None = ...,
+        **keywords: Unpack[GenerateKeywords],
+    ) -> list[Reply]: ...
 
     @takes(AnswerOptions, SamplingOptions, without=CHAT_ONLY)
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
         options: AnswerOptions | None = None,
         sampling: SamplingOptions | None = None,
         *,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
         cancel: threading.Event | None = None,
         **keywords: Unpack[GenerateKeywords],
-    ) -> Iterator[Piece]:
-        """Stream the continuation of a text or of token ids.
+    ) -> Reply | list[Reply]:
+        """Continue a text or token ids.
 
             for piece in model.generate("Once upon a time", max_tokens=100, stop="The end"):
                 print(piece.text, end="", flush=True)
 
-        Yields pieces with `.text` and `.token`, then one with `.statistics`. Omitted sampling options take the values
-        that the file recommends, or else the program's defaults; a full set given as `sampling` replaces both. Keywords
-        change `options` and `sampling`. Setting `cancel` from another thread ends the answer. LocalLLMError for wrong
-        values, ContextFull for a prompt that does not fit.
+        Returns a `Reply`, which writes the answer while it is read. A list of prompts gives a list of replies, which
+        are written together. Omitted sampling options take the values that the file recommends, or else the program's
+        defaults; a full set given as `sampling` replaces both. Keywords change `options` and `sampling`. `logprobs` is
+        the number of alternatives whose log-probabilities come with each token. `logits_processor(tokens, logits)`
+        returns the logits (V,) to choose the next token from, given all tokens so far. Setting `cancel` from another
+        thread ends the answer. LocalLLMError for wrong values, ContextFull for a prompt that does not fit.
         """
-        whole = isinstance(prompt, str) or (
-            isinstance(prompt, Iterable) and all(isinstance(token, Integral) for token in prompt)
-        )
-        if not whole:
-            raise LocalLLMError("generate continues a text or token ids; to answer messages, use model.chat(messages)")
         asked, given = divided(keywords, AnswerOptions, SamplingOptions, without=CHAT_ONLY)
-        answer, sampler = AnswerOptions.given(options, asked), self._sampler(sampling, given)
+        answer, sampling = AnswerOptions.given(options, asked), self._sampling(sampling, given)
         if answer.system_prompt:
             raise LocalLLMError("generate takes no system_prompt; put the text into the prompt, or use model.chat")
-        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        return self._stream(ids, sampler, answer, answer.stops, cancel, held_text(self, answer.structure))
+        prompts, many = _prompts(prompt)
+        structure = held_text(self, answer.structure)
+        given_ids = [self.prompt_ids(each) if isinstance(each, str) else self._known(each) for each in prompts]
+        requests = [
+            self._request(ids, sampling, answer, answer.stops, structure, logprobs, logits_processor)
+            for ids in given_ids
+        ]
+        ahead = None if many else AHEAD
+        stepper = self.stepper
+        replies = [Reply(pieces_of(stepper.stream(request, cancel, ahead)), stepper) for request in requests]
+        return replies if many else replies[0]
 
     @takes(AnswerOptions, SamplingOptions)
     def chat(
@@ -216,44 +182,64 @@ class Model(LoadedModel):
         sampling: SamplingOptions | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
         cancel: threading.Event | None = None,
         **keywords: Unpack[ChatKeywords],
-    ) -> Iterator[Piece]:
-        """Stream the answer to a conversation, rendered with the file's chat template.
+    ) -> Reply:
+        """Answer a conversation, rendered with the file's chat template.
 
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
-            answer = "".join(piece.text for piece in model.chat(messages, max_tokens=100))
+            print(model.chat(messages, max_tokens=100))
 
         A plain text is one user message. `tools` are functions as JSON schemas; a call that the model begins is held to
-        their names and parameters. Everything else is as in `generate`. A warning reports each change that the template
-        required.
+        their names and parameters, and stands in `Reply.tool_calls`. Everything else is as in `generate`. A warning
+        reports each change that the template required.
         """
-        from localllm.answer.thinking import with_thinking
-        from localllm.template import ChatEncoder
+        from localllm.answer.reader import AnswerReader
 
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        messages = list(messages) if isinstance(messages, Iterable) else []
-        if not messages or not all(isinstance(message, Mapping) for message in messages):
-            example = '[{"role": "user", "content": "Hello!"}]'
-            raise LocalLLMError(f"chat answers messages such as {example}; to continue a text, use generate")
         asked, given = divided(keywords, AnswerOptions, SamplingOptions)
-        answer, sampler = AnswerOptions.given(options, asked), self._sampler(sampling, given)
-        if answer.system_prompt:
-            messages = [{"role": "system", "content": answer.system_prompt}, *messages]
-        template, note = self.template
-        for message in messages:
-            self.check_length(str(message.get("content") or ""))
-        variables = with_thinking(template.source, answer.template_variables)
-        rendered = template.render(messages, tools=tools, extra=variables)
-        for told in (*([note] if note else []), *rendered.notes):
-            warnings.warn(told, stacklevel=2)
-        self.check_length(rendered.text)
-        encoder = ChatEncoder(self.words, template.source, answer.parse_special_in_content)
-        ids, stops, tail = encoder.encode(rendered.text), (*answer.stops, *template.stops), end_of(rendered.text)
+        answer, sampling = AnswerOptions.given(options, asked), self._sampling(sampling, given)
+        text = self._render(messages_of(messages, answer.system_prompt), answer.template_variables, tools)
+        template, tail = self.template[0], end_of(text)
         asked_of = replace(answer.asked, tools=tools or (), forced=False)
-        pieces = self._stream(ids, sampler, answer, stops, cancel, held(self, asked_of, template, tail))
-        return pieces if asked_of.structure is None else without_thought(pieces, self, template, tail, stops)
+        ids, stops = self._encoded(text, answer.parse_special_in_content), (*answer.stops, *template.stops)
+        constraint = held(self, asked_of, template, tail)
+        request = self._request(ids, sampling, answer, stops, constraint, logprobs, logits_processor)
+        format_ = find_format(template.source)
+        request = replace(request, visible=format_.visible(self.tokenizer.special))
+        reader = AnswerReader(format_, list(tools or ()), tail, read_calls=bool(tools))
+        stepper = self.stepper
+        return Reply(pieces_of(stepper.stream(request, cancel), reader), stepper)
+
+    def conversation(
+        self,
+        options: AnswerOptions | None = None,
+        sampling: SamplingOptions | None = None,
+        *,
+        context_shift: bool = False,
+        **keywords: Unpack[ChatKeywords],
+    ) -> Conversation:
+        """Return a conversation, which remembers its turns.
+
+            talk = model.conversation(system_prompt="Be brief.")
+            print(talk.say("Hello!"))
+            print(talk.say("Who are you?"))
+
+        Options are as in `chat`. With `context_shift` a full context drops the oldest turns.
+        """
+        from localllm.conversation import Conversation
+
+        asked, given = divided(keywords, AnswerOptions, SamplingOptions)
+        answer, sampling = AnswerOptions.given(options, asked), self._sampling(sampling, given)
+        template, note = self.template
+
+        def tell(told: str) -> None:
+            warnings.warn(told, stacklevel=4)
+
+        if note:
+            tell(note)
+        return Conversation(self, template, sampling, tell, answer, context_shift=context_shift)
 
     def diffuse(
         self,
@@ -284,67 +270,46 @@ class Model(LoadedModel):
 
         return answer_text(self, canvas)
 
-    @cached_property
-    def template(self) -> tuple[ChatTemplate, str | None]:
-        """The chat template, and a note if it is not from the file. It is rendered in a child process."""
-        from localllm.template import choose_template, renderer
-
-        self.refuse_chat()
-        words = self.words
-        self._confined = renderer()
-        return choose_template(self.file.metadata, words, self._confined, self._given)
-
-    def use_template(self, given: Family) -> None:
-        """Render conversations with this format, not the file's. TemplateError if it is broken.
-
-        Call it before `template` is first used.
-        """
-        assert "template" not in self.__dict__, "the file's template is in use"
-        self._given = given
-        assert self.template[0].source == given.source
-
-    @property
-    def template_source(self) -> str:
-        """The chat template that was given, or the file's; "" if there is none."""
-        source = self._given.source if self._given is not None else self.file.metadata.get("tokenizer.chat_template")
-        return source if isinstance(source, str) else ""
-
-    @cached_property
-    def grammars(self) -> GrammarVocabulary:
-        """The vocabulary as grammars see it, made when the first answer is held to one."""
-        from localllm.answer.constraint import GrammarVocabulary
-
-        return GrammarVocabulary(self.words, self.vocabulary)
-
-    def _sampler(self, sampling: SamplingOptions | None, given: Mapping[str, Any]) -> Sampler:
+    def _sampling(self, sampling: SamplingOptions | None, given: Mapping[str, Any]) -> SamplingOptions:
         if sampling is not None:
-            return self.sampler(SamplingOptions.given(sampling, given))
-        return self.sampler(self.sampling_defaults.options(given))
+            return SamplingOptions.given(sampling, given)
+        return self.sampling_defaults.options(given)
 
-    def _stream(
+    def _known(self, ids: list[int]) -> list[int]:
+        """Return token ids. LocalLLMError for one outside the vocabulary, which would end other answers in its step."""
+        most = self.vocabulary
+        if (wrong := next((token for token in ids if not 0 <= token < most), None)) is not None:
+            raise LocalLLMError(f"token {wrong} is outside the vocabulary: ids are 0 to {most - 1}")
+        return ids
+
+    def _request(
         self,
         ids: Sequence[int],
-        sampler: Sampler,
+        sampling: SamplingOptions,
         answer: AnswerOptions,
         stops: tuple[str, ...],
-        cancel: threading.Event | None,
-        held_to: Callable[[], Constraint] | None,
-    ) -> Iterator[Piece]:
-        constraint, session = held_to() if held_to is not None else None, self.session()
-        try:
-            yield from session.generate(
-                ids, sampler, answer.max_tokens, stops, cancel, answer.ignore_eos, constraint=constraint
-            )
-        finally:
-            session.close()
+        constraint: Callable[[], Constraint] | None,
+        logprobs: int | None,
+        processor: LogitsProcessor | None,
+    ) -> Request:
+        self._check_open()
+        if logprobs is not None and not (isinstance(logprobs, int) and 0 <= logprobs <= self.vocabulary):
+            raise LocalLLMError(f"logprobs is {logprobs!r:.60}; give a number of alternatives, 0 or more")
+        if processor is not None and not callable(processor):
+            raise LocalLLMError("logits_processor must be a function of the tokens so far and the logits")
+        return Request(
+            ids, sampling, answer.max_tokens, stops, answer.ignore_eos, logprobs, constraint=constraint,
+            processor=processor,
+        )  # fmt: skip
 
-    def close(self) -> None:
-        """Free the weights and the cache, and end the child process of the chat template."""
-        if self._confined is not None:
-            self._confined.close()
-        if self.draft is not None:
-            self.draft.close()
-        super().close()
+    def __dir__(self) -> list[str]:
+        """List what programs use. Other attributes are for the package's own modules."""
+        return [*_SHOWN, *(name for name in super().__dir__() if name.startswith("__"))]
+
+    def __repr__(self) -> str:
+        what = self.config.architecture if self.config is not None else "no weights"
+        state = "closed" if self._closed else f"{what}, context {self.context}, {self.device or 'not loaded'}"
+        return f"<Model {self.file.path}: {state}>"
 
 
 @takes(LoadOptions)
@@ -387,11 +352,37 @@ def load(
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if drafts:
-                model.speculate(chosen, progress, sequences)
+                model.speculate(chosen, load, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()
         raise
     return model
+
+
+def _prompts(prompt: Any) -> tuple[list[str | list[int]], bool]:
+    """Return prompts as a list, and whether they were given as one. LocalLLMError for anything else."""
+    if isinstance(prompt, str):
+        return [prompt], False
+    if isinstance(prompt, Iterator):
+        prompt = list(prompt)  # it is looked at twice
+    if (ids := _token_ids(prompt)) is not None:
+        return [ids], False
+    found: list[str | list[int]] = []
+    for each in prompt if isinstance(prompt, Iterable) and not isinstance(prompt, Mapping) else [None]:
+        one = each if isinstance(each, str) else _token_ids(each)
+        if one is None:
+            problem = "generate continues a text or token ids; to answer messages, use model.chat(messages)"
+            raise LocalLLMError(problem)
+        found.append(one)
+    return found, True
+
+
+def _token_ids(ids: Any) -> list[int] | None:
+    """Return token ids as a list; None for anything else."""
+    if not isinstance(ids, Iterable) or isinstance(ids, str | bytes | Mapping):
+        return None
+    given = list(ids)
+    return [int(token) for token in given] if all(isinstance(token, Integral) for token in given) else None
 
 
 def _refuse_other_kinds(file: GGUFFile) -> None:

@@ -32,7 +32,7 @@ from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.options import DiffusionOptions, SamplingOptions
 from localllm.speculation.rule import Guess
 from tests.backends.support import stored
-from tests.localllm.speculation.support import Clock, ToldDrafter, reckless
+from tests.localllm.speculation.support import Told, drafting_by
 from tests.models.kit import EMBEDDERS, KIT
 
 PATH = Path(__file__).with_suffix(".json")
@@ -199,8 +199,7 @@ def embeddings(model: localllm.Model, texts: Sequence[Sequence[int]]) -> list[np
 
 
 def answer(model: localllm.Model, prompt: Sequence[int]) -> list[int]:
-    pieces = model.generate(prompt, temperature=0, max_tokens=WRITTEN, ignore_eos=True)
-    return [piece.token for piece in pieces if piece.token is not None]
+    return model.generate(prompt, temperature=0, max_tokens=WRITTEN, ignore_eos=True).tokens
 
 
 def drafted_answer(model: localllm.Model, prompt: Sequence[int], told: Sequence[int]) -> list[int]:
@@ -209,18 +208,12 @@ def drafted_answer(model: localllm.Model, prompt: Sequence[int], told: Sequence[
 
     def guess(seen: Sequence[int], sampler: object) -> Guess:
         right = text[len(seen)] if len(seen) < len(text) else 0
-        return Guess((right + 1) % VOCABULARY if len(seen) % 5 == 0 else right, 0, None)
+        return Guess((right + 1) % VOCABULARY if len(seen) % 5 == 0 else right, 0)
 
-    session = model.session()
-    session.use(reckless(ToldDrafter(guess, Clock()), longest=7))
-    try:
-        sampler = model.sampler(SamplingOptions(temperature=0))
-        pieces = list(session.generate(prompt, sampler, WRITTEN, ignore_eos=True))
-    finally:
-        session.close()
-    assert pieces[-1].statistics is not None
-    assert pieces[-1].statistics.decode_passes < WRITTEN // 2, "drafts were not used"
-    return [piece.token for piece in pieces if piece.token is not None]
+    with drafting_by(model, Told(guess, longest=7)):
+        reply = model.generate(prompt, temperature=0, max_tokens=WRITTEN, ignore_eos=True)
+        assert reply.usage.decode_passes < WRITTEN // 2, "drafts were not used"
+        return reply.tokens
 
 
 def filled(model: localllm.Model, prompt: Sequence[int]) -> list[int]:

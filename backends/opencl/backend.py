@@ -16,11 +16,11 @@ from localllm.backends.gpu.backend import GpuBackend, pick
 from localllm.backends.gpu.compiled import Store
 from localllm.backends.gpu.conformance.verdicts import Conformance
 from localllm.backends.gpu.device import Facts, Grid, out_of_memory
-from localllm.notice import Notice, Setting
+from localllm.backends.opencl.devices import kind_of, of_kinds, package, reason_of
+from localllm.notice import Notice
 from localllm.quant.codecache import default_folder
 
 OPTIONS = ("-cl-std=CL1.2",)
-SIMULATOR = "oclgrind"  # for tests; it presents itself as a card, but is a thousand times slower
 NO_MEMORY = ("MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE")
 
 
@@ -31,53 +31,18 @@ def _complaint(log: str) -> str:
     return "; ".join(found[:8])[:2000] or log[:2000]
 
 
-def _pyopencl() -> Any:
-    try:
-        import pyopencl
-    except ImportError as error:
-        problem = f"the opencl backend needs PyOpenCL ({error}); pip install 'localllm[opencl]', or use "
-        raise BackendError(Notice(problem, Setting("backend", "cpu"))) from None
-    return pyopencl
-
-
-def devices() -> list[Any]:
-    """Return PyOpenCL's devices, GPUs first. BackendError if PyOpenCL, a driver or a device is missing."""
-    cl = _pyopencl()
-    try:
-        platforms = [each for each in cl.get_platforms() if SIMULATOR not in each.name.lower()]
-        found = [device for platform in platforms for device in platform.get_devices()]
-    except cl.Error as error:
-        raise BackendError(
-            f"no OpenCL driver ({_reason(error)}); install the card's driver, or pip install pocl-binary-distribution "
-            "to run OpenCL on the CPU"
-        ) from None
-    if not found:
-        problem = "OpenCL finds no device; install the card's driver, or use "
-        raise BackendError(Notice(problem, Setting("backend", "cpu")))
-    return sorted(found, key=lambda device: kind_of(device) != "GPU")
-
-
-def kind_of(device: Any) -> str:
-    types = _pyopencl().device_type
-    return "GPU" if device.type & types.GPU else "CPU" if device.type & types.CPU else "other"
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 class OpenClDevice:
     """A device with one queue."""
 
     def __init__(self, device: Any, cache: Path | Literal["default"] | None = "default") -> None:
-        self._cl = cl = _pyopencl()
+        self._cl = cl = package()
         self.errors: tuple[type[Exception], ...] = (cl.Error,)
         self._device = device
         try:
             self._context = cl.Context([device])
             self._queue = cl.CommandQueue(self._context)
         except cl.Error as error:
-            raise BackendError(f"{device.name.strip()} does not open: {_reason(error)}") from None
+            raise BackendError(f"{device.name.strip()} does not open: {reason_of(error)}") from None
         self.store = Store(default_folder("gpu") if cache == "default" else cache)
         self.facts = Facts(
             name=device.name.strip(),
@@ -214,7 +179,7 @@ class OpenClDevice:
     def _explained(self, error: Exception, what: str) -> BackendError:
         if isinstance(error, self._cl.MemoryError) or any(name in str(error) for name in NO_MEMORY):
             return out_of_memory(self.facts.name, what)
-        return BackendError(Notice(f"{self.facts.name}: {_reason(error)} at ", what))
+        return BackendError(Notice(f"{self.facts.name}: {reason_of(error)} at ", what))
 
 
 class OpenClBackend(GpuBackend):
@@ -230,8 +195,6 @@ class OpenClBackend(GpuBackend):
         kinds: tuple[str, ...] = ("GPU", "CPU", "other"),
         conformance: Conformance | None = None,
     ) -> None:
-        found = [each for each in devices() if kind_of(each) in kinds]
-        if not found:
-            raise BackendError(Notice(f"OpenCL finds no {' or '.join(kinds)}; use ", Setting("backend", "cpu")))
+        found = of_kinds(kinds)
         own = found[pick(self.name, [each.name.strip() for each in found], device)]
         super().__init__(OpenClDevice(own, cache), conformance)

@@ -14,7 +14,7 @@ from localllm.answer.structure import Asked, Grammar, Structure, StructureError,
 from localllm.answer.thought import after_thought, before_content, budgeted, thought_of
 
 if TYPE_CHECKING:
-    from localllm.scheduler.request import Constraint
+    from localllm.generation.constraint import Constraint
 
 
 def constrained(

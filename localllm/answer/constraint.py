@@ -263,7 +263,7 @@ class _Words:
 
 
 class GrammarConstraint:
-    """The state of a grammar over one answer: a `Constraint` of `localllm.scheduler.request`."""
+    """The state of a grammar over one answer: a `localllm.generation.constraint.Constraint`."""
 
     def __init__(
         self, matcher: LLMatcher, tokens: int, ends: Mask, failed: Callable[[], None], count: Callable[[], None]

@@ -17,7 +17,7 @@ from localllm.answer.structure import StructureError
 from localllm.answer.thought import Thought, Watch, Watched, regex_escaped
 
 if TYPE_CHECKING:
-    from localllm.scheduler.request import Constraint
+    from localllm.generation.constraint import Constraint
 
 _MOST_LEAD = 64  # characters of a token before the marker that ends in it
 
@@ -54,7 +54,7 @@ def _marker(format_: Format) -> str:
 
 
 class OfferedCalls:
-    """The state of such an answer: a `Constraint` of `localllm.scheduler.request`."""
+    """The state of such an answer: a `localllm.generation.constraint.Constraint`."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class Output:
     def __init__(self, make_id: Callable[[], str]) -> None:
         self._parts: list[Part] = []
         self._make_id = make_id
-        self._calls = 0
+        self.count = 0  # calls so far
         self._kind: Kind = "content"
         self._held = ""  # white space that may end the text
         self._flowing = False  # in white space that is too long to wait for its end
@@ -100,13 +100,13 @@ class Output:
         """Begin a call; the id of a model that writes long ones is kept."""
         self.enter("content")
         self.called = True
-        self._parts.append(CallStart(self._calls, id_ if len(id_) > 7 else self._make_id(), name))
-        self._calls += 1
+        self._parts.append(CallStart(self.count, id_ if len(id_) > 7 else self._make_id(), name))
+        self.count += 1
 
     def arguments(self, json: str) -> None:
         """Show more of the arguments of the last call."""
         if json:
-            self._parts.append(CallArguments(self._calls - 1, json))
+            self._parts.append(CallArguments(self.count - 1, json))
 
     def finish(self) -> None:
         """The answer has ended: white space after content is a part of it, unless nothing else is."""

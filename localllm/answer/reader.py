@@ -31,10 +31,11 @@ from localllm.answer.grammars import (
 from localllm.answer.incoming import Incoming, Markers, Wait
 from localllm.answer.literal import LOOSE, literal
 from localllm.answer.output import Output, whole_calls
-from localllm.answer.parts import Part
+from localllm.answer.parts import Content, Part
 from localllm.answer.tags import nested_call, tagged_call
 from localllm.answer.thought import thought_of
 from localllm.answer.values import Schemas
+from localllm.scheduler.request import Event, Finished, Token
 
 _LETTERS = string.ascii_letters + string.digits
 _MOST_HEADER = 1024
@@ -99,6 +100,11 @@ class AnswerReader:
         next(self._run, None)
         self._out.finish()
         return self._out.drain()
+
+    @property
+    def called(self) -> bool:
+        """Whether the answer has called a tool until now."""
+        return self._out.count > 0
 
     # -- text with markers -----------------------------------------------------------------------------------------
 
@@ -304,3 +310,22 @@ class AnswerReader:
             yield from literal(self._text, LOOSE, self._out.arguments)
         else:
             self._out.text(gap)
+
+
+def with_parts(event: Event, reader: AnswerReader | None) -> Event:
+    """Return an event of an answer with the parts that its text completes. Without a reader all text is content.
+
+    An answer that ends by itself and called tools ends for the reason "tool_calls".
+    """
+    if isinstance(event, Token):
+        if not event.text:
+            return event
+        event.parts = (Content(event.text),) if reader is None else reader.push(event.text)
+        return event
+    if not isinstance(event, Finished):
+        return event
+    if reader is None:
+        return replace(event, parts=(Content(event.text),)) if event.text else event
+    whole = event.reason in ("end", "stop")
+    parts = (*(reader.push(event.text) if event.text else ()), *reader.finish(cut=not whole))
+    return replace(event, parts=parts, reason="tool_calls" if whole and reader.called else event.reason)

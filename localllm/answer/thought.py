@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.grammars import Format, ThoughtMarks
 from localllm.answer.incoming import SPACES
 from localllm.answer.structure import Grammar
 
 if TYPE_CHECKING:
-    from localllm.scheduler.request import Constraint
+    from localllm.answer.constraint import GrammarVocabulary
+    from localllm.generation.constraint import Constraint
 
 Mask = NDArray[np.bool_]
 Thought = Literal["open", "possible", "over"]  # the prompt ends within one; the answer may begin with one; it does not

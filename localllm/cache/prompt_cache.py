@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -21,13 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm import __version__
 from localllm.backends.base import BackendError
 from localllm.cache.paging import Sequence as Cached
 from localllm.engine import Rows
 from localllm.errors import LocalLLMError
 from localllm.gguf.identity import identity
-from localllm.model import Model
+from localllm.loaded import LoadedModel
 from localllm.notice import Notice, Setting, said
 from localllm.outputs import new_file
 from localllm.plan import BLOCK
@@ -61,7 +61,9 @@ class Kept:
     _own: bool  # whether links and files of other users are refused
 
 
-def save(path: Path, model: Model, sequence: Cached, messages: Messages, force: bool = False, own: bool = False) -> int:
+def save(
+    path: Path, model: LoadedModel, sequence: Cached, messages: Messages, force: bool = False, own: bool = False
+) -> int:
     """Write the content of a sequence, and return the file's size in bytes. On failure the old file stays.
 
     Only this user can read a new file, and with `own` a replaced one too.
@@ -72,7 +74,7 @@ def save(path: Path, model: Model, sequence: Cached, messages: Messages, force: 
     blocks = len(tokens) // BLOCK
     firsts = _first_blocks(model, blocks)
     header = {
-        "program": __version__,
+        "program": _version(),
         "model": str(model.file.metadata.get("general.name", model.file.path.name))[:200],
         "identity": identity(model.file),
         "layout": executable.cache_layout,
@@ -107,7 +109,7 @@ def check_replaceable(path: Path) -> None:
         raise CacheFileError(f"{path}: exists and is not a localllm conversation file; give another name")
 
 
-def read(path: Path, model: Model, own: bool = False) -> Kept:
+def read(path: Path, model: LoadedModel, own: bool = False) -> Kept:
     """Check a file against this model; CacheFileError if it cannot be used.
 
     `own`: refuse links and files of other users, and make the file private. For folders that a server writes.
@@ -121,7 +123,7 @@ def read(path: Path, model: Model, own: bool = False) -> Kept:
         raise CacheFileError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def restore(kept: Kept, model: Model, sequence: Cached) -> None:
+def restore(kept: Kept, model: LoadedModel, sequence: Cached) -> None:
     """Load `kept` into `sequence`; on failure it is empty. Tokens without a block are evaluated."""
     model.engine.truncate(sequence, 0)
     if kept.problem:
@@ -148,7 +150,7 @@ def restore(kept: Kept, model: Model, sequence: Cached) -> None:
         model.engine.step([Rows(sequence, kept.tokens[blocks * BLOCK :], "none")])
 
 
-def _checked(path: Path, file: FileIO, model: Model, own: bool) -> Kept:
+def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
     size = os.fstat(file.fileno()).st_size
     digest = hashlib.blake2b(digest_size=_DIGEST)
     if size < _START.size + _DIGEST:
@@ -192,10 +194,10 @@ def _checked(path: Path, file: FileIO, model: Model, own: bool) -> Kept:
     return Kept(path, header["messages"], tokens.tolist(), _misfit(header, model), offset, own)
 
 
-def _misfit(header: dict[str, Any], model: Model) -> str:
+def _misfit(header: dict[str, Any], model: LoadedModel) -> str:
     """Return why the cache in a file cannot be used here although its text can; "" if it can."""
     executable = model.executable
-    if header["program"] != __version__:
+    if header["program"] != _version():
         return f"its cache was made by version {header['program'][:40]}"
     if header["first_blocks"] != _first_blocks(model, header["tokens"] // BLOCK):
         return "its cache keeps another window"
@@ -241,13 +243,18 @@ _FIELDS: dict[str, Any] = {
 }
 
 
-def _first_blocks(model: Model, blocks: int) -> list[int]:
+def _version() -> str:
+    """Return the version of the package, which cannot be imported here: it imports `Conversation`."""
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
+
+
+def _first_blocks(model: LoadedModel, blocks: int) -> list[int]:
     """Return, per layer, the first of `blocks` full blocks to save: all visible blocks and a few more."""
     pool, windowed = model.pool, model.pool.windowed
     return [(windowed if layer.window and windowed else pool).first_kept(blocks * BLOCK) for layer in model.layers]
 
 
-def _table(model: Model, sequence: Cached, layer: int) -> NDArray[np.int32]:
+def _table(model: LoadedModel, sequence: Cached, layer: int) -> NDArray[np.int32]:
     """Return the physical blocks of a sequence in one layer, in order of position."""
     return sequence.tables()[-1 if model.layers[layer].window else 0]
 

@@ -37,7 +37,7 @@ def matrix_inputs(
     """
     if progress is not None:
         progress("observing", 0, len(windows.tokens))
-    words = model.tokenizer
+    words = model.maybe_tokenizer
     session, step = model.session(), min(model.batch_rows, model.executable.limits.logit_rows)
     try:
         for number, row in enumerate(windows.tokens):

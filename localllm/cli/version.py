@@ -11,7 +11,7 @@ _SECONDS = 10.0
 
 
 def version(folder: Path = _CHECKOUT) -> str:
-    """Return `0.2.0`, or in a checkout `0.2.0 (abc1234)`, with `, modified` if a tracked file has changed."""
+    """Return `0.3.0`, or in a checkout `0.3.0 (abc1234)`, with `, modified` if a tracked file has changed."""
     if not (folder / ".git").exists():
         return __version__
     import subprocess

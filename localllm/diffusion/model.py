@@ -65,7 +65,7 @@ def answer_ids(model: LoadedModel, canvas: Canvas, ignore_eos: bool = False) -> 
     """Return the tokens of an answer that have settled, up to the first that ends it."""
     found: list[int] = []
     for token in canvas.answer:
-        if token in model.words.eog and not ignore_eos:
+        if token in model.tokenizer.eog and not ignore_eos:
             break
         if token != canvas.mask:
             found.append(token)

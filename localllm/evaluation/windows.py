@@ -120,7 +120,7 @@ class ModelSource:
     def _read(self, window: int) -> None:
         """Evaluate the first half, which is not scored."""
         tokens = self._windows.tokens[window, : self._windows.first].tolist()
-        words = self._model.tokenizer
+        words = self._model.maybe_tokenizer
         if words is not None and words.add_bos and words.bos is not None and not self._windows.stride:
             tokens[0] = words.bos
         for start in range(0, len(tokens), self._model.batch_rows):

@@ -12,9 +12,9 @@ import numpy as np
 from localllm.backends.base import Clocked, Roofs
 from localllm.explain.costs import Cost, costs_of
 from localllm.explain.record import Record, Step
-from localllm.generation.statistics import Statistics
 from localllm.model import Model
 from localllm.plan import BLOCK
+from localllm.scheduler.request import Finished
 
 MEASURE_SECONDS = 0.1
 MOST_SHARE = 1.05  # of a limit; a larger share means that the time is that of one thread, while others worked
@@ -115,9 +115,9 @@ class Drafts:
 class Account:
     """The numbers of a recorded answer."""
 
-    def __init__(self, record: Record, model: Model, roofs: Roofs, statistics: Statistics) -> None:
+    def __init__(self, record: Record, model: Model, roofs: Roofs, end: Finished) -> None:
         assert model.plan is not None
-        self.record, self.roofs, self.statistics = record, roofs, statistics
+        self.record, self.roofs, self.usage, self.reason = record, roofs, end.usage, end.reason
         self.costs = costs_of(model.executable, model.plan)
         self.block_bytes = sum(model.executable.block_bytes)
         self.blocks = model.pool.blocks
@@ -199,7 +199,7 @@ class Account:
     def drafts(self) -> Drafts | None:
         """What speculation did; None if there was none."""
         record = self.record
-        if self.statistics.speculation is None:
+        if not self.usage.drafting:
             return None
         later = record.later("model")
         several = [step for step in later if len(step.tokens) > 1]

@@ -30,7 +30,7 @@ class Explanation:
 
     @property
     def ended_by(self) -> str:
-        return _ENDS[self.account.statistics.reason]
+        return _ENDS[self.account.reason]
 
     @property
     def roofs(self) -> str:

@@ -20,7 +20,7 @@ def facts(it: Explanation) -> dict[str, Any]:
         "device": it.device,
         "question": it.question,
         "answer": it.answer,
-        "reason": account.statistics.reason,
+        "reason": account.reason,
         "seed": record.seed,
         "samplers": list(record.chain),
         "lessons": {lesson.title.lower(): lesson.text for lesson in lessons(account)},

@@ -116,7 +116,7 @@ def _speculation(account: Account) -> Iterator[str]:
         yield f"A pass of one row took {time(drafts.one_row)}, a verifying pass {time(drafts.several_rows)}."
     if drafts.drafting:
         yield f"The draft model took {time(drafts.drafting)}."
-    yield f"That is x{account.statistics.speedup:.2f} of plain decoding, by its estimate."
+    yield f"That is x{account.usage.speedup:.2f} of plain decoding, by its estimate."
 
 
 def _sampling(account: Account) -> Iterator[str]:

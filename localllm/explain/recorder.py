@@ -1,4 +1,4 @@
-"""Records an answer while a session makes it. Every time is taken without the time that recording takes itself."""
+"""Records an answer while it is made. Every time is taken without the time that recording takes itself."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from localllm.backends.base import Clocked
 from localllm.engine import Engine, Rows
 from localllm.explain.choices import chain_of, seen
 from localllm.explain.record import Choice, Record, Step, Who
-from localllm.generation.decoding import Deciding, Decoding
-from localllm.generation.statistics import Speculated
 from localllm.model import Model
 from localllm.sampling.sampler import Sampler
-from localllm.session import Session
+from localllm.scheduler.request import Choosing
 
 
 class Recorder:
-    """Records the next answer of a session of `model`, with at most `top` candidates of every choice."""
+    """Records the next answer of `model`, with at most `top` candidates of every choice."""
 
     def __init__(self, model: Model, top: int) -> None:
         self.record, self._top = Record(), top
@@ -32,19 +30,17 @@ class Recorder:
             self._engines["draft"] = model.draft.engine
         self._zero = perf_counter()
         self._row = 0  # of the last pass
+        self._began = 0.0  # when the choice under way began
 
     @contextmanager
-    def watching(self, session: Session) -> Iterator[Record]:
-        """Record what is generated inside the block; the answer begins with it."""
-        session.watch = self
+    def watching(self) -> Iterator[Record]:
+        """Record the answer that is made inside the block; it begins with it. The request has this as `observer`."""
         for who, engine in self._engines.items():
             engine.watch = _Steps(self, who, engine)
         self._zero = perf_counter()
         try:
             yield self.record
         finally:
-            self.record.held = session.length
-            session.watch = None
             for engine in self._engines.values():
                 engine.watch = None
 
@@ -61,14 +57,26 @@ class Recorder:
         finally:
             self.record.watching += perf_counter() - began
 
-    def answer(self, prompt: Sequence[int], sequence: cache.Sequence, decoding: Decoding, sampler: Sampler) -> Decoding:
+    # -- told by the core ------------------------------------------------------------------------------------------
+
+    def started(self, prompt: Sequence[int], sequence: cache.Sequence, sampler: Sampler) -> None:
         record = self.record
         assert not record.prompt, "one answer at a time"
         record.prompt, record.reused = list(prompt), sequence.length
         record.reused_blocks = len(sequence.blocks)
         record.seed, record.chain = sampler.seed, chain_of(sampler.options)
         record.prepared = self.now()
-        return _Watched(decoding, sampler, self)
+
+    def choosing(self) -> None:
+        self._began = self.now()
+
+    def chose(self, token: int, by: Choosing, sampler: Sampler) -> None:
+        ended = self.now()
+        with self.aside():
+            self._chose(token, by, sampler, self._began, ended)
+
+    def ended(self, length: int) -> None:
+        self.record.held = length
 
     def stepped(self, step: Step) -> None:
         """Add a pass."""
@@ -76,7 +84,7 @@ class Recorder:
         if step.who == "model":
             self._row = 0
 
-    def chose(self, token: int, deciding: Deciding, sampler: Sampler, began: float, ended: float) -> None:
+    def _chose(self, token: int, deciding: Choosing, sampler: Sampler, began: float, ended: float) -> None:
         """Add the choice of a token."""
         also = [token] if deciding.draft is None else [token, deciding.draft]
         found = seen(sampler.stages(deciding.logits), self._top, also)
@@ -102,7 +110,7 @@ class _Steps:
     @contextmanager
     def step(self, rows: Sequence[Rows]) -> Iterator[None]:
         recorder = self.recorder
-        [part] = rows  # a session steps alone
+        [part] = rows  # the answer is made alone
         with recorder.aside():
             first, before = part.sequence.length, self._clock()
         began = recorder.now()
@@ -119,42 +127,3 @@ class _Steps:
         """Return the cycles of each kernel call so far (calls, 2)."""
         executable = self.engine.executable
         return executable.clocks() if isinstance(executable, Clocked) else None
-
-
-class _Watched:
-    """A decoding whose choices are recorded."""
-
-    def __init__(self, inner: Decoding, sampler: Sampler, recorder: Recorder) -> None:
-        self._inner, self._sampler, self._recorder = inner, sampler, recorder
-
-    @property
-    def passes(self) -> int:
-        return self._inner.passes
-
-    @property
-    def held(self) -> int:
-        return self._inner.held
-
-    def start(self, logits: NDArray[np.float32]) -> None:
-        self._inner.start(logits)
-
-    def sample(self) -> int:
-        recorder = self._recorder
-        began = recorder.now()
-        token = self._inner.sample()
-        ended = recorder.now()
-        with recorder.aside():
-            recorder.chose(token, self._inner.deciding(), self._sampler, began, ended)
-        return token
-
-    def deciding(self) -> Deciding:
-        return self._inner.deciding()
-
-    def feed(self, token: int, wanted: int) -> None:
-        self._inner.feed(token, wanted)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def speculated(self) -> Speculated | None:
-        return self._inner.speculated()

@@ -35,7 +35,7 @@ from localllm.sampling.repetition import Breakers
 from localllm.sampling.select import Doubles, Ids
 
 if TYPE_CHECKING:
-    from localllm.scheduler.request import Constraint
+    from localllm.generation.constraint import Constraint
 
 
 _MANY = 4096  # candidates; of fewer, float64 probabilities are as quick

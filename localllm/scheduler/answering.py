@@ -7,7 +7,9 @@ last one give the next token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,32 +17,43 @@ from numpy.typing import NDArray
 from localllm.backends.base import Largest
 from localllm.cache import Sequence as Cached
 from localllm.errors import LocalLLMError
+from localllm.generation.statistics import Usage
 from localllm.generation.text import AnswerText
 from localllm.sampling.sampler import Sampler
 from localllm.scheduler.logprobs import logprob_of, sampled_logprob
 from localllm.scheduler.request import (  # fmt: skip
+    Choosing,
     Event,
     Failed,
     Finished,
     Logprob,
-    Prompted,
+    Prefilled,
     Reason,
     Started,
     Ticket,
-    Usage,
-    Written,
+    Token,
 )
-from localllm.speculation.ngram import NgramDrafter
-from localllm.speculation.rule import Guess
 from localllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.speculation.ngram import NgramDrafter
+    from localllm.speculation.rule import Guess
 
 F32 = NDArray[np.float32]
 
 
 class Answering:
-    """The state of one ticket. Only the scheduler's thread uses it."""
+    """The state of one ticket. Only the thread that steps uses it."""
 
-    def __init__(self, ticket: Ticket, number: int, sampler: Sampler, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        ticket: Ticket,
+        number: int,
+        sampler: Sampler,
+        tokenizer: Tokenizer | None,
+        read_after: Callable[[int], int] = lambda length: 0,
+    ) -> None:
+        """`read_after` returns the bytes that a pass reads after so many tokens."""
         request = ticket.request
         self.ticket, self.request, self.number = ticket, request, number
         self.tokens: list[int] = list(request.prompt)
@@ -54,15 +67,21 @@ class Answering:
         self.outcome: list[tuple[int, bool]] = []  # class of a guess, and whether it was right
         self.drafter: NgramDrafter | None = None
         self.ended = ""  # why, once it has
+        self._complete = False  # whether an end token has followed
         self.sampler = sampler
         self._text = AnswerText(tokenizer, request.stops, request.resumed, request.visible)
+        self._bytes: Callable[[int], bytes] = tokenizer.piece if tokenizer is not None else lambda token: b""
         self._ends = frozenset[int]() if tokenizer is None else tokenizer.eog
         self._submitted = perf_counter()
         self._resumed = self.writes_since = 0.0  # when it was admitted last, and its first token after that
-        self._admitted = self._prompted = self._first = self._last = 0.0
+        self._admitted = self._prompted = self._first = 0.0
         self._reused = -1
-        self._told = 0  # tokens of the prompt that `Prompted` has reported
-        self._drafted = self._accepted = 0
+        self._told = 0  # tokens of the prompt that `Prefilled` has reported
+        self._drafted = self._accepted = self._rounds = self._passes = 0
+        self._decode_seconds = self._plain_seconds = 0.0
+        self._plain = 0.0  # seconds of this step without drafts
+        self.drafting = False  # whether its tokens may be drafted
+        self._read_after = read_after
 
     # -- what to evaluate ------------------------------------------------------------------------------------------
 
@@ -81,6 +100,13 @@ class Answering:
         return len(self.tokens) - self.prompt_tokens
 
     @property
+    def held(self) -> int:
+        """Tokens that are in the cache for good: no drafts, and not the newest token, even if it was drafted."""
+        if self.sequence is None:
+            return 0
+        return min(self.sequence.length, len(self.tokens) - (self.answered > 0 and not self._complete))
+
+    @property
     def left(self) -> int:
         """Number of tokens that may still be written."""
         most = self.request.max_tokens
@@ -89,7 +115,14 @@ class Answering:
     @property
     def looks_at(self) -> int:
         """Number of largest logits that decide the next token; 0 if all are needed."""
-        return 0 if self.request.logprobs is not None else self.sampler.looks_at
+        request = self.request
+        whole = request.logprobs is not None or request.observer is not None or request.processor is not None
+        return 0 if whole else self.sampler.looks_at
+
+    @property
+    def pace(self) -> float:
+        """Seconds of decoding so far, per second that it takes without drafts; at most 1."""
+        return min(self._decode_seconds / self._plain_seconds, 1.0) if self._plain_seconds else 1.0
 
     def had_its_turn(self, seconds: float) -> bool:
         """Whether it has written for so long since it was admitted, and twice as long as its prompt took."""
@@ -117,23 +150,35 @@ class Answering:
                 self.sampler.accept(token)
             constraint = self.request.constraint() if self.request.constraint is not None else None
             self.sampler.constrain(constraint, self._ends, self.request.ignore_eos)
-            self.tell(Started(self.prompt_tokens, reused))
+            if self.request.observer is not None:
+                self.request.observer.started(self.tokens, sequence, self.sampler)
+            self.tell(Started(self.prompt_tokens, reused, self.request.choice))
 
-    def evaluated(self, logits: F32 | None) -> None:
-        """Report more of the prompt; `logits` are those of its newly evaluated tokens, if wanted."""
+    def evaluated(self, logits: F32) -> None:
+        """Report more of the prompt; `logits` are those of its newly evaluated tokens if its log-probabilities are
+        wanted."""
         assert self.sequence is not None
         length = min(self.sequence.length, self.prompt_tokens)
         if length <= self._told:
             return
         found: tuple[Logprob, ...] = ()
-        if logits is not None and self.request.prompt_logprobs:
+        if self.request.prompt_logprobs:
             following = self.tokens[self._told + 1 : length + 1]
             top = self.request.logprobs or 0
-            found = tuple(logprob_of(row, token, top) for row, token in zip(logits, following, strict=False))
+            found = tuple(
+                logprob_of(row, token, top, self._bytes) for row, token in zip(logits, following, strict=False)
+            )
         self._told = length
-        self.tell(Prompted(length, found))
+        self.tell(Prefilled(length, found, self.request.choice))
 
     # -- choosing tokens -------------------------------------------------------------------------------------------
+
+    def decoded(self, seconds: float, plain: float) -> None:
+        """Count a step after the first token: its seconds, and those that it takes without drafts."""
+        self._decode_seconds += seconds
+        self._plain_seconds += plain
+        self._plain = plain
+        self._passes += 1
 
     def take(self, logits: F32) -> None:
         """Choose tokens from the logits (1 + verified, V) after the pending token and after each drafted one.
@@ -141,11 +186,21 @@ class Answering:
         A drafted token is accepted if it is the one that is chosen anyway, so the answer is that of plain decoding.
         """
         self._drafted += self.verified
+        self._rounds += self.verified > 0
+        observer = self.request.observer
         for at, row in enumerate(logits):
+            if self.request.processor is not None:
+                row = self._processed(row)
+            if observer is not None:
+                observer.choosing()
             chosen = self.sampler.sample(row)
+            if observer is not None:
+                observer.chose(chosen, self._choosing(row, at), self.sampler)
             logprob = self._logprob(row, chosen)
             right = self._was_guessed(chosen, at)
-            self._accepted += right and at < self.verified
+            if right and at < self.verified:
+                self._accepted += 1
+                self._plain_seconds += self._plain
             if not self._append(chosen, logprob) or not right:
                 return
 
@@ -155,14 +210,34 @@ class Answering:
         self._was_guessed(chosen, 0)
         self._append(chosen, None)
 
+    def _processed(self, row: F32) -> F32:
+        assert self.request.processor is not None
+        try:
+            found = np.asarray(self.request.processor(tuple(self.tokens), row.copy()), np.float32)
+        except LocalLLMError:
+            raise
+        except Exception as error:  # the user's
+            raise LocalLLMError(f"the logits processor failed: {type(error).__name__}: {error}") from error
+        if found.shape != row.shape:
+            raise LocalLLMError(f"the logits processor returned an array of shape {found.shape}, not {row.shape}")
+        if not np.isfinite(most := found.max()) and np.isfinite(row.max()):
+            raise LocalLLMError(f"the logits processor leaves no token to choose: its largest logit is {most}")
+        return found
+
+    def _choosing(self, row: F32, at: int) -> Choosing:
+        if at >= len(self.guesses):
+            return Choosing(row)
+        by = "draft model" if self.modelled else "n-grams"
+        return Choosing(row, self.guesses[at].token, at < self.verified, by)
+
     def _logprob(self, logits: F32, chosen: int) -> Logprob | None:
         """Return the log-probability of a token if it is wanted."""
         top = self.request.logprobs
         if top is None or self.sampler.is_end(chosen):
             return None
         if self.request.sampled:
-            return sampled_logprob(*self.sampler.distribution(logits), chosen, top)
-        return logprob_of(logits, chosen, top)
+            return sampled_logprob(*self.sampler.distribution(logits), chosen, top, self._bytes)
+        return logprob_of(logits, chosen, top, self._bytes)
 
     def _was_guessed(self, chosen: int, at: int) -> bool:
         """Return whether the guess number `at` is right, and record that if there is one, verified or not."""
@@ -177,9 +252,9 @@ class Answering:
         now = perf_counter()
         self._prompted = self._prompted or now
         self._first = self._first or now
-        self._last = now
         self.writes_since = self.writes_since or now
         if self.sampler.is_end(token):
+            self._complete = True
             self.finish("end")
             return False
         self.sampler.write(token)
@@ -190,7 +265,7 @@ class Answering:
         if self._text.stopped:
             self.finish("stop", text)
             return False
-        self.tell(Written(token, text, logprob))
+        self.tell(Token(token, text, logprob, (), self.request.choice))
         if self.sampler.finished:
             self.finish("end")
         elif self.left <= 0:
@@ -203,13 +278,21 @@ class Answering:
         """End the answer; `text` precedes what was held back."""
         if not self.ended:
             self.ended = reason
-            self.tell(Finished(reason, text + self._text.finish(), self.usage(), self._text.ended_by))
+            self._observe_end()
+            text += self._text.finish()
+            choice = self.request.choice
+            self.tell(Finished(reason, text, self.usage(), self._text.ended_by, self.held, choice=choice))
 
     def fail(self, error: LocalLLMError) -> None:
         """End the request with an error."""
         if not self.ended:
             self.ended = "failed"
-            self.tell(Failed(error))
+            self._observe_end()
+            self.tell(Failed(error, self.request.choice))
+
+    def _observe_end(self) -> None:
+        if self.request.observer is not None:
+            self.request.observer.ended(self.sequence.length if self.sequence is not None else 0)
 
     @property
     def done(self) -> bool:
@@ -221,12 +304,18 @@ class Answering:
 
         return Usage(
             prompt_tokens=self.prompt_tokens,
-            reused=max(self._reused, 0),
+            reused_tokens=max(self._reused, 0),
             answer_tokens=self.answered,
             queued_seconds=since(self._submitted, self._admitted),
             first_token_seconds=since(self._submitted, self._first),
             prompt_seconds=since(self._admitted, self._prompted),
-            decode_seconds=since(self._first, self._last),
+            decode_seconds=self._decode_seconds,
+            decode_steps=self._passes + self._accepted,
+            decode_passes=self._passes,
+            bytes_per_step=self._read_after(self.sequence.length if self.sequence is not None else 0),
+            drafting=self.drafting,
             drafted=self._drafted,
             accepted=self._accepted,
+            rounds=self._rounds,
+            plain_seconds=self._plain_seconds,
         )

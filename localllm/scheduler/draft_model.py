@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError
+from localllm.cache.prefix import same
 from localllm.engine import Engine, Result, Rows
 from localllm.errors import LocalLLMError
 from localllm.sampling.chain import HIGHEST
@@ -28,6 +29,7 @@ from localllm.speculation.vocabulary import Mapping
 
 CATCH_UP = 64  # rows of prompts in a step of the draft model: the answers wait for it
 _HORIZON = 128  # assumed tokens left of an answer of unknown length
+_MOST_ENDED = 8  # sequences of ended requests
 _HOPELESS = 0.1  # chance that all drafted tokens so far are accepted, below which drafting stops
 
 
@@ -44,22 +46,23 @@ class _Drafting:
 
         At least the newest token is evaluated (again), for its logits.
         """
-        text, seen = self.one.tokens, self.followed.tokens
-        while self.good < min(len(seen), len(text)) and seen[self.good] == text[self.good]:
-            self.good += 1
-        self.followed.forget(min(self.good, len(text) - 1))
+        text = self.one.tokens
+        self.followed.forget(min(len(text) - self.behind, len(text) - 1))
         self.good = len(self.followed.tokens)
         missing = text[self.good : self.good + most]
         return missing, self.good + len(missing) == len(text)
 
     @property
     def behind(self) -> int:
-        """About how many tokens of the text are missing."""
-        return len(self.one.tokens) - self.good
+        """How many tokens of the text are missing."""
+        text, seen = self.one.tokens, self.followed.tokens
+        while self.good < min(len(seen), len(text)) and seen[self.good] == text[self.good]:
+            self.good += 1
+        return len(text) - self.good
 
 
 class DraftModel:
-    """Drafts for the requests of a scheduler. Only its thread uses it."""
+    """Drafts for the requests of a core. Only the thread that steps uses it."""
 
     def __init__(self, engine: Engine, mapping: Mapping, costs: Costs, verifying: Costs, longest: int) -> None:
         """`costs` are those of the draft model's steps, `verifying` those of the model's."""
@@ -68,13 +71,22 @@ class DraftModel:
         self._judge = Judge(draft.PRIORS)
         self.acceptance = self._judge.acceptance
         self._drafting: dict[int, _Drafting] = {}  # by the number of the request
+        self._ended: list[Followed] = []  # of requests that have ended: the next turn of a chat goes on from them
         self._spent, self._won, self._shared = 0.0, 0, 0  # the last round: seconds, accepted drafts, requests
         self._reading = 0.0  # its seconds for prompts, which serve later rounds
 
     def end(self, one: Answering) -> None:
-        """Forget a request."""
+        """Keep what is evaluated of a request for a later one."""
         if (found := self._drafting.pop(one.number, None)) is not None:
-            found.followed.close()
+            self._ended.append(found.followed)
+            if len(self._ended) > _MOST_ENDED:
+                self._ended.pop(0).close()
+
+    def close(self) -> None:
+        """Free all sequences."""
+        for followed in [*self._ended, *(each.followed for each in self._drafting.values())]:
+            followed.close()
+        self._ended, self._drafting = [], {}
 
     def propose(self, ones: Sequence[Answering], rows: int, worth: float, positions: int) -> None:
         """Set the guesses of requests that are writing, in a step of `rows` rows so far.
@@ -121,7 +133,7 @@ class DraftModel:
         missing = each.behind - self._longest
         if missing <= 0:
             return True
-        rounds = min(each.one.left, _HORIZON) * (1 - self.acceptance.mean)
+        rounds = max(min(each.one.left, _HORIZON) * (1 - self.acceptance.mean), 1.0)
         return self._outlook(1, 1.0, 0, rows, worth) * rounds > missing * self._seconds(self._costs.most) / (
             self._costs.most
         )
@@ -149,8 +161,16 @@ class DraftModel:
 
     def _of(self, one: Answering) -> _Drafting:
         if one.number not in self._drafting:
-            self._drafting[one.number] = _Drafting(one, Followed(self._engine, self._mapping))
+            self._drafting[one.number] = _Drafting(one, self._followed(one.tokens))
         return self._drafting[one.number]
+
+    def _followed(self, tokens: Sequence[int]) -> Followed:
+        """Return the sequence of an ended request that shares the most with a text, or an empty one."""
+        best = max(self._ended, key=lambda each: same(each.tokens, tokens), default=None)
+        if best is None or not same(best.tokens, tokens):
+            return Followed(self._engine, self._mapping)
+        self._ended.remove(best)
+        return best
 
     def _draft(self, found: list[_Drafting], rows: int, worth: float) -> None:
         """Draft until no further step is expected to pay."""
@@ -195,9 +215,10 @@ class DraftModel:
         if not chosen:
             return []
         began = perf_counter()
-        results: list[Result] = self._engine.step(
-            [Rows(parts[i][0].followed.sequence, spelled[i][0], "last" if parts[i][2] else "none") for i in chosen]
-        )
+        rows = [Rows(parts[i][0].followed.sequence, spelled[i][0], "last" if parts[i][2] else "none") for i in chosen]
+        while self._ended and not self._engine.fits([(each.sequence, len(each.tokens)) for each in rows]):
+            self._ended.pop(0).close()
+        results: list[Result] = self._engine.step(rows)
         count = sum(len(spelled[i][0]) for i in chosen)
         seconds = perf_counter() - began
         if count <= self._costs.most:
@@ -235,4 +256,4 @@ def _guess(sampler: Sampler, logits: NDArray[np.float32]) -> Guess | None:
             token = sampler.sample(logits)
         except LocalLLMError:  # penalties leave nothing
             return None
-    return Guess(token, trust_of(logits, token), None)
+    return Guess(token, trust_of(logits, token))

@@ -18,6 +18,7 @@ from localllm.speculation.ngram import NgramDrafter
 from localllm.speculation.policy import Acceptance, Costs
 from localllm.speculation.rule import Guess
 
+_FRESH = 48  # steps with drafts after which one without is timed again
 _HOPELESS = 0.05  # chance that all drafted tokens so far are accepted, below which drafting stops
 
 
@@ -28,26 +29,33 @@ class Drafts:
         """`repeats`: draft repetitions. `model` drafts for requests that have none that pay."""
         self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
         self._acceptance = Acceptance(ngram.PRIORS)
+        self._stale = 0  # steps since one without drafts
 
     def begin(self, one: Answering) -> None:
         """Let a request's drafter read its prompt."""
+        one.drafting = True
         if self._repeats:
             one.drafter = NgramDrafter()
             one.drafter.begin(one.tokens)
 
     def end(self, one: Answering) -> None:
-        """Free what the draft model holds of a request."""
+        """Let the draft model keep what it holds of a request for a later one, as far as its cache allows."""
         if self._model is not None:
             self._model.end(one)
 
     def propose(self, writing: Sequence[Answering], limits: Limits) -> None:
         """Set `guesses` and `verified` of the requests that are writing."""
-        rows = len(writing)
         for one in writing:
             one.guesses, one.verified, one.modelled = self._guess(one, limits.positions), 0, False
-        if not rows or rows >= self._costs.most:
-            return
-        worth = self._costs.seconds(rows) / rows  # seconds that a further token saves
+        if writing and len(writing) < self._costs.most and self._stale < _FRESH:
+            self._choose(writing, limits)
+        self._stale = self._stale + 1 if any(one.verified for one in writing) else 0
+
+    def _choose(self, writing: Sequence[Answering], limits: Limits) -> None:
+        """Set `verified` where it pays, and draft with the model where repetitions do not."""
+        rows = len(writing)
+        pace = sum(one.pace for one in writing) / rows
+        worth = pace * self._costs.seconds(rows) / rows  # seconds that a further token saves
         rows += self._verify(writing, rows, worth)
         rest = [one for one in writing if not one.verified]
         if self._model is None or not rest or rows >= self._costs.most:
@@ -59,9 +67,13 @@ class Drafts:
         self._model.verified(self._costs.seconds(rows + more) - self._costs.seconds(rows))
 
     def observe(self, rows: int, prompt: int, seconds: float) -> None:
-        """Record a step without prompt rows."""
+        """Record a step of `rows` rows in all. Only one without rows of prompts tells what decoding costs."""
         if not prompt and rows <= self._costs.most:
             self._costs.observe(rows, seconds)
+
+    def plain_seconds(self, requests: int) -> float:
+        """Return the seconds of a step that decodes so many requests without drafts."""
+        return self._costs.seconds(min(requests, self._costs.most))
 
     def judge(self, one: Answering) -> None:
         """Record which guesses were right, also of those that were not verified."""
@@ -71,6 +83,11 @@ class Drafts:
         if self._model is not None and one.modelled:
             self._model.accepted(sum(right for _, right in one.outcome[: one.verified]))
         one.outcome.clear()
+
+    def close(self) -> None:
+        """Free what the draft model holds."""
+        if self._model is not None:
+            self._model.close()
 
     def _guess(self, one: Answering, positions: int) -> list[Guess]:
         if one.drafter is None:

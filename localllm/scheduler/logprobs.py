@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.sampling.select import Doubles, Ids, largest
 from localllm.scheduler.request import Logprob
 
+Bytes = Callable[[int], bytes]  # of a token
 
-def logprob_of(logits: NDArray[np.float32], token: int, top: int) -> Logprob:
+
+def logprob_of(logits: NDArray[np.float32], token: int, top: int, bytes_: Bytes) -> Logprob:
     """Return the log-probability of a token given its logits (V,), and of the `top` most likely tokens."""
     numbers = logits.astype(np.float64)
     total = float(np.log(np.exp(numbers - numbers.max()).sum()) + numbers.max())
     best = largest(logits, min(top, len(logits))).tolist() if top else []
-    return Logprob(token, float(numbers[token]) - total, tuple((one, float(numbers[one]) - total) for one in best))
+    return _made(token, float(numbers[token]) - total, [(one, float(numbers[one]) - total) for one in best], bytes_)
 
 
-def sampled_logprob(ids: Ids, probabilities: Doubles, token: int, top: int) -> Logprob:
+def sampled_logprob(ids: Ids, probabilities: Doubles, token: int, top: int, bytes_: Bytes) -> Logprob:
     """Return the log-probability of a token that was drawn from `ids` (n,), and of the `top` most likely of them."""
     numbers = np.log(probabilities)
     best = np.lexsort((ids, -probabilities))[:top].tolist()
-    return Logprob(
-        token,
-        float(numbers[np.flatnonzero(ids == token)[0]]),
-        tuple((int(ids[one]), float(numbers[one])) for one in best),
-    )
+    found = float(numbers[np.flatnonzero(ids == token)[0]])
+    return _made(token, found, [(int(ids[one]), float(numbers[one])) for one in best], bytes_)
+
+
+def _made(token: int, logprob: float, top: Sequence[tuple[int, float]], bytes_: Bytes) -> Logprob:
+    return Logprob(token, logprob, tuple(top), bytes_(token), tuple(bytes_(one) for one, _ in top))

@@ -7,10 +7,14 @@ a name.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Several
+from typing import TypeVar
 
 from localllm.cache import CacheFull, Sequence
 from localllm.cache.prefix import PrefixCache, same
 from localllm.engine import Engine
+
+T = TypeVar("T")
 
 
 class Places:
@@ -32,11 +36,15 @@ class Places:
 
     def save(self, place: int, write: Callable[[Sequence], int]) -> tuple[int, int]:
         """Hand what the cache still holds of a place to `write`; return its tokens and what `write` returned."""
-        found = self._prefixes.find(self._last.get(place, []))
+        return self.held(self._last.get(place, []), lambda sequence: (sequence.length, write(sequence)))
+
+    def held(self, tokens: Several[int], use: Callable[[Sequence], T]) -> T:
+        """Hand a sequence of what the cache holds of `tokens`, from the first, to `use`; return what that returns."""
+        found = self._prefixes.find(tokens)
         sequence = self._engine.add() if found.sequence is None else self._engine.fork(found.sequence)
         try:
             self._engine.truncate(sequence, found.length)
-            return sequence.length, write(sequence)
+            return use(sequence)
         finally:
             sequence.free()
 
@@ -45,6 +53,12 @@ class Places:
 
         Sequences that were not used for the longest time make room. CacheFull if running requests leave too little.
         """
+        tokens, size = self.take_up(read)
+        self.remember(place, tokens)
+        return len(tokens), size
+
+    def take_up(self, read: Callable[[], tuple[Sequence, int]]) -> tuple[list[int], int]:
+        """Keep a sequence that `read` returns; return its tokens and the second value. Errors as in `load`."""
         while True:
             try:
                 sequence, size = read()
@@ -52,13 +66,12 @@ class Places:
             except CacheFull:
                 if not self._prefixes.evict():
                     raise
-        self.remember(place, sequence.tokens)
-        length = sequence.length
-        if self._prefixes.find(sequence.tokens).length == length:  # the cache has it, or it is empty
+        tokens = list(sequence.tokens)
+        if self._prefixes.find(tokens).length == len(tokens):  # the cache has it, or it is empty
             sequence.free()
         else:
             self._prefixes.keep(sequence)
-        return length, size
+        return tokens, size
 
     def erase(self, place: int) -> int:
         """Drop from the cache what a place evaluated last; return its tokens. Longer texts with it stay."""

@@ -1,44 +1,31 @@
-"""What is asked of the scheduler, and what it tells: a `Request`, then its events, ending with `Finished` or `Failed`.
+"""What is asked of a core, and what it tells: a `Request`, then its events, ending with `Finished` or `Failed`.
 
-The scheduler knows token ids and their text. Messages, tools and protocols are the server's.
+These are the only events: the API, the chat and every protocol of the server read the same ones. The core knows token
+ids and their text. Who reads an answer adds its `parts` (`localllm.answer.reader.with_parts`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.errors import LocalLLMError
+from localllm.generation.constraint import Constraint
+from localllm.generation.statistics import Usage
 from localllm.options import SamplingOptions
 from localllm.sampling.repetition import Breakers
 
-Reason = Literal["end", "stop", "length", "context", "cancelled"]
+if TYPE_CHECKING:
+    from localllm.answer.parts import Part
+    from localllm.cache import Sequence as Cached
+    from localllm.sampling.sampler import Sampler
 
-
-class Constraint(Protocol):
-    """The state of a grammar over the tokens of one answer. The scheduler asks and advances it; it is never shared."""
-
-    def allowed(self) -> NDArray[np.bool_] | None:
-        """Return which tokens (V,) may come next; None if any may. The scheduler does not change the array."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """Advance by a token that `allowed`."""
-        ...
-
-    def validate(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens, from the first, may follow; the state does not change."""
-        ...
-
-    @property
-    def finished(self) -> bool:
-        """Whether the answer is complete, so that only an end-of-text token may follow."""
-        ...
+Reason = Literal["end", "stop", "length", "context", "cancelled", "tool_calls"]  # the last: the reader found calls
 
 
 def account_of(client: str) -> str:
@@ -52,6 +39,40 @@ def within_share(mine: int, left: int) -> bool:
     One account gets half of all, two get a third each, and so on: a newcomer always finds a free place.
     """
     return left > 0 and mine <= left
+
+
+class Choosing(NamedTuple):
+    """What decides a token of an answer: logits, and the token that was drafted in its place."""
+
+    logits: NDArray[np.float32]  # (V,), a view that the next step overwrites
+    draft: int | None = None
+    verified: bool = False  # whether the draft was in the step, so that accepting it costs no further one
+    drafter: str = ""
+
+
+class AnswerObserver(Protocol):
+    """Told how one answer is made, in the thread that makes it."""
+
+    def started(self, prompt: Sequence[int], sequence: Cached, sampler: Sampler) -> None:
+        """Hear that the answer begins; `sequence` holds the prompt's tokens that need not be evaluated again."""
+        ...
+
+    def choosing(self) -> None:
+        """Hear that the next token is about to be chosen."""
+        ...
+
+    def chose(self, token: int, by: Choosing, sampler: Sampler) -> None:
+        """Hear which token was chosen; the sampler has not accepted it yet."""
+        ...
+
+    def ended(self, length: int) -> None:
+        """Hear that the answer has ended with so many tokens in the cache."""
+        ...
+
+
+LogitsProcessor = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.float32]]
+"""Returns the logits (V,) to choose a token from, given the tokens so far and the model's logits, which it may
+change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +93,11 @@ class Request:
     resumed: bool = False  # the answer continues a text, so a first space belongs to it
     reuse: bool = True  # whether tokens in the cache may be used, and stay there afterwards
     place: int = -1  # what it evaluates counts as this place's; -1: as that of a free one
+    choice: int = 0  # number of this answer among those to the same prompt; its events have it
     priority: int = 0  # higher runs first
     client: str = ""  # whose request it is, as ACCOUNT or ACCOUNT/USER: fairness is per account, then per user
+    processor: LogitsProcessor | None = None  # changes logits before a token is chosen
+    observer: AnswerObserver | None = None  # told how each token is chosen; all logits are then computed
 
     @property
     def account(self) -> str:
@@ -91,46 +115,49 @@ class Logprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token, logprob), most likely first
+    data: bytes = b""  # of the token: its text, maybe part of a character
+    top_data: tuple[bytes, ...] = ()  # of each in `top`
+
+    @property
+    def text(self) -> str:
+        """The token as text; U+FFFD for bytes that are part of a character."""
+        return self.data.decode("utf-8", "replace")
+
+    @property
+    def alternatives(self) -> tuple[Logprob, ...]:
+        """The tokens in `top` with their bytes."""
+        return tuple(
+            Logprob(token, logprob, (), data) for (token, logprob), data in zip(self.top, self.top_data, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request runs: `reused` of its prompt's tokens were in the cache."""
+    """The request runs: `reused_tokens` of its prompt's tokens were in the cache."""
 
     prompt_tokens: int
-    reused: int
+    reused_tokens: int
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Prompted:
+class Prefilled:
     """More of the prompt is evaluated: `evaluated` of its tokens, those reused included."""
 
     evaluated: int
     logprobs: tuple[Logprob, ...] = ()  # of the prompt's tokens since the last event, if wanted
+    choice: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+@dataclass(slots=True)
+class Token:
     """One more token, and the text that it completed (empty if it ends within a character or a possible stop)."""
 
     token: int
     text: str
     logprob: Logprob | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What an answer took. Seconds count from `Scheduler.submit`."""
-
-    prompt_tokens: int = 0
-    reused: int = 0
-    answer_tokens: int = 0
-    queued_seconds: float = 0.0
-    first_token_seconds: float = 0.0
-    prompt_seconds: float = 0.0  # of evaluating the prompt
-    decode_seconds: float = 0.0  # from the first token to the last
-    drafted: int = 0
-    accepted: int = 0
+    parts: tuple[Part, ...] = ()  # that the text completed, once it is read
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +168,9 @@ class Finished:
     text: str
     usage: Usage
     stop: str = ""  # the stop string that ended it
+    held: int = 0  # tokens of the prompt and the answer that are in the cache
+    parts: tuple[Part, ...] = ()  # the last ones, once the text is read
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +178,10 @@ class Failed:
     """The end of a request that could not be answered."""
 
     error: LocalLLMError
+    choice: int = 0
 
 
-Event = Started | Prompted | Written | Finished | Failed
+Event = Started | Prefilled | Token | Finished | Failed
 
 
 @dataclass(eq=False, slots=True)
@@ -158,8 +189,20 @@ class Ticket:
     """A submitted request. `cancel` may be called from any thread, and ends it at the next step."""
 
     request: Request
-    listener: Callable[[Event], None]  # called in the scheduler's thread; it must not block
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    listener: Callable[[Event], None]  # called by the thread that steps; it must not block
+    wanted: Callable[[], bool] | None = None  # whether its reader can take more; None: always
+    stop: threading.Event | None = None  # ends it too
+    ended: Callable[[], None] | None = None  # called by the thread that steps when it has ended
+    _cancelled: bool = False
 
     def cancel(self) -> None:
-        self.cancelled.set()
+        self._cancelled = True
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled or (self.stop is not None and self.stop.is_set())
+
+    @property
+    def paused(self) -> bool:
+        """Whether its reader has enough for now."""
+        return self.wanted is not None and not self.wanted()

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from localllm.cache import Sequence
 from localllm.cache.prefix import PrefixCache, same
-from localllm.engine import Engine
+from localllm.engine import Engine, Result
 from localllm.errors import LocalLLMError
 from localllm.printable import printable
 from localllm.scheduler.answering import Answering
-from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.interfaces import SchedulerLimits, Store
 from localllm.scheduler.places import Places
+
+if TYPE_CHECKING:
+    from localllm.scheduler.drafts import Drafts
 
 log = logging.getLogger("localllm.scheduler")
 MOST_CLIENTS = 1000  # whose last prompt is remembered
@@ -27,7 +29,7 @@ LOOK_SECONDS = 0.05  # between looks at who waits, while all places are taken
 
 
 class Running:
-    """The requests of a scheduler that have not ended, and the kept sequences. Only the scheduler's thread uses it."""
+    """The requests of a scheduler that have not ended, and the kept sequences. Only the thread that steps uses it."""
 
     def __init__(
         self,
@@ -35,10 +37,9 @@ class Running:
         limits: SchedulerLimits,
         drafts: Drafts | None,
         store: Store | None,
-        ended: Callable[[Answering], None],
     ) -> None:
-        """`ended` is called with each request that has ended."""
-        self._engine, self._limits, self._drafts, self._store, self._ended = engine, limits, drafts, store, ended
+        self._engine, self._limits, self._store = engine, limits, store
+        self.drafts = drafts
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
         self._last_prompts: dict[str, int] = {}  # client -> tokens of its last prompt
         self.prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
@@ -46,7 +47,7 @@ class Running:
         self.waiting: list[Answering] = []
         self.active: list[Answering] = []
         self._served: dict[str, int] = {}  # account -> its last turn, the longest ago first
-        self._turns = 0
+        self._stepper = 0
         self._futile: set[int] = set()  # requests for which another stopped in vain; until one ends
         self._seen: tuple[int, ...] = ()  # who ran and waited when all places were taken, and when that was
         self._seen_at = 0.0
@@ -54,10 +55,15 @@ class Running:
     # -- the end of requests ---------------------------------------------------------------------------------------
 
     def drop_cancelled(self) -> None:
-        for one in [*self.active, *self.waiting]:
-            if one.ticket.cancelled.is_set():
+        for one in (*self.active, *self.waiting):
+            if one.ticket.cancelled:
                 one.finish("cancelled")
                 self.leave(one)
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for more of an answer."""
+        return any(not one.ticket.paused for each in (self.active, self.waiting) for one in each)
 
     def leave(self, one: Answering) -> None:
         """Take a request that has ended from the lists, and keep its tokens for later prompts if it wants that."""
@@ -66,21 +72,24 @@ class Running:
         if one in self.waiting:
             self.waiting.remove(one)
         self._futile.clear()
-        self._ended(one)
-        if self._drafts is not None:
-            self._drafts.end(one)
+        if one.ticket.ended is not None:
+            one.ticket.ended()
+        if self.drafts is not None:
+            self.drafts.end(one)
         if one.sequence is not None:
             self._keep(one)
 
     def end(self, error: LocalLLMError | None) -> None:
         """End all requests with `error`, or as cancelled, and forget what is kept."""
         for one in [*self.active, *self.waiting]:
-            if error is not None and not one.ticket.cancelled.is_set():
+            if error is not None and not one.ticket.cancelled:
                 one.fail(error)
             one.finish("cancelled")
             self.leave(one)
         self.active, self.waiting = [], []
         self.prefixes.clear()
+        if self.drafts is not None:
+            self.drafts.close()
 
     def _keep(self, one: Answering) -> None:
         sequence, one.sequence = one.sequence, None
@@ -96,6 +105,37 @@ class Running:
                 self.prefixes.drop(found.sequence)
         self.prefixes.keep(sequence)
 
+    def take(self, one: Answering, result: Result, prompt: bool, seconds: float) -> None:
+        """Let a request choose from the logits of a step, and move on. `prompt`: the step read more than an answer."""
+        sequence = one.sequence
+        assert sequence is not None
+        if not prompt:
+            one.decoded(seconds, self.drafts.plain_seconds(len(self.active)) if self.drafts is not None else seconds)
+        try:
+            if prompt:
+                one.evaluated(result.logits)
+            caught_up = sequence.length >= len(one.tokens)
+            if caught_up and one.left <= 0:
+                one.finish("length")  # only the prompt was wanted, in the cache
+            elif caught_up:
+                if result.largest.ids.size:
+                    one.take_largest(result.largest)
+                else:
+                    one.take(result.logits[-1 - one.verified :])
+                if self.drafts is not None:
+                    self.drafts.judge(one)
+                if one.verified:
+                    self._engine.truncate(sequence, one.held)
+            elif one.checkpoints and sequence.length == one.checkpoints[0]:
+                self.prefixes.keep(self._engine.fork(sequence))
+        except LocalLLMError as error:
+            one.fail(error)
+        one.guesses, one.verified = [], 0
+        if not one.done and len(one.tokens) > self._engine.limits.positions:
+            one.finish("context")
+        if one.done:
+            self.leave(one)
+
     # -- admission -------------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
@@ -109,7 +149,11 @@ class Running:
         while self.waiting and not self._waited_already():
             have = Counter(one.request.client for one in self.active)
             accounts = Counter(one.request.account for one in self.active)
-            ready = [one for one in self.waiting if one.number not in blocked and accounts[one.request.account] < each]
+            ready = [
+                one
+                for one in self.waiting
+                if one.number not in blocked and accounts[one.request.account] < each and not one.ticket.paused
+            ]
             if not ready:
                 return
             one = min(
@@ -127,7 +171,7 @@ class Running:
 
     def _waited_already(self) -> bool:
         """Whether all places are taken and nothing has changed since the last look, a moment ago."""
-        if len(self.active) < self._limits.parallel:
+        if len(self.active) < self._limits.parallel or self._paused() is not None:
             return False
         now, who = perf_counter(), (len(self.waiting), self.waiting[-1].number, *(one.number for one in self.active))
         if who == self._seen and now - self._seen_at < min(LOOK_SECONDS, self._limits.slice_seconds):
@@ -138,9 +182,11 @@ class Running:
     def _to_stop(self, one: Answering, accounts: Counter[str]) -> Answering | None:
         """Return the running request that makes room for one of an account that has too few; None if it has to wait.
 
-        It is the newest request of an account with at least two more. For an account without running requests, it may
-        also be an answer that had its turn.
+        It is one whose reader has enough for now, or the newest request of an account with at least two more. For an
+        account without running requests, it may also be an answer that had its turn.
         """
+        if (paused := self._paused()) is not None:
+            return paused
         if one.number in self._futile:
             return None
         mine = accounts[one.request.account]
@@ -177,14 +223,22 @@ class Running:
         one.place = self.places.choose(one.request.place, [other.place for other in self.active])
         self.active.append(one)
         account = one.request.account
-        self._turns += 1
+        self._stepper += 1
         self._served.pop(account, None)
-        self._served[account] = self._turns
+        self._served[account] = self._stepper
         if len(self._served) > MOST_CLIENTS:
             del self._served[next(iter(self._served))]
-        one.admitted(sequence, reused)
-        if self._drafts is not None:
-            self._drafts.begin(one)
+        try:
+            one.admitted(sequence, reused)
+            if self.drafts is not None:
+                self.drafts.begin(one)
+        except LocalLLMError as error:  # such as that of its grammar
+            one.fail(error)
+            self.leave(one)
+        except BaseException:  # an interrupt, or a bug: it cannot run without its grammar
+            one.fail(LocalLLMError("the answer was interrupted"))
+            self.leave(one)
+            raise
         return True
 
     def _reusable(self, one: Answering) -> tuple[Sequence, int] | None:
@@ -206,7 +260,11 @@ class Running:
             held, alike = other.sequence.reach(common), max(alike, common)
             if held > reused:
                 source, reused = other.sequence, held
-            if other.reading and same(other.tokens, prompt) >= reused + self._engine.block_tokens:
+            if (
+                other.reading
+                and not other.ticket.paused
+                and same(other.tokens, prompt) >= reused + self._engine.block_tokens
+            ):
                 return None
         reused -= reused % self._limits.aligned
         sequence = self._engine.add()
@@ -224,9 +282,16 @@ class Running:
         pool = self._engine.pool
         needed = -(-(len(one.tokens) + 1) // pool.block_size) - len(sequence.blocks)
         while pool.takeable < needed:
-            if not self.prefixes.evict():
+            if self.prefixes.evict():
+                continue
+            if (paused := self._paused()) is None:
                 return False
+            self._stop(paused, keep=False)
         return True
+
+    def _paused(self) -> Answering | None:
+        """Return a running request whose reader has enough for now: the newest."""
+        return max((one for one in self.active if one.ticket.paused), key=lambda one: one.number, default=None)
 
     def _tell_divergence(self, one: Answering, reused: int, alike: int) -> None:
         """Log where a client's prompt differs from one that it sent before. No text of the prompt is logged."""
@@ -258,11 +323,30 @@ class Running:
         """Free blocks of a kept sequence, or of the request that matters least; False if only one request is left."""
         return self.prefixes.evict() or self._preempt()
 
+    def make_room(self, tokens: int) -> None:
+        """Free blocks for so many tokens of somebody else, if need be those of all requests."""
+        size = self._engine.block_tokens
+        while self._engine.free_blocks * size < tokens + size and self.prefixes.evict():
+            pass
+        while self._engine.pool.takeable * size < tokens + size and self.active:
+            self._stop(self.active[-1], keep=False)
+
+    def use(self, drafts: Drafts | None) -> None:
+        """Draft by other means from now on. Running requests begin anew with them."""
+        if self.drafts is not None:
+            self.drafts.close()
+        self.drafts = drafts
+        for one in self.active:
+            one.drafter, one.guesses, one.verified = None, [], 0
+            if drafts is not None:
+                drafts.begin(one)
+
     def _preempt(self) -> bool:
         """Take the blocks of the request that matters least; it will be evaluated again. False if only one runs."""
         if len(self.active) < 2:
             return False
-        self._stop(min(self.active, key=lambda one: (one.request.priority, -one.number)), keep=False)
+        least = min(self.active, key=lambda one: (not one.ticket.paused, one.request.priority, -one.number))
+        self._stop(least, keep=False)
         return True
 
     def _stop(self, one: Answering, keep: bool) -> None:
@@ -273,8 +357,8 @@ class Running:
             self.prefixes.keep(sequence)
         else:
             self._engine.release(sequence)
-        if self._drafts is not None:
-            self._drafts.end(one)
+        if self.drafts is not None:
+            self.drafts.end(one)
         one.guesses, one.verified = [], 0
         self.active.remove(one)
         self.waiting.append(one)

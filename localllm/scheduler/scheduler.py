@@ -1,41 +1,28 @@
-"""The scheduler: runs many requests on one engine, a step at a time, in a thread of its own.
+"""The scheduler of a server: steps a core in a thread of its own, and limits how many requests are open.
 
-running.py decides who runs, steps.py takes the steps. The tokens of a request do not depend on its company: the
-engine's rows do not, drafted tokens are accepted only if they would have been chosen anyway, and each request has its
-own random numbers.
-
-    scheduler = Scheduler(engine, tokenizer, model.sampler, SchedulerLimits())
-    ticket = scheduler.submit(Request(prompt, sampling), listener)
+scheduler = Scheduler(model.new_core(SchedulerLimits()))
+ticket = scheduler.submit(Request(prompt, sampling), listener)
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import suppress
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from localllm.closing import Closing
-from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
-from localllm.notice import Notice, Setting
-from localllm.options import SamplingOptions
-from localllm.sampling.repetition import Breakers
-from localllm.sampling.sampler import Sampler
+from localllm.generation.stream import Stepper
 from localllm.scheduler.answering import Answering
-from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import QueueFull, Stopped
-from localllm.scheduler.interfaces import Load, Observer, SchedulerLimits, Slot, Store
+from localllm.scheduler.interfaces import Load, Slot
 from localllm.scheduler.places import Places
 from localllm.scheduler.request import Event, Request, Ticket, within_share
-from localllm.scheduler.running import Running
-from localllm.scheduler.steps import Steps
-from localllm.tokenizer import Tokenizer
 
 T = TypeVar("T")
 SEEN_SECONDS = 0.1  # between looks at the cache for `load`: counting the blocks of windows takes up to 0.3 ms
@@ -44,27 +31,15 @@ SEEN_SECONDS = 0.1  # between looks at the cache for `load`: counting the blocks
 class Scheduler(Closing):
     """Runs requests until it is closed."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Tokenizer | None,
-        sampler: Callable[[SamplingOptions, Breakers | None], Sampler],
-        limits: SchedulerLimits | None = None,
-        drafts: Drafts | None = None,
-        observer: Observer | None = None,
-        store: Store | None = None,
-    ) -> None:
-        self.engine, self.limits = engine, limits or SchedulerLimits()
-        self._tokenizer, self._sampler = tokenizer, sampler
-        self._running = Running(engine, self.limits, drafts, store, self._ended)
-        self._steps = Steps(engine, self.limits, self._running, drafts, observer)
-        self._inbox: queue.SimpleQueue[Answering | _Job[Any] | None] = queue.SimpleQueue()
-        self._number = 0
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper, self._running = stepper, stepper.core.running
+        self.engine, self.limits = stepper.core.engine, stepper.core.limits
         self._lock = threading.Lock()
         self._open = 0  # requests that have not ended
         self._accounts: Counter[str] = Counter()  # open requests of each account
         self._stopped: LocalLLMError | None = None
-        self._seen, self._seen_at = (0, 0, engine.free_blocks), 0.0  # tokens and blocks kept, blocks free
+        self._closing = False
+        self._seen, self._seen_at = (0, 0, self.engine.free_blocks), 0.0  # tokens and blocks kept, blocks free
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
         self._thread.start()
 
@@ -76,15 +51,9 @@ class Scheduler(Closing):
         ContextFull for a prompt that does not fit, QueueFull if too many wait or too many are this account's, Stopped
         after the end.
         """
-        context = self.engine.limits.positions
-        if not request.prompt:
-            raise LocalLLMError("the prompt has no tokens; give some text")
-        request = replace(request, prompt=self.engine.opened(request.prompt))
-        if len(request.prompt) > context:
-            counts = f"the prompt has {len(request.prompt)} tokens, the context holds {context}"
-            raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
-        sampler = self._sampler(request.sampling, request.breakers)
-        ticket = Ticket(request, listener)
+        account = request.account
+        ticket = Ticket(request, listener, ended=lambda: self._ended(account))
+        one = self._stepper.core.answering(ticket)
         with self._lock:
             if self._stopped is not None:
                 raise self._stopped
@@ -96,8 +65,7 @@ class Scheduler(Closing):
                 raise QueueFull(f"{message}; wait for some to end")
             self._open += 1
             self._accounts[request.account] += 1
-            self._number += 1
-            self._inbox.put(Answering(ticket, self._number, sampler, self._tokenizer))
+            self._stepper.put(lambda: self._running.waiting.append(one))
         return ticket
 
     def load(self) -> Load:
@@ -113,18 +81,25 @@ class Scheduler(Closing):
 
     def between(self, job: Callable[[Places], T]) -> Future[T]:
         """Run a job with the places in the scheduler's thread, between two steps. Stopped after the end."""
-        made = _Job(job, Future[T]())
+        future = Future[T]()
+
+        def run() -> None:
+            try:
+                future.set_result(job(self._running.places))
+            except Exception as error:  # the other thread's to tell
+                future.set_exception(error)
+
         with self._lock:
             if self._stopped is not None:
                 raise self._stopped
-            self._inbox.put(made)
-        return made.future
+            self._stepper.put(run)
+        return future
 
     def close(self) -> None:
         """End all requests as cancelled, and the thread."""
         with self._lock:
             self._stopped = self._stopped or Stopped("the server is shutting down")
-        self._inbox.put(None)
+        self._stepper.put(self._close)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -132,35 +107,20 @@ class Scheduler(Closing):
 
     def _loop(self) -> None:
         try:
-            while self._collect():
-                self._running.drop_cancelled()
-                self._running.admit()
-                self._steps.step()
-                if perf_counter() - self._seen_at > SEEN_SECONDS:
+            while not self._closing:
+                if not self._running.busy or perf_counter() - self._seen_at > SEEN_SECONDS:
                     self._look()
+                self._stepper.step()
         except BaseException as error:  # a bug: nobody may wait for ever
             traceback.print_exc()
             with self._lock:
                 self._stopped = Stopped(f"the scheduler ended by an error: {error}")
         finally:
-            self._end()
+            with suppress(LocalLLMError):  # the model is closed, which ended them
+                self._stepper.run(lambda: self._running.end(self._stopped))
 
-    def _collect(self) -> bool:
-        """Take new requests; wait for one if nothing runs. Return whether to go on."""
-        while True:
-            idle = not self._running.active and not self._running.waiting
-            if idle and self._inbox.empty():
-                self._look()
-            try:
-                item = self._inbox.get(block=idle)
-            except queue.Empty:
-                return True
-            if item is None:
-                return False
-            if isinstance(item, Answering):
-                self._running.waiting.append(item)
-            else:
-                item.run(self._running.places)
+    def _close(self) -> None:
+        self._closing = True
 
     def _look(self) -> None:
         """Count what is in the cache. Only this thread may, because others would see it change while they count."""
@@ -169,39 +129,12 @@ class Scheduler(Closing):
         tokens = sum(sequence.length for sequence in kept)
         self._seen, self._seen_at = (tokens, len(blocks), self.engine.free_blocks), perf_counter()
 
-    def _end(self) -> None:
-        while True:
-            try:
-                item = self._inbox.get_nowait()
-            except queue.Empty:
-                break
-            if isinstance(item, Answering):
-                self._running.waiting.append(item)
-            elif item is not None:
-                item.future.set_exception(self._stopped or Stopped("the server is shutting down"))
-        self._running.end(self._stopped)
-
-    def _ended(self, one: Answering) -> None:
-        account = one.request.account
+    def _ended(self, account: str) -> None:
         with self._lock:
             self._open -= 1
             self._accounts[account] -= 1
             if not self._accounts[account]:
                 del self._accounts[account]
-
-
-@dataclass(frozen=True, slots=True)
-class _Job(Generic[T]):
-    """What another thread wants done in the scheduler's."""
-
-    work: Callable[[Places], T]
-    future: Future[T]
-
-    def run(self, places: Places) -> None:
-        try:
-            self.future.set_result(self.work(places))
-        except Exception as error:  # the other thread's to tell
-            self.future.set_exception(error)
 
 
 def _slot(one: Answering) -> Slot:

@@ -17,14 +17,14 @@ from starlette.routing import Route
 from localllm.server import anthropic, llamacpp, ollama, openai, web
 from localllm.server.admission import Admission, Gate
 from localllm.server.http import refused
+from localllm.server.interface import Service
 from localllm.server.metrics import Metrics, Watch
-from localllm.server.observed import Observed
+from localllm.server.observer import ServiceObserver
 from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.security import Guard
 from localllm.server.settings import Settings
-from localllm.server.turn import Service
 
-Routes = Callable[[Observed, Settings], list[Route]]
+Routes = Callable[[Service, Settings], list[Route]]
 PROTOCOLS: tuple[Routes, ...] = (  # the first that fits
     web.routes,
     openai.routes,
@@ -40,9 +40,9 @@ def make_app(
     """Make the ASGI application. Give `metrics` to count the scheduler's steps, `admission` to stop new requests."""
     metrics = metrics or Metrics()
     admission = admission or Admission(settings.limits)
-    observed = Observed(service, metrics, admission.spend, settings.priorities)
+    service.observer = ServiceObserver(metrics, admission.spend, settings.priorities)
     app = Starlette(
-        routes=[route for protocol in PROTOCOLS for route in protocol(observed, settings)],
+        routes=[route for protocol in PROTOCOLS for route in protocol(service, settings)],
         middleware=[
             Middleware(Watch, metrics),
             Middleware(Guard, settings),

@@ -1,10 +1,10 @@
-"""From other threads to the event loop: events of requests as an async iterator, and work in daemon threads."""
+"""From other threads to the event loop: the events of requests, and work in daemon threads."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -14,34 +14,38 @@ T = TypeVar("T")
 Submit = Callable[[Request, Callable[[Event], None]], Ticket]
 
 
-async def events(submit: Submit, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Event], None]:
-    """Submit requests, and yield (number of the request, event) until all have ended.
+class Inbox:
+    """The events of requests, for the event loop's thread. Close it in any case: that cancels the requests.
 
-    The queue is not bounded: a client that reads slowly must not hold up the scheduler, and an answer is at most as
-    long as the context. Closing the iterator cancels the requests. Raises the error of a request that failed.
+    It is not bounded: a client that reads slowly must not hold up the scheduler, and an answer is at most as long as
+    the context.
     """
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-    tickets: list[Ticket] = []
 
-    def listener(number: int) -> Callable[[Event], None]:
-        def listen(event: Event) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, (number, event))
+    def __init__(self, submit: Submit, requests: Sequence[Request]) -> None:
+        self.left = len(requests)  # requests that have not ended
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._tickets: list[Ticket] = []
+        try:
+            for request in requests:
+                self._tickets.append(submit(request, self._put))
+        except BaseException:
+            self.close()
+            raise
 
-        return listen
+    async def next(self) -> Event:
+        """Return the next event of any request. Raises the error of a failed request."""
+        event = await self._queue.get()
+        if isinstance(event, Failed):
+            raise event.error
+        self.left -= isinstance(event, Finished)
+        return event
 
-    try:
-        for number, request in enumerate(requests):
-            tickets.append(submit(request, listener(number)))
-        left = len(requests)
-        while left:
-            number, event = await queue.get()
-            if isinstance(event, Failed):
-                raise event.error
-            yield number, event
-            left -= isinstance(event, Finished)
-    finally:
-        for ticket in tickets:
+    def _put(self, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+
+    def close(self) -> None:
+        for ticket in self._tickets:
             ticket.cancel()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
-from localllm.scheduler.request import Usage
-from localllm.server.turn import Begun, Done, More, TurnEvent
+from localllm.generation.statistics import Usage
+from localllm.scheduler.request import Event, Finished, Started, Token
 
 T = TypeVar("T")
 
@@ -38,35 +38,36 @@ class Collected:
         self.prompt_tokens = self.reused = 0
         self.tokens = self.thinking_tokens = 0
         self.calls: dict[int, Call] = {}
-        self.done: Done | None = None
+        self.done: Finished | None = None
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._thinks = False  # whether the last part was reasoning
 
-    def add(self, event: TurnEvent) -> None:
+    def add(self, event: Event) -> None:
         """Take in an event of this answer."""
         match event:
-            case Begun():
-                self.prompt_tokens, self.reused = event.prompt_tokens, event.reused
-            case More():
-                for part in event.parts:
-                    self._add_part(part)
-                self.tokens += event.token is not None
-                self.thinking_tokens += event.token is not None and self._thinks
-            case Done():
+            case Started():
+                self.prompt_tokens, self.reused = event.prompt_tokens, event.reused_tokens
+            case Token():
+                self._add_parts(event.parts)
+                self.tokens += 1
+                self.thinking_tokens += self._thinks
+            case Finished():
+                self._add_parts(event.parts)
                 self.done = event
 
-    def _add_part(self, part: Part) -> None:
-        self._thinks = isinstance(part, Reasoning)
-        match part:
-            case Reasoning(text):
-                self._reasoning.append(text)
-            case Content(text):
-                self._content.append(text)
-            case CallStart(index, id, name):
-                self.calls[index] = Call(id, name)
-            case CallArguments(index, json):
-                self.calls[index].add(json)
+    def _add_parts(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self._thinks = isinstance(part, Reasoning)
+            match part:
+                case Reasoning(text):
+                    self._reasoning.append(text)
+                case Content(text):
+                    self._content.append(text)
+                case CallStart(index, id, name):
+                    self.calls[index] = Call(id, name)
+                case CallArguments(index, json):
+                    self.calls[index].add(json)
 
     @property
     def reasoning(self) -> str:

@@ -80,7 +80,7 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
                 template=template if isinstance(template, str) else "",
                 bos=_token(model, "bos"),
                 eos=_token(model, "eos"),
-                end_tokens=tuple(sorted(model.words.eog)) if model is not None and model.tokenizer else (),
+                end_tokens=tuple(sorted(model.tokenizer.eog)) if model is not None and model.maybe_tokenizer else (),
                 digest=identity(file),
                 capabilities=_capabilities(
                     model, embeds or architecture.encoder, template if isinstance(template, str) else ""
@@ -92,7 +92,7 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
 
 def _token(model: Model | None, name: Literal["bos", "eos"]) -> str:
     """Return the text of a token that a loaded model has."""
-    words = model.tokenizer if model is not None else None
+    words = model.maybe_tokenizer if model is not None else None
     token = None if words is None else words.bos if name == "bos" else words.eos
     return "" if words is None or token is None else words.piece(token).decode("utf-8", "replace")
 
@@ -107,6 +107,6 @@ def _capabilities(model: Model | None, embeds: bool, template: str) -> tuple[str
         return ("embedding", "rerank") if ranks else ("embedding",)
     found = ["completion"] if model is not None and model.encodes else ["completion", "chat"]
     found += ["tools"] if "tools" in template else []
-    found += ["insert"] if model is not None and model.tokenizer is not None and Prompts(model).fills else []
+    found += ["insert"] if model is not None and model.maybe_tokenizer is not None and Prompts(model).fills else []
     found += ["thinking"] if any(mark in template for mark in ("think", "reasoning")) else []
     return tuple(found)

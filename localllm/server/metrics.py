@@ -1,6 +1,6 @@
 """What GET /metrics tells: llama.cpp's names, and times and counts of our own. One registry per server, no globals.
 
-The scheduler calls `Metrics.step` for every step, from its thread. The rest comes from `observed.py` and `Watch`.
+The scheduler calls `Metrics.step` for every step, from its thread. The rest comes from `observer.py` and `Watch`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm import __version__
+from localllm.generation.statistics import Usage
 from localllm.printable import printable
 from localllm.scheduler import interfaces
-from localllm.scheduler.request import Usage
 from localllm.server.limits import LOOKING
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -121,8 +121,8 @@ class Metrics(Collector):
         with self.tally.lock:
             self.tally.add(
                 {
-                    "prompt_tokens": usage.prompt_tokens - usage.reused,
-                    "prompt_tokens_cached": usage.reused,
+                    "prompt_tokens": usage.prompt_tokens - usage.reused_tokens,
+                    "prompt_tokens_cached": usage.reused_tokens,
                     "prompt_seconds": usage.prompt_seconds,
                     "tokens_predicted": usage.answer_tokens,
                     "tokens_predicted_seconds": usage.decode_seconds,

@@ -117,7 +117,7 @@ class Prompts:
             text, tail = rendered.text, end_of(rendered.text)
         self.check_length(text)
         if self._encoder is None:
-            self._encoder = ChatEncoder(self._model.words, template.source)
+            self._encoder = ChatEncoder(self._model.tokenizer, template.source)
         resumed = continued and bool(last.get("content") or last.get("reasoning_content"))
         return Prompt(self._encoder.encode(text), str.__str__(text), template.stops, resumed, tail)
 
@@ -149,7 +149,7 @@ class Prompts:
                 raise BadRequest(f"token {wrong} is not in the vocabulary of {most} tokens", "prompt")
             return Prompt(list(prompt), "", resumed=True)
         self.check_length(prompt)
-        ids = self._model.words.encode(prompt, completion.add_special, completion.parse_special)
+        ids = self._model.tokenizer.encode(prompt, completion.add_special, completion.parse_special)
         return Prompt(ids, prompt, resumed=bool(prompt))
 
     # -- infilling -------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Prompts:
             value = self._model.file.metadata.get(key)
             if isinstance(value, int) and 0 <= value < self._model.vocabulary:
                 return value
-        special = self._model.words.special
+        special = self._model.tokenizer.special
         return next((special[text] for text in _FILL_TEXTS[role] if text in special), None)
 
     @property
@@ -173,7 +173,7 @@ class Prompts:
 
         Of the files it has what leaves room for an answer: the nearest ones, which come last.
         """
-        words = self._model.words
+        words = self._model.tokenizer
         prefix, suffix, middle = (self.fill_token(role) for role in ("prefix", "suffix", "middle"))
         if prefix is None or suffix is None or middle is None:
             raise NotSupported("this model has no tokens for infilling; use a model trained to fill gaps in code")
@@ -196,7 +196,7 @@ class Prompts:
         for name, text in reversed(files):
             if len(found) >= room:
                 break
-            text = text[-room * self._model.words.longest :]  # more than that cannot fit
+            text = text[-room * self._model.tokenizer.longest :]  # more than that cannot fit
             named = self._plain(_SNIPPET) if separator is None else [separator, *self._plain(f"{name}\n")]
             found = [*named, *self._plain(text), *found]
         else:
@@ -205,4 +205,4 @@ class Prompts:
         return found[-room:]
 
     def _plain(self, text: str) -> list[int]:
-        return list(self._model.words.encode(text, add_special=False)) if text else []
+        return list(self._model.tokenizer.encode(text, add_special=False)) if text else []

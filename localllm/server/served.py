@@ -1,4 +1,4 @@
-"""One loaded model as the server uses it: prompts, the scheduler, and answers as turn events.
+"""One loaded model as the server uses it: prompts, requests to its scheduler, tokens and vectors.
 
 Blocking work runs in lanes (`lanes.py`): one each for short prompts, large prompts, compiling grammars, searching the
 vocabulary for sequence breakers, and vectors.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,37 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.answer.constraint import GrammarVocabulary, NotCompiled
-from localllm.answer.parts import CallStart, Content, Part
 from localllm.answer.reader import AnswerReader
 from localllm.answer.structure import Asked
 from localllm.cache.slot_files import SlotFiles
 from localllm.closing import Closing
 from localllm.embedding import normalized, pair
+from localllm.generation.constraint import Constraint
 from localllm.held import Worded, held, held_text
 from localllm.model import Model
 from localllm.notice import Notice, Setting
-from localllm.scheduler.draft_model import DraftModel
-from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
-from localllm.scheduler.request import Constraint, Event, Finished, Prompted, Request, Started, Written
+from localllm.scheduler.request import Request
 from localllm.scheduler.scheduler import Scheduler
-from localllm.server.bridge import events
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.lanes import Lane, is_large
 from localllm.server.prompts import Prompt, Prompts
-from localllm.server.turn import (  # fmt: skip
-    Begun,
-    Completion,
-    Done,
-    EmbedResult,
-    Evaluated,
-    Generation,
-    More,
-    SlotAction,
-    StopReason,
-    Turn,
-    TurnEvent,
-)
+from localllm.server.turn import Completion, EmbedResult, Generation, SlotAction, Turn
 
 if TYPE_CHECKING:
     from localllm.answer.child import GrammarChild
@@ -60,9 +45,6 @@ P = TypeVar("P", str, "str | Sequence[int]")
 R = TypeVar("R")
 Made = Callable[[], Constraint] | None
 PART = 1 << 13  # characters and token ids of a part of the texts that become vectors
-_REASONS: dict[str, StopReason] = {
-    "end": "end", "stop": "stop", "length": "length", "context": "length", "cancelled": "cancelled",
-}  # fmt: skip
 
 
 class Served(Closing):
@@ -87,9 +69,7 @@ class Served(Closing):
         self._child: GrammarChild | None = None
         self._scheduler: Scheduler | None = None
         if not self.embeds:
-            self._scheduler = Scheduler(
-                model.engine, model.tokenizer, model.sampler, limits, drafts_of(model), observer, store
-            )
+            self._scheduler = Scheduler(model.new_core(limits, observer, store))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -110,21 +90,19 @@ class Served(Closing):
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    async def answer(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
-        """Stream the answer to a conversation."""
-        scheduler, room = self.scheduler, self._room_of(turn)
+    async def of_turn(self, turn: Turn) -> Prepared:
+        """Return the requests for the next message of a conversation."""
+        room = self._room_of(turn)
         made = await room.lane.run(lambda: self._asked(room.prompts, turn))
         request = made.request
         if not made.asked.free:
             make: Callable[[Worded], Made] = lambda words: held(words, made.asked, made.template, made.tail)  # noqa: E731
             request = replace(request, constraint=await self._constrained(room, make))
-        async with aclosing(self._stream(scheduler, request, turn.generation, made.readers)) as stream:
-            async for event in stream:
-                yield event
+        return Prepared(_several(await self._with_breakers(request), turn.generation.n), made.readers)
 
-    async def complete(self, completion: Completion) -> AsyncGenerator[TurnEvent, None]:
-        """Stream the continuation of a text."""
-        scheduler, room = self.scheduler, self.room(completion.prompt, completion.suffix or "", completion.extra)
+    async def of_completion(self, completion: Completion) -> Prepared:
+        """Return the requests for the continuation of a text."""
+        room = self.room(completion.prompt, completion.suffix or "", completion.extra)
 
         def asked() -> Request:
             request = self._request(room.prompts.of_text(completion), completion.generation)
@@ -135,9 +113,7 @@ class Served(Closing):
         if structure is not None:
             constraint = await self._constrained(room, lambda words: held_text(words, structure))
             request = replace(request, constraint=constraint)
-        async with aclosing(self._stream(scheduler, request, completion.generation, None)) as stream:
-            async for event in stream:
-                yield event
+        return Prepared(_several(await self._with_breakers(request), completion.generation.n), lambda: None)
 
     async def prompt(self, turn: Turn) -> Prompt:
         """Return the prompt of a turn."""
@@ -149,7 +125,7 @@ class Served(Closing):
 
     async def _constrained(self, room: Room, make: Callable[[Worded], Made]) -> Made:
         """Return the constraint of an answer. A separate lane compiles grammars, and stops when the request ends."""
-        words, grammars = self.model.words, self.model.grammars
+        words, grammars = self.model.tokenizer, self.model.grammars
         with suppress(NotCompiled):
             return await room.lane.run(lambda: make(_Words(words, grammars.known())))
         stop = threading.Event()
@@ -171,21 +147,6 @@ class Served(Closing):
             found = await self._breakers.run(partial(breakers.find, strings))
         return replace(request, breakers=found)
 
-    async def _stream(
-        self,
-        scheduler: Scheduler,
-        request: Request,
-        generation: Generation,
-        readers: Callable[[], AnswerReader] | None,
-    ) -> AsyncGenerator[TurnEvent, None]:
-        """Submit a request, `generation.n` times with different seeds, and yield its events with parsed text."""
-        requests = _several(await self._with_breakers(request), generation.n)
-        texts = [_Text(readers() if readers is not None else None) for _ in requests]
-        async with aclosing(events(scheduler.submit, requests)) as source:
-            async for number, event in source:
-                for told in texts[number].told(event, number):
-                    yield told
-
     def _asked(self, prompts: Prompts, turn: Turn) -> _Asked:
         """Return the request for a turn without its constraint, and the function that makes readers of its answers."""
         tools = tools_of(turn)
@@ -194,7 +155,7 @@ class Served(Closing):
         forced = turn.tool_choice == "required" or bool(turn.forced_tool)
         structure, budget = turn.generation.structure, turn.thinking.budget
         asked = Asked(structure, tools, turn.parallel_calls, budget, forced)
-        visible = format_.visible(self.model.words.special)
+        visible = format_.visible(self.model.tokenizer.special)
         # `resumed`: the content is the text of its tokens, first spaces included
         request = replace(self._request(prompt, turn.generation), visible=visible, resumed=True)
         readers = partial(
@@ -284,7 +245,7 @@ class Served(Closing):
             self._short.prompts.check_length(query, document)
 
         def run(some: Sequence[str]) -> tuple[list[float], int]:
-            words, data = model.words, model.file.metadata
+            words, data = model.tokenizer, model.file.metadata
             tokens = sum(len(pair(words, data, query, document)) for document in some)  # the query with each
             return [float(score) for score in model.rank(query, some)], tokens
 
@@ -346,14 +307,12 @@ def tools_of(turn: Turn) -> list[Mapping[str, Any]]:
     return tools
 
 
-def drafts_of(model: Model) -> Drafts | None:
-    """Return what drafts for a batch, if the options ask for it: repetitions, the draft model or both."""
-    speculation = model.speculation
-    if speculation is None:
-        return None
-    costs, longest = speculation.costs, min(speculation.options.most_drafted, speculation.costs.most - 1)
-    drafter = DraftModel(*speculation.drafting, costs, longest) if speculation.drafting is not None else None
-    return Drafts(costs, longest, drafter, repeats=speculation.options.kind != "draft")
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The requests for the answers to one prompt, and the function that makes their readers."""
+
+    requests: Sequence[Request]
+    readers: Callable[[], AnswerReader | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +327,7 @@ class Room:
 class _Words:
     """A model with another way to compile grammars."""
 
-    words: Tokenizer
+    tokenizer: Tokenizer
     grammars: GrammarVocabulary
 
 
@@ -383,41 +342,6 @@ class _Asked:
     tail: str
 
 
-class _Text:
-    """One answer on its way: its reader, and whether it called a tool."""
-
-    def __init__(self, reader: AnswerReader | None) -> None:
-        self._reader, self._called = reader, False
-
-    def told(self, event: Event, number: int) -> tuple[TurnEvent, ...]:
-        """Return what the protocols are told of an event."""
-        match event:
-            case Started():
-                return (Begun(event.prompt_tokens, event.reused, number),)
-            case Prompted():
-                return (Evaluated(event.evaluated, number, event.logprobs),)
-            case Written():
-                return (More(self._parts(event.text), event.token, event.logprob, number),)
-            case Finished():
-                reason = _REASONS[event.reason]
-                parts = self._parts(event.text, last=True, cut=reason in ("length", "cancelled"))
-                if self._called and reason in ("end", "stop"):
-                    reason = "tool_calls"
-                done = Done(reason, event.usage, event.stop, number)
-                return (More(parts, answer=number), done) if parts else (done,)
-            case _:
-                raise AssertionError(event)
-
-    def _parts(self, text: str, last: bool = False, cut: bool = False) -> tuple[Part, ...]:
-        if self._reader is None:
-            return (Content(text),) if text else ()
-        parts = self._reader.push(text) if text else ()
-        if last:
-            parts = (*parts, *self._reader.finish(cut))
-        self._called = self._called or any(isinstance(part, CallStart) for part in parts)
-        return parts
-
-
 def _several(request: Request, count: int) -> list[Request]:
     """Return `count` requests for the same prompt, with following seeds."""
     if count == 1:
@@ -425,5 +349,6 @@ def _several(request: Request, count: int) -> list[Request]:
     seed = request.sampling.seed
     seeds = [seed + number if seed >= 0 else -1 for number in range(count)]
     return [
-        replace(request, sampling=replace(request.sampling, seed=one % 2**64 if one >= 0 else one)) for one in seeds
+        replace(request, choice=number, sampling=replace(request.sampling, seed=one % 2**64 if one >= 0 else one))
+        for number, one in enumerate(seeds)
     ]

@@ -5,17 +5,26 @@ What a request does not say about thinking and the template is as the server was
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
+from localllm.answer.reader import with_parts
 from localllm.answer.thinking import SWITCHES
 from localllm.options import SamplingOptions
 from localllm.scheduler.interfaces import Load
+from localllm.scheduler.request import Event, Finished
+from localllm.server.bridge import Inbox
 from localllm.server.info import Info
+from localllm.server.metrics import Metrics
+from localllm.server.observer import ServiceObserver
 from localllm.server.shelf import Shelf
-from localllm.server.turn import Completion, EmbedResult, SlotAction, Thinking, Turn, TurnEvent
+from localllm.server.turn import Completion, EmbedResult, Generation, SlotAction, Thinking, Turn
+
+if TYPE_CHECKING:
+    from localllm.server.served import Prepared, Served
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class ModelService:
 
     def __init__(self, shelf: Shelf, usual: Usual | None = None) -> None:
         self.shelf, self._usual = shelf, usual or Usual()
+        self.observer = ServiceObserver(Metrics())
 
     def models(self) -> Sequence[Info]:
         return self.shelf.infos
@@ -62,15 +72,31 @@ class ModelService:
         found = {info.id: self.load_of(info.id) for info in self.models()}
         return {name: load for name, load in found.items() if load is not None}
 
-    async def answer(self, model: str, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
-        async with self.shelf.using(model) as served, aclosing(served.answer(self._usual.fill(turn))) as stream:
-            async for event in stream:
-                yield event
+    def answer(self, model: str, turn: Turn) -> AsyncGenerator[Event, None]:
+        turn = self.observer.admitted(turn)
+        return self._events(model, turn.generation, lambda served: served.of_turn(self._usual.fill(turn)))
 
-    async def complete(self, model: str, completion: Completion) -> AsyncGenerator[TurnEvent, None]:
-        async with self.shelf.using(model) as served, aclosing(served.complete(completion)) as stream:
-            async for event in stream:
-                yield event
+    def complete(self, model: str, completion: Completion) -> AsyncGenerator[Event, None]:
+        completion = self.observer.admitted(completion)
+        return self._events(model, completion.generation, lambda served: served.of_completion(completion))
+
+    async def _events(
+        self, model: str, generation: Generation, prepare: Callable[[Served], Awaitable[Prepared]]
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events of all answers to a request, with their parts: the one iterator before a protocol's."""
+        with self.observer.begin(model, generation) as watched:
+            async with self.shelf.using(model) as served:
+                submit = served.scheduler.submit
+                asked = await prepare(served)
+                readers = [asked.readers() for _ in asked.requests]
+                with closing(Inbox(submit, asked.requests)) as inbox:
+                    while inbox.left:
+                        event = await inbox.next()
+                        event = with_parts(event, readers[event.choice])
+                        if isinstance(event, Finished) and event.reason == "context":
+                            event = replace(event, reason="length")
+                        watched.event(event)
+                        yield event
 
     async def count(self, model: str, turn: Turn) -> int:
         return len(await self.prompt_ids(model, turn))
@@ -95,18 +121,22 @@ class ModelService:
 
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
         async with self.shelf.using(model) as served:
-            words = served.model.words
+            words = served.model.tokenizer
             return await served.room(ids).lane.run(lambda: [words.piece(token) for token in ids])
 
     async def embed(
         self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True
     ) -> EmbedResult:
+        started = monotonic()
         async with self.shelf.using(model) as served:
-            return await served.embed(texts, pooling, normalize)
+            found = await served.embed(texts, pooling, normalize)
+        return self.observer.embedded(found, monotonic() - started, len(texts))
 
     async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult:
+        started = monotonic()
         async with self.shelf.using(model) as served:
-            return await served.rank(query, documents)
+            found = await served.rank(query, documents)
+        return self.observer.embedded(found, monotonic() - started, len(documents))
 
     async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
         async with self.shelf.using(model) as served:

@@ -18,9 +18,6 @@ PRIORS = tuple(min(0.9, 0.3 + 0.1 * n) for n in range(LONGEST - SHORTEST + 1))
 class NgramDrafter:
     """Follows a text. Drafts cost nothing."""
 
-    name = "n-grams"
-    step_seconds = 0.0
-
     def __init__(self) -> None:
         self._text: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = {}  # three tokens -> the positions after them
@@ -39,9 +36,6 @@ class NgramDrafter:
             before = tuple(self._text[-SHORTEST - 1 : -1])
             self._places.setdefault(before, []).append(len(self._text) - 1)
 
-    def delay(self) -> float:
-        return 0.0
-
     def propose(self, sampler: Sampler) -> Iterator[Guess]:
         """Yield the continuation of the longest repetition (of several, the newest); it may overlap with itself."""
         text = self._text
@@ -52,11 +46,8 @@ class NgramDrafter:
         while True:
             token = text[place] if place < len(text) else guessed[place - len(text)]
             guessed.append(token)
-            yield Guess(token, min(alike, LONGEST) - SHORTEST, None)
+            yield Guess(token, min(alike, LONGEST) - SHORTEST)
             place, alike = place + 1, alike + 1
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""
 
     def _longest(self) -> tuple[int, int]:
         """Return (matching tokens, position of the next token) for the best earlier position."""

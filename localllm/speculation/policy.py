@@ -110,16 +110,3 @@ def outlook(costs: Costs, pace: float, drafted: int, stands: float, mean: float,
         won += stands * pace - step
         best = max(best, won - (costs.seconds(k + 1) - costs.seconds(drafted + 1)))
     return best
-
-
-def worth_checking(costs: Costs, pace: float, likelihoods: Sequence[float]) -> tuple[int, float]:
-    """Return how many drafts to verify, and the gain in seconds. A likelihood assumes that all before are accepted."""
-    best, found = 0.0, 0
-    stands, won = 1.0, 0.0
-    for k, likelihood in enumerate(likelihoods, 1):
-        stands *= likelihood
-        won += stands * pace
-        gain = won - (costs.seconds(k + 1) - costs.seconds(1))
-        if gain > best:
-            best, found = gain, k
-    return found, best

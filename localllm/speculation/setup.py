@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from localllm.engine import Engine
 from localllm.notice import Notice, Setting, said
 from localllm.options import SpeculationOptions
-from localllm.speculation import draft, ngram
+from localllm.scheduler.draft_model import DraftModel
+from localllm.scheduler.drafts import Drafts
 from localllm.speculation.costs import DRAFTING, VERIFYING, measure
-from localllm.speculation.draft import ModelDrafter
-from localllm.speculation.drafter import Drafting
 from localllm.speculation.errors import SpeculationError
-from localllm.speculation.ngram import NgramDrafter
-from localllm.speculation.policy import Costs, Judge, outlook
-from localllm.speculation.speculator import Speculator
+from localllm.speculation.policy import outlook
 from localllm.speculation.vocabulary import Mapping, Vocabulary, match
 
 SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds per pass in Python, 2 % of this
@@ -59,7 +56,6 @@ class Speculation:
         self._draft_costs = (
             measure(drafting.engine, drafting.vocabulary.size, DRAFTING) if drafting is not None else None
         )
-        self._ngram_judge, self._draft_judge = Judge(ngram.PRIORS), Judge(draft.PRIORS)
 
     @property
     def _too_short(self) -> bool:
@@ -93,23 +89,15 @@ class Speculation:
         passes = f"one of its passes takes {1e3 * step:.2f} ms, one of the model {one}"
         return f"the draft model is not used: {passes}, so it cannot make the model faster; use a smaller one"
 
-    @property
-    def drafting(self) -> tuple[Engine, Mapping, Costs] | None:
-        """The draft model for a batch, how its tokens map, and the costs of its passes; None if it is not used."""
-        if self._draft is None or self._mapping is None or self._draft_costs is None or self._too_short:
-            return None
-        return self._draft.engine, self._mapping, self._draft_costs
+    def drafts(self) -> Drafts | None:
+        """Return what drafts for the requests of a core; None in automatic mode if passes are too short for it to pay.
 
-    def speculator(self) -> Speculator | None:
-        """Return a speculator for a new session; None in automatic mode if passes are too short for drafting to pay."""
+        That is repetitions, the draft model or both.
+        """
         if self._too_short:
             return None
-        draftings: list[Drafting] = []
-        if self.options.kind in ("ngram", "auto"):
-            draftings.append(Drafting(NgramDrafter(), self._ngram_judge))
-        if self._draft is not None:
-            assert self._mapping is not None
-            assert self._draft_costs is not None
-            drafter = ModelDrafter(self._draft.engine, self._mapping, self._draft_costs)
-            draftings.append(Drafting(drafter, self._draft_judge))
-        return Speculator(tuple(draftings), self.costs, min(self.options.most_drafted, self.costs.most - 1))
+        longest = min(self.options.most_drafted, self.costs.most - 1)
+        model = None
+        if self._draft is not None and self._mapping is not None and self._draft_costs is not None:
+            model = DraftModel(self._draft.engine, self._mapping, self._draft_costs, self.costs, longest)
+        return Drafts(self.costs, longest, model, repeats=self.options.kind != "draft")

@@ -18,6 +18,7 @@ from localllm.answer.formats import find_format
 from localllm.cli.main import main
 from localllm.model import Model
 from localllm.options import SamplingOptions
+from localllm.sampling.repetition import Breakers
 from localllm.sampling.sampler import Sampler
 from tests.clients.plans import answer_to
 
@@ -36,17 +37,17 @@ class Planned(Sampler):
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         if self._left is None:
-            words = self._model.words
+            words = self._model.tokenizer
             prompt = words.decode(self._history, special=True)
             text = answer_to(prompt, find_format(self._model.template[0].source))
             assert words.eos is not None
             self._left = [*words.encode(text, add_special=False, parse_special=True), words.eos][::-1]
         token = self._left.pop() if self._left else int(logits.argmax())
-        assert np.isfinite(logits[token]), f"the grammar does not allow {self._model.words.piece(token)!r}"
+        assert np.isfinite(logits[token]), f"the grammar does not allow {self._model.tokenizer.piece(token)!r}"
         return token
 
 
-def planned(model: Model, options: SamplingOptions) -> Sampler:
+def planned(model: Model, options: SamplingOptions, breakers: Breakers | None = None) -> Sampler:
     return Planned(options, model)
 
 

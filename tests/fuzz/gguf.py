@@ -236,7 +236,7 @@ def use(path: Path, random: Random) -> str:
         path, backend="cpu", threads=threads, ctx_size=context, cache_type_k=keys, cache_type_v=cells, force=True
     )
     with loaded as model:
-        if model.tokenizer is not None:
+        if model.maybe_tokenizer is not None:
             _tokenize(model)
         if model.plan is None:
             return "vocabulary only"

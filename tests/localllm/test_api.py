@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from localllm.gguf import NewTensor, write_gguf
 from localllm.models import ModelError
 from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
 from localllm.options.keywords import CHAT_ONLY
+from localllm.template import ChatTemplate
 from tests.localllm.support import REPOSITORY, write_model
 from tests.test_notices import flags_in
 
@@ -39,7 +42,8 @@ def test_help_shows_what_there_is() -> None:
     page = pydoc.plain(pydoc.render_doc(localllm))
     for shown in ("load(path", "chat(self, messages", "generate(self, prompt", "class Model(", "class LocalLLMError("):
         assert shown in page
-    assert page.count("for piece in model.") >= 3
+    assert page.count("for piece in model.") >= 2
+    assert page.count("print(model.chat(") >= 2
 
 
 @pytest.mark.parametrize(
@@ -87,9 +91,7 @@ def test_options_come_as_a_value_by_keyword_or_both() -> None:
 
 def test_options_of_a_chat_reach_it(model: localllm.Model) -> None:
     def length(messages: Any, **options: Any) -> int:
-        last = list(model.chat(messages, max_tokens=1, **options))[-1]
-        assert last.statistics is not None
-        return last.statistics.prompt_tokens
+        return model.chat(messages, max_tokens=1, **options).usage.prompt_tokens
 
     told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
     assert length("Hello!", system_prompt="Be brief.") == length(told) > length("Hello!")
@@ -108,9 +110,8 @@ def test_variables_of_the_chat_template_count(tmp_path: Path) -> None:
     counts = []
     with localllm.load(write_model(tmp_path / "m.gguf", template=template), threads=1) as tiny:
         for variables in ({}, {"mood": "12345"}):
-            last = list(tiny.chat("Hello!", max_tokens=1, chat_template_kwargs=variables))[-1]
-            assert last.statistics is not None
-            counts.append(last.statistics.prompt_tokens)
+            reply = tiny.chat("Hello!", max_tokens=1, chat_template_kwargs=variables)
+            counts.append(reply.usage.prompt_tokens)
     assert counts[1] == counts[0] + 5
 
 
@@ -118,7 +119,6 @@ def test_chat_answers_as_a_conversation_does(model: localllm.Model) -> None:
     talk = Conversation(model, template_of(model)[0], GREEDY, pytest.fail, AnswerOptions(max_tokens=30))
     first = text(talk.say("Hello!"))
     second = text(talk.say("Tell me a story."))
-    talk.close()
     assert text(model.chat("Hello!", max_tokens=30, temperature=0)) == first
     messages = [
         {"role": "user", "content": "Hello!"},
@@ -151,10 +151,9 @@ def test_no_tokens_are_no_tokens(model: localllm.Model) -> None:
         (lambda m: m.generate("x", stop=[1]), r"stop is \[1\]"),
         (lambda m: m.generate("x", top_p=3), "top_p is 3: it must be a number from 0 to 1"),
         (lambda m: m.generate(3), r"use model\.chat\(messages\)"),
-        (
-            lambda m: m.logits("Hello"),
-            r"expected token ids, got 'Hello'; model\.tokenize\(text\) gives those of a text",
-        ),
+        (lambda m: m.generate([[1, "a"]]), r"use model\.chat\(messages\)"),
+        (lambda m: m.generate("x", logprobs=-1), "logprobs is -1; give a number of alternatives"),
+        (lambda m: m.chat("x", logits_processor=3), "logits_processor must be a function"),
         (lambda m: m.logits(3), "expected token ids, got 3"),
         (lambda m: m.logits([1, 1.5]), "1.5 is not a token id"),
         (lambda m: m.tokenize(3), "tokenize expects a text, got 3"),
@@ -219,3 +218,141 @@ def test_what_is_no_model_is_named_with_its_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=f"^{tmp_path}/{name}.gguf: {told}"):
             localllm.load(tmp_path / f"{name}.gguf")
+
+
+def test_a_model_lists_what_programs_use(model: localllm.Model) -> None:
+    shown = [name for name in dir(model) if not name.startswith("_")]
+    assert {"chat", "generate", "conversation", "tokenizer"} <= set(shown)
+    assert all(hasattr(type(model), name) or name in vars(model) for name in shown)
+    assert not {"pool", "engine", "maybe_tokenizer", "stepper", "new_core"} & set(shown)
+    assert re.fullmatch(r"<Model .*demo\.gguf: llama, context 1024, cpu: .*>", repr(model))
+
+
+def test_several_prompts_are_answered_together(model: localllm.Model) -> None:
+    prompts = ["Once upon a time", "The dog", "A cat was"]
+    replies = model.generate(prompts, max_tokens=20, seed=3)
+    assert len(replies) == 3
+    assert [reply.tokens for reply in replies] == [
+        model.generate(prompt, max_tokens=20, seed=3).tokens for prompt in prompts
+    ]
+    ids = [model.tokenize(prompt) for prompt in prompts]
+    assert [str(reply) for reply in model.generate(ids, max_tokens=20, seed=3)] == [str(reply) for reply in replies]
+    with pytest.raises(localllm.LocalLLMError, match="the prompt has no tokens"):
+        model.generate(["a", []], max_tokens=2)  # type: ignore[list-item]
+
+
+def test_a_reply_waits_for_its_end(model: localllm.Model) -> None:
+    reply = model.chat("Hello!", max_tokens=5, temperature=0, logprobs=2)
+    first = next(reply)
+    assert (first.token, first.finish_reason) == (reply.tokens[0], None)
+    assert (reply.finish_reason, reply.reasoning, reply.tool_calls) == ("length", "", [])
+    assert str(reply) == reply.text == reply.message["content"]
+    assert [one.token for one in reply.logprobs] == reply.tokens
+    assert all(len(one.top) == 2 and one.logprob <= 0 for one in reply.logprobs)
+    assert list(reply) == []
+    assert repr(reply).startswith("Reply('")
+
+
+def test_a_reply_can_be_awaited(model: localllm.Model) -> None:
+    async def main() -> tuple[str, str, str]:
+        streamed = "".join([piece.text async for piece in model.chat("Hello!", max_tokens=8, temperature=0)])
+        both = await asyncio.gather(*(model.chat("Hello!", max_tokens=8, temperature=0) for _ in range(2)))
+        return streamed, both[0].text, both[1].text
+
+    one, two, three = asyncio.run(main())
+    assert one == two == three == str(model.chat("Hello!", max_tokens=8, temperature=0))
+
+
+def test_logits_can_be_processed(model: localllm.Model) -> None:
+    [banned] = model.generate("Once", max_tokens=1, temperature=0).tokens
+    seen: list[tuple[int, ...]] = []
+
+    def without(tokens: Any, logits: Any) -> Any:
+        seen.append(tokens)
+        logits[banned] = -np.inf
+        return logits
+
+    reply = model.generate("Once", max_tokens=3, temperature=0, logits_processor=without)
+    prompt, tokens = model.tokenize("Once"), reply.tokens
+    assert banned not in tokens
+    assert seen == [tuple(prompt + tokens[:count]) for count in range(3)]
+    assert tokens[0] == int(np.delete(model.logits("Once")[-1], banned).argmax()) + (tokens[0] > banned)
+    for wrong, told in (
+        (lambda tokens, logits: logits[:3], r"the logits processor returned an array of shape \(3,\)"),
+        (lambda tokens, logits: 1 / 0, "the logits processor failed: ZeroDivisionError"),
+    ):
+        with pytest.raises(localllm.LocalLLMError, match=told):
+            model.generate("Once", max_tokens=1, logits_processor=wrong).wait()
+
+
+def test_a_template_can_be_applied(model: localllm.Model) -> None:
+    text_ = model.apply_chat_template("Hi", tokenize=False)
+    assert text_.endswith("<|im_start|>assistant<|im_sep|>")
+    assert model.apply_chat_template("Hi") == model.tokenize(text_, add_special=False, parse_special=True)
+    assert len(model.apply_chat_template("Hi", add_generation_prompt=False)) < len(model.apply_chat_template("Hi"))
+
+
+def test_a_history_is_evaluated_once(model: localllm.Model) -> None:
+    first = model.chat("Who are you?", max_tokens=20, temperature=0)
+    messages = [{"role": "user", "content": "Who are you?"}, first.message, {"role": "user", "content": "Hello!"}]
+    second = model.chat(messages, max_tokens=5, temperature=0).usage
+    assert second.reused_tokens >= first.usage.prompt_tokens + 15
+
+
+def forced(model: localllm.Model, text: str) -> Any:
+    """Return a logits processor that writes a text, and ends."""
+    ids = [*model.tokenize(text, add_special=False), min(model.tokenizer.eog)]
+    start: list[int] = []
+
+    def processor(tokens: Any, logits: Any) -> Any:
+        start[:] = start or [len(tokens)]
+        logits[:] = -1e4
+        logits[ids[len(tokens) - start[0]]] = 0
+        return logits
+
+    return processor
+
+
+MESSAGES = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+
+
+@pytest.mark.parametrize(
+    ("marks", "written", "reasoning", "content"),
+    [
+        ("<think></think>", "<think>It is big.</think>Yes.", "It is big.", "Yes."),
+        (
+            "<|start|>assistant<|channel|>analysis<|message|><|end|><|channel|>final",
+            "<|channel|>analysis<|message|>User greets.<|end|><|start|>assistant<|channel|>final<|message|>Hello!",
+            "User greets.",
+            "Hello!",
+        ),
+    ],
+)
+def test_reasoning_is_apart(model: localllm.Model, marks: str, written: str, reasoning: str, content: str) -> None:
+    model.__dict__["template"] = (ChatTemplate(f"{MESSAGES}{{# {marks} #}}", "", "<|im_end|>"), None)
+    try:
+        reply = model.chat("Hi", temperature=0, logits_processor=forced(model, written))
+        pieces = list(reply)
+    finally:
+        del model.__dict__["template"]
+    assert (reply.reasoning, reply.text, reply.finish_reason) == (reasoning, content, "stop")
+    assert "".join(piece.raw for piece in pieces) == written
+    assert reply.message == {"role": "assistant", "content": content, "reasoning_content": reasoning}
+
+
+def test_calls_of_tools_come_parsed(model: localllm.Model) -> None:
+    function = {
+        "name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }  # fmt: skip
+    written = 'So: <tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    source = f"{MESSAGES}{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{{# <tool_call> </tool_call> #}}"
+    model.__dict__["template"] = (ChatTemplate(source, "", "<|im_end|>"), None)
+    try:
+        tools = [{"type": "function", "function": function}]
+        reply = model.chat("Hi", temperature=0, tools=tools, logits_processor=forced(model, written)).wait()
+    finally:
+        del model.__dict__["template"]
+    [call] = reply.tool_calls
+    assert (call.name, call.arguments, reply.finish_reason) == ("weather", {"city": "Rome"}, "tool_calls")
+    assert reply.text.strip() == "So:"
+    assert reply.message["tool_calls"] == [call.message]

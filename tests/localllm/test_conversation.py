@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,10 @@ import localllm as api
 from localllm.conversation import Conversation, template_of
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
+from localllm.generation.statistics import Usage
 from localllm.options import AnswerOptions
+from localllm.reply import Reply
+from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.template import ChatTemplate
 from tests.localllm.support import write_model
 
@@ -22,7 +24,7 @@ GREEDY = api.SamplingOptions(temperature=0.0, frequency_penalty=0.5, repeat_last
 class Script:
     """A sampler that says what it is told to, an answer after the other."""
 
-    looks_at = 0
+    looks_at, options = 0, GREEDY
 
     def __init__(self, *answers: Sequence[int]) -> None:
         self.tokens = [token for answer in answers for token in answer]
@@ -44,16 +46,34 @@ class Script:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[api.Model]:
+def opened_demo() -> Iterator[api.Model]:
     with api.load("demo", threads=1) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[api.Model]:
-    """128 tokens of context; every letter is a token."""
+def opened_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[api.Model]:
     with api.load(write_model(tmp_path_factory.mktemp("m") / "m.gguf"), ctx_size=128, threads=1) as opened:
         yield opened
+
+
+@pytest.fixture
+def demo(opened_demo: api.Model) -> Iterator[api.Model]:
+    yield opened_demo
+    empty(opened_demo)
+
+
+@pytest.fixture
+def tiny(opened_tiny: api.Model) -> Iterator[api.Model]:
+    """128 tokens of context; every letter is a token."""
+    yield opened_tiny
+    empty(opened_tiny)
+
+
+def empty(model: api.Model) -> None:
+    """Forget what the model's cache keeps. Conversations hold no blocks, so every block is free then."""
+    model.new_core(SchedulerLimits())
+    assert model.pool.free_blocks == model.pool.blocks
 
 
 def talk(
@@ -70,10 +90,8 @@ def scripted(conversation: Conversation, *answers: Sequence[int]) -> None:
     conversation._sampler = Script(*answers)  # type: ignore[assignment]
 
 
-def finish(pieces: Iterator[api.Piece]) -> tuple[str, api.Statistics]:
-    all_ = list(pieces)
-    assert all_[-1].statistics is not None
-    return "".join(piece.text for piece in all_), all_[-1].statistics
+def finish(reply: Reply) -> tuple[str, Usage]:
+    return "".join(piece.text for piece in reply), reply.usage
 
 
 def by_bytes(model: api.Model, text: str) -> list[int]:
@@ -101,12 +119,11 @@ def test_an_answer_stays_in_the_cache_in_the_tokens_it_was_written_in(demo: api.
     scripted(conversation, first, second)
     text, one = finish(conversation.say("Hi"))
     assert text == said
-    held = conversation.session.tokens
+    held = conversation.tokens
     _, two = finish(conversation.say("And?"))
     assert held[-len(first) + 1 :] == first[:-1]
-    assert conversation.session.tokens[: len(held)] == held
+    assert conversation.tokens[: len(held)] == held
     assert two.reused_tokens == len(held) == one.prompt_tokens + len(first) - 1
-    conversation.close()
 
 
 def test_an_answer_that_the_template_shortens_is_evaluated_again_and_nothing_before_it(demo: api.Model) -> None:
@@ -123,8 +140,7 @@ def test_an_answer_that_the_template_shortens_is_evaluated_again_and_nothing_bef
     _, one = finish(conversation.say("Hi"))
     _, two = finish(conversation.say("And?"))
     assert two.reused_tokens == one.prompt_tokens
-    assert demo.detokenize(conversation.session.tokens).count("thoughts") == 0
-    conversation.close()
+    assert demo.detokenize(conversation.tokens).count("thoughts") == 0
 
 
 def test_another_answer_evaluates_one_token_again(tiny: api.Model) -> None:
@@ -136,7 +152,6 @@ def test_another_answer_evaluates_one_token_again(tiny: api.Model) -> None:
     assert (two.prompt_tokens, two.reused_tokens) == (one.prompt_tokens, one.prompt_tokens - 1)
     assert conversation.messages[-1]["content"] == other
     assert len(conversation.messages) == 2
-    conversation.close()
 
 
 def test_a_turn_that_is_taken_back_costs_nothing_of_those_before(tiny: api.Model) -> None:
@@ -146,7 +161,7 @@ def test_a_turn_that_is_taken_back_costs_nothing_of_those_before(tiny: api.Model
     finish(conversation.say("two"))
     assert conversation.undo() == "two"
     assert conversation.messages == after_one
-    held = len(conversation.session.tokens)
+    held = len(conversation.tokens)
     _, again = finish(conversation.say("tww"))
     assert again.prompt_tokens - again.reused_tokens < 5 + len("w<|im_end|>\n<|im_start|>assistant\n") < held
     conversation.undo()
@@ -155,7 +170,6 @@ def test_a_turn_that_is_taken_back_costs_nothing_of_those_before(tiny: api.Model
         conversation.undo()
     with pytest.raises(LocalLLMError, match="nothing has been answered yet"):
         conversation.again()
-    conversation.close()
 
 
 # -- a full context --------------------------------------------------------------------------------------------------
@@ -163,14 +177,12 @@ def test_a_turn_that_is_taken_back_costs_nothing_of_those_before(tiny: api.Model
 
 def test_a_full_context_is_not_cut_in_silence(tiny: api.Model) -> None:
     conversation = talk(tiny, ignore_eos=True)
-    _, one = finish(conversation.say("one"))
-    assert one.reason == "context"
+    assert conversation.say("one").end.reason == "context"
     before = list(conversation.messages)
     with pytest.raises(ContextFull, match="the context holds 128"):
         finish(conversation.say("two"))
     assert conversation.messages == before
     assert conversation.shift() == 0  # there is one turn only
-    conversation.close()
 
 
 def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_before(tiny: api.Model) -> None:
@@ -186,9 +198,8 @@ def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_bef
     assert conversation.messages[-2]["content"] == "turn 11"
     fresh = talk(tiny, max_tokens=20, system_prompt="Be brief.")
     fresh.messages = conversation.messages[:-2]
-    conversation.close()
+    empty(tiny)
     assert finish(fresh.say("turn 11"))[0] == conversation.messages[-1]["content"]
-    fresh.close()
 
 
 @pytest.mark.parametrize("turns", range(2, 9))
@@ -204,7 +215,6 @@ def test_a_shift_drops_as_few_turns_as_possible(tiny: api.Model, turns: int) -> 
     conversation.resume(messages)
     assert conversation.shift() == expected
     assert conversation.messages == messages[2 * expected :]
-    conversation.close()
 
 
 def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
@@ -214,19 +224,19 @@ def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
     conversation._ignore_eos = False
     finish(conversation.say("one"))
     conversation._ignore_eos = True
-    text, statistics = finish(conversation.say("two"))
+    reply = conversation.say("two")
+    text, usage = finish(reply)
     assert [m["content"] for m in conversation.messages] == ["two", text]
-    assert statistics.reason == "context"  # nothing older is left to drop
+    assert reply.end.reason == "context"  # nothing older is left to drop
     assert tiny.tokenize("x" + text, add_special=False)[-len(text) :] == conversation._answered
-    assert statistics.answer_tokens == len(conversation._answered)
-    assert len(conversation.session.tokens) == 128
-    conversation.close()
+    assert usage.answer_tokens == len(conversation._answered)
+    assert len(conversation.tokens) == 128
 
 
 class Euros:
     """Writes the three bytes of a character again and again, going by what it is told was written."""
 
-    looks_at = 0
+    looks_at, options = 0, GREEDY
 
     def __init__(self, count: int) -> None:
         self.history: list[int] = []
@@ -266,7 +276,6 @@ def test_half_a_character_is_not_lost_in_a_shift(tiny: api.Model, more: int) -> 
     assert text == "€" * 24
     assert [m["content"] for m in conversation.messages] == ["two" + "o" * more, text]
     assert len(conversation.notes) == 1  # type: ignore[attr-defined]
-    conversation.close()
 
 
 def test_a_shift_by_hand_lets_the_answer_go_on(tiny: api.Model) -> None:
@@ -274,21 +283,20 @@ def test_a_shift_by_hand_lets_the_answer_go_on(tiny: api.Model) -> None:
     finish(conversation.say("one"))
     conversation._max_tokens = None
     conversation._ignore_eos = True
-    start, statistics = finish(conversation.say("two"))
-    assert statistics.reason == "context"
+    reply = conversation.say("two")
+    start, _ = finish(reply)
+    assert reply.end.reason == "context"
     assert conversation.shift() == 1
     rest, _ = finish(conversation.go_on())
     assert rest
     assert conversation.messages == [{"role": "user", "content": "two"}, {"role": "assistant", "content": start + rest}]
-    conversation.close()
 
 
 def test_variables_reach_the_template(tiny: api.Model) -> None:
     template = ChatTemplate("{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}", "", "")
     conversation = talk(tiny, template, max_tokens=1, chat_template_kwargs={"mood": "glad "})
     finish(conversation.say("one"))
-    assert tiny.detokenize(conversation.session.tokens).strip().startswith("glad one")
-    conversation.close()
+    assert tiny.detokenize(conversation.tokens).strip().startswith("glad one")
 
 
 def test_a_summary_takes_the_place_of_the_turns(tiny: api.Model) -> None:
@@ -299,8 +307,3 @@ def test_a_summary_takes_the_place_of_the_turns(tiny: api.Model) -> None:
     finish(conversation.say("two"))
     conversation.clear()
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
-    conversation.close()
-
-
-def test_every_block_is_given_back(tiny: api.Model, tmp_path: Path) -> None:
-    assert tiny.pool.free_blocks == tiny.pool.blocks

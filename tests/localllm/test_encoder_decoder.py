@@ -48,7 +48,7 @@ def answer(model: Model, prompt: str | list[int], count: int = 20) -> list[int]:
 def test_the_tokens_of_llama_completion(model: Model, prompt: str) -> None:
     ids = model.tokenize(prompt)
     assert ids[-1] == t5.END
-    text = "".join(model.words.piece(token).decode() for token in answer(model, prompt))
+    text = "".join(model.tokenizer.piece(token).decode() for token in answer(model, prompt))
     assert text.startswith(t5.ANSWERS[prompt])
     assert answer(model, ids) == answer(model, [*ids, t5.START]) == answer(model, prompt)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -44,13 +44,13 @@ def guessing() -> Iterator[localllm.Model]:
         yield opened
 
 
-def text_of(pieces: Iterator[Any]) -> str:
+def text_of(pieces: Iterable[Any]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
 def tokens_of(model: localllm.Model, prompt: str, **options: Any) -> tuple[list[int], Any]:
-    pieces = list(model.generate(prompt, **options))
-    return [piece.token for piece in pieces if piece.token is not None], pieces[-1].statistics
+    reply = model.generate(prompt, **options)
+    return reply.tokens, reply.end
 
 
 def check(value: Any) -> None:
@@ -70,8 +70,8 @@ def test_answers_match_their_schema(demo: localllm.Model, seed: int) -> None:
 
 def test_an_answer_ends_with_its_grammar(demo: localllm.Model) -> None:
     pieces = list(demo.generate("Say it: ", grammar='root ::= "yes" | "no"', ignore_eos=True, max_tokens=50))
-    assert text_of(iter(pieces)) in ("yes", "no")
-    assert pieces[-1].statistics.reason == "end"
+    assert text_of(pieces) in ("yes", "no")
+    assert pieces[-1].finished.reason == "end"
 
 
 ENDS = {0: 100.0, 1: 100.0}  # the tokens that end an answer come as soon as they may
@@ -80,7 +80,7 @@ ENDS = {0: 100.0, 1: 100.0}  # the tokens that end an answer come as soon as the
 def test_ignore_eos_holds_while_a_grammar_allows_anything_else(demo: localllm.Model) -> None:
     def written(grammar: str, **options: Any) -> tuple[str, str]:
         pieces = list(demo.generate("Say: ", grammar=grammar, logit_bias=ENDS, max_tokens=20, **options))
-        return text_of(iter(pieces)), pieces[-1].statistics.reason
+        return text_of(pieces), pieces[-1].finished.reason
 
     endless = "root ::= [a-z]+"
     assert written(endless)[1] == "end"
@@ -98,7 +98,7 @@ def test_ignore_eos_holds_where_only_a_thought_is_limited(demo: localllm.Model) 
     try:
         for ignore, reason in ((False, "end"), (True, "length")):
             pieces = list(demo.chat("Which?", think=5, max_tokens=30, logit_bias=ENDS, ignore_eos=ignore))
-            assert pieces[-1].statistics.reason == reason
+            assert pieces[-1].finished.reason == reason
     finally:
         del demo.__dict__["template"]
 
@@ -113,14 +113,13 @@ def test_grammars_of_both_kinds(demo: localllm.Model, source: str) -> None:
     "options", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}, {"temperature": 1.0, "top_k": 5}]
 )
 def test_drafts_change_no_token(demo: localllm.Model, guessing: localllm.Model, options: dict[str, Any]) -> None:
-    """Repetitions are drafted without a choice, so even sampled tokens stay those of plain decoding."""
+    """A draft is accepted if it is the token that is chosen anyway, so sampled tokens stay those of plain decoding."""
     assert guessing.speculation is not None
     held = {"grammar": LIST, "max_tokens": 60, "seed": 1, **options}
     plain, _ = tokens_of(demo, "Fish:\n", **held)
     with localllm.load("demo", threads=1, spec="ngram") as repeating:
         assert tokens_of(repeating, "Fish:\n", **held)[0] == plain
-    if options["temperature"] == 0:
-        assert tokens_of(guessing, "Fish:\n", **held)[0] == plain
+    assert tokens_of(guessing, "Fish:\n", **held)[0] == plain
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -138,7 +137,6 @@ def test_a_conversation_is_held_every_turn(demo: localllm.Model) -> None:
     for question in ("Which animals?", "And others?"):
         check(json.loads(text_of(with_template.say(question))))
     check(json.loads(text_of(with_template.again())))
-    with_template.close()
 
 
 def test_an_answer_that_was_cut_goes_on_within_its_grammar(demo: localllm.Model) -> None:
@@ -160,7 +158,6 @@ def test_an_answer_that_was_cut_goes_on_within_its_grammar(demo: localllm.Model)
     conversation._answered = []
     with pytest.raises(LocalLLMError, match="cannot be continued"):
         text_of(conversation.go_on())
-    conversation.close()
 
 
 def test_a_thought_is_limited_and_not_shown_before_a_structure(demo: localllm.Model) -> None:
@@ -168,10 +165,11 @@ def test_a_thought_is_limited_and_not_shown_before_a_structure(demo: localllm.Mo
     try:
         check(json.loads(text_of(demo.chat("Which?", json_schema=SCHEMA, think=12, seed=1))))
         on = {0: -100.0, 1: -100.0}  # the tokens that end an answer
-        shown = text_of(demo.chat("Which?", think=12, max_tokens=60, seed=1, logit_bias=on))
-        thought, end, _ = shown.partition("</think>")
+        reply = demo.chat("Which?", think=12, max_tokens=60, seed=1, logit_bias=on)
+        thought, end, content = "".join(piece.raw for piece in reply).partition("</think>")
         assert end
         assert len(demo.tokenize(thought)) <= 12 + 1
+        assert (reply.reasoning, reply.text) == (thought.strip(), content.strip())
         assert "</think>" not in text_of(demo.chat("Which?", think=False, max_tokens=30, seed=1, logit_bias=on))
     finally:
         del demo.__dict__["template"]

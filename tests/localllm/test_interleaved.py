@@ -1,4 +1,4 @@
-"""Several answers at a time on one `Model`: interleaved they are exact, and a second thread gets one clear error."""
+"""Several answers at a time on one `Model`: interleaved or in threads, each has the tokens of alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import localllm
-from localllm.backends.base import BackendError
 from localllm.errors import LocalLLMError
-from localllm.generation.exclusive import ModelBusy
+from localllm.options import SamplingOptions
+from localllm.scheduler.interfaces import SchedulerLimits
 from tests.localllm.diffusion.test_diffusion import write_diffusion
 from tests.localllm.speculation.support import eager
-from tests.localllm.support import write_model
 from tests.localllm.test_embedding import write_embedder
 from tests.models.kit import KIT
 
@@ -47,9 +46,9 @@ class Asked(NamedTuple):
     seed: int | None
     count: int
 
-    def begin(self, model: localllm.Model, **more: Any) -> Iterator[localllm.Piece]:
+    def begin(self, model: localllm.Model, **more: Any) -> localllm.Reply:
         sampling = {"temperature": 0.0} if self.seed is None else {"temperature": 1.0, "seed": self.seed}
-        prompt: Any = PROMPTS[self.prompt] if model.tokenizer is not None else KIT_PROMPTS[self.prompt]
+        prompt: Any = PROMPTS[self.prompt] if model.maybe_tokenizer is not None else KIT_PROMPTS[self.prompt]
         return model.generate(prompt, max_tokens=self.count, ignore_eos=True, **sampling, **more)
 
 
@@ -86,10 +85,9 @@ def opened(name: str, source: str, cache_type: str) -> localllm.Model:
 
 
 @cache
-def alone(name: str, source: str, cache_type: str, asked: Asked) -> list[int]:
-    """The tokens of an answer that nothing interrupts; n-grams and greedy answers need no drafts for the same."""
-    source = "draft model" if asked.seed is not None and source == "draft model" else "none"
-    return tokens(asked.begin(opened(name, source, cache_type)))
+def alone(name: str, cache_type: str, asked: Asked) -> list[int]:
+    """The tokens of an answer that nothing interrupts and nothing drafts."""
+    return tokens(asked.begin(opened(name, "none", cache_type)))
 
 
 ASKED = st.builds(Asked, st.integers(0, 2), st.sampled_from([None, 7]), st.integers(1, 24))
@@ -125,7 +123,7 @@ def test_two_drafters_at_once(asked: list[Asked], order: list[int]) -> None:
 def check(model: tuple[str, str, str], asked: list[Asked], order: list[int], dropped: set[int]) -> None:
     """Request pieces in this order, again and again until all answers have ended; `dropped` ones are closed midway."""
     shared = opened(*model)
-    free = shared.engine.free_blocks
+    free = all_free(shared)
     running = {number: one.begin(shared) for number, one in enumerate(asked)}
     found: list[list[int]] = [[] for _ in asked]
     for number in cycle([*order, *range(len(asked))]):
@@ -138,23 +136,88 @@ def check(model: tuple[str, str, str], asked: list[Asked], order: list[int], dro
         if not running:
             break
     for number, one in enumerate(asked):
-        assert found[number] == alone(*model, one)[: 5 if number in dropped else None]
-    assert shared.engine.free_blocks == free
+        assert found[number] == alone(model[0], model[2], one)[: 5 if number in dropped else None]
+    assert all_free(shared) == free
+
+
+def all_free(model: localllm.Model) -> int:
+    """Empty the prefix cache; return the number of free blocks."""
+    model.new_core(SchedulerLimits())
+    return model.engine.free_blocks
 
 
 def test_both_answers_of_one_thread_go_on_from_row_to_row() -> None:
     """Every accepted draft of one answer is used after steps of the other."""
     model = opened("demo", "draft model", "f16")
     asked = [Asked(0, None, 40), Asked(1, None, 40)]
-    pieces = list(zip(*[one.begin(model) for one in asked], strict=True))
-    for number, one in enumerate(asked):
-        assert [pair[number].token for pair in pieces[:-1]] == alone("demo", "none", "f16", one)
-        statistics = pieces[-1][number].statistics
-        assert statistics is not None
-        assert statistics.decode_passes < 30  # of 40 tokens: drafts were accepted
+    replies = [one.begin(model) for one in asked]
+    for _ in zip(*replies, strict=True):
+        pass
+    for reply, one in zip(replies, asked, strict=True):
+        assert reply.tokens == alone("demo", "f16", one)
+        assert reply.usage.decode_passes < 30  # of 40 tokens: drafts were accepted
 
 
 # -- threads ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    model=st.one_of(
+        st.tuples(st.just("demo"), st.sampled_from(list(SOURCES)), st.sampled_from(CACHES)),
+        st.tuples(st.sampled_from(["gemma3-12", "qwen35-dense", "rwkv7"]), st.just("n-grams"), st.just("f16")),
+    ),
+    asked=st.lists(ASKED, min_size=2, max_size=6),
+)
+def test_threads_get_the_tokens_of_alone(model: tuple[str, str, str], asked: list[Asked]) -> None:
+    """With every source of drafts, in every cache, greedy and with a seed."""
+    shared = opened(*model)
+    free = all_free(shared)
+    assert in_threads(shared, asked) == [alone(model[0], model[2], one) for one in asked]
+    assert all_free(shared) == free
+
+
+def in_threads(model: localllm.Model, asked: list[Asked]) -> list[list[int]]:
+    """The tokens of answers that begin at the same time, each in a thread of its own."""
+    found: list[list[int]] = [[] for _ in asked]
+    start = threading.Barrier(len(asked))
+
+    def work(number: int) -> None:
+        start.wait(60)
+        found[number] = tokens(asked[number].begin(model))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    return found
+
+
+class Watch:
+    """Counts the sequences of each step of an engine."""
+
+    def __init__(self) -> None:
+        self.together: list[int] = []
+
+    @contextmanager
+    def step(self, rows: Any) -> Iterator[None]:
+        self.together.append(len(rows))
+        yield
+
+
+def test_threads_share_steps() -> None:
+    model = opened("demo", "none", "f16")
+    asked = [Asked(number % 3, None, 40) for number in range(4)]
+    watch = Watch()
+    model.engine.watch = watch
+    try:
+        found = in_threads(model, asked)
+    finally:
+        model.engine.watch = None
+    assert found == [alone("demo", "f16", one) for one in asked]
+    assert max(watch.together) > 1
 
 
 class Gate(threading.Event):
@@ -181,7 +244,7 @@ def stopped_inside(model: localllm.Model, asked: Asked) -> Iterator[list[Any]]:
     def work() -> None:
         try:
             found.append(tokens(asked.begin(model, cancel=gate)))
-        except (LocalLLMError, BackendError) as error:
+        except Exception as error:
             found.append(error)
 
     thread = threading.Thread(target=work)
@@ -191,26 +254,31 @@ def stopped_inside(model: localllm.Model, asked: Asked) -> Iterator[list[Any]]:
         yield found
     finally:
         gate.go_on.set()
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
 
 
-USES: dict[str, Callable[[localllm.Model], object]] = {
-    "generate": lambda model: tokens(model.generate("Hello", max_tokens=3)),
-    "chat": lambda model: tokens(model.chat("Hello", max_tokens=3)),
-    "logits": lambda model: model.logits([1, 2, 3]),
+USES: dict[str, Callable[[localllm.Model], Any]] = {
+    "generate": lambda model: tokens(model.generate("Hello", max_tokens=3, temperature=0)),
+    "chat": lambda model: tokens(model.chat("Hello", max_tokens=3, temperature=0)),
+    "logits": lambda model: model.logits([1, 2, 3]).tolist(),
 }
 
 
 @pytest.mark.parametrize("source", ["none", "draft model"])
 @pytest.mark.parametrize("use", USES)
-def test_a_second_thread_gets_one_error_and_the_first_its_tokens(use: str, source: str) -> None:
+def test_a_second_thread_waits_for_the_step_of_the_first(use: str, source: str) -> None:
     model, asked = opened("demo", source, "f16"), Asked(0, None, 20)
-    free = model.engine.free_blocks
-    with stopped_inside(model, asked) as first, pytest.raises(ModelBusy, match="another thread is using this model"):
-        USES[use](model)
-    assert first == [alone("demo", "none", "f16", asked)]
-    assert model.engine.free_blocks == free
-    USES[use](model)
+    expected, free, found = USES[use](model), all_free(model), list[Any]()
+    second = threading.Thread(target=lambda: found.append(USES[use](model)))
+    with stopped_inside(model, asked) as first:
+        second.start()
+        second.join(0.2)
+        assert found == []
+    second.join(60)
+    assert found == [expected]
+    assert first == [alone("demo", "f16", asked)]
+    assert all_free(model) == free
 
 
 @contextmanager
@@ -234,29 +302,32 @@ def used_elsewhere(model: localllm.Model) -> Iterator[None]:
 
 
 OTHER_USES: dict[str, Callable[[localllm.Model], object]] = {
-    "embed": lambda model: model.embed(["a cat", "dogs"]),
-    "embed one by one": lambda model: model.embed("a cat"),
-    "token_embeddings": lambda model: model.token_embeddings("a cat"),
-    "rank": lambda model: model.rank("a cat", ["dogs", "cats"]),
-    "diffuse": lambda model: list(model.diffuse("Fill this", max_tokens=8)),
-    "session": lambda model: model.session().evaluate([1, 2], logits=False),
+    "embed": lambda model: model.embed(["a cat", "dogs"]).tolist(),
+    "embed one by one": lambda model: model.embed("a cat").tolist(),
+    "token_embeddings": lambda model: model.token_embeddings("a cat").tolist(),
+    "rank": lambda model: model.rank("a cat", ["dogs", "cats"]).tolist(),
+    "diffuse": lambda model: [
+        tuple(canvas.answer) for canvas in model.diffuse("Fill this", sampling=SamplingOptions(seed=1), max_tokens=8)
+    ],
 }
 
 
 @pytest.mark.parametrize("use", OTHER_USES)
-def test_every_use_of_the_engine_is_refused(use: str, tmp_path: Path) -> None:
-    if use == "session":
-        path = write_model(tmp_path / "model.gguf")
-    elif use == "diffuse":
+def test_every_use_of_the_engine_waits_for_another_thread(use: str, tmp_path: Path) -> None:
+    if use == "diffuse":
         path = write_diffusion(tmp_path / "model.gguf", "dream")
     else:
         path = write_embedder(tmp_path / "model.gguf", "bert-rank")
     with localllm.load(path, threads=1, ctx_size=64) as model:
-        free = model.engine.free_blocks
-        with used_elsewhere(model), pytest.raises(ModelBusy):
-            OTHER_USES[use](model)
+        expected, free, found = OTHER_USES[use](model), model.engine.free_blocks, list[Any]()
+        second = threading.Thread(target=lambda: found.append(OTHER_USES[use](model)))
+        with used_elsewhere(model):
+            second.start()
+            second.join(0.1)
+            assert found == []
+        second.join(60)
+        assert found == [expected]
         assert model.engine.free_blocks == free
-        OTHER_USES[use](model)
 
 
 def test_tokenizing_goes_on_in_other_threads() -> None:
@@ -267,28 +338,72 @@ def test_tokenizing_goes_on_in_other_threads() -> None:
         assert model.detokenize(expected) == "a text"
 
 
-def test_a_refused_answer_and_a_dropped_one_give_their_blocks_back() -> None:
-    """Though they end while another thread is inside; the blocks are free when it leaves."""
+def test_an_answer_that_is_dropped_gives_its_blocks_back() -> None:
+    """Though another thread is within a step; the blocks are free when it leaves."""
     model, asked = opened("demo", "draft model", "f16"), Asked(1, None, 20)
-    free = model.engine.free_blocks
-    dropped, refused = Asked(0, None, 20).begin(model), Asked(2, None, 20).begin(model)
+    free = all_free(model)
+    dropped, closed = Asked(0, None, 20).begin(model), Asked(2, None, 20).begin(model)
     next(dropped)
-    next(refused)
+    next(closed)
     with stopped_inside(model, asked) as first:
         del dropped
-        with pytest.raises(ModelBusy):
-            next(refused)
+        closed.close()
         with pytest.raises(StopIteration):
-            next(refused)
-    assert first == [alone("demo", "none", "f16", asked)]
-    assert model.engine.free_blocks == free
+            next(closed)
+    assert first == [alone("demo", "f16", asked)]
+    assert not model.stepper.core.running.active
+    assert not model.stepper.core.running.waiting
+    assert all_free(model) == free
 
 
-def test_closing_waits_for_the_step_of_another_thread() -> None:
-    model = localllm.load("demo", ctx_size=256, threads=1)
+@pytest.mark.parametrize("source", ["none", "draft model"])
+def test_closing_waits_for_the_step_of_another_thread(source: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = localllm.load("demo", ctx_size=256, threads=1, **SOURCES[source])
+    if source != "none":
+        eager(model)
     with stopped_inside(model, Asked(0, None, 20)) as first:
         model.close()
-    assert "closed" in str(first[0])
+    assert isinstance(first[0], LocalLLMError)
+    assert "this model is closed" in str(first[0])
+    with pytest.raises(LocalLLMError, match="closed"):
+        model.generate("more")
+
+
+def read_on(number: int, model: localllm.Model, found: list[Any], begun: threading.Barrier) -> None:
+    """Read an answer; its text or its error is in `found`."""
+    reply = Asked(number, 7 if number else None, 400).begin(model)
+    next(reply)
+    begun.wait(60)
+    try:
+        found[number] = reply.text
+    except Exception as error:
+        found[number] = error
+
+
+def test_closing_while_threads_read_gives_each_one_error() -> None:
+    """At any moment, also between the steps of the model and those of its draft model."""
+    for delay in (0.0, 0.002, 0.01, 0.03):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = localllm.load("demo", ctx_size=512, threads=1, **SOURCES["draft model"])
+        eager(model)
+        found: list[Any] = [None] * 3
+        begun = threading.Barrier(4)
+
+        threads = [threading.Thread(target=read_on, args=(number, model, found, begun)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        begun.wait(60)
+        threading.Event().wait(delay)
+        model.close()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        for error in found:
+            assert isinstance(error, LocalLLMError), error
+            assert "this model is closed" in str(error)
 
 
 def test_threads_may_take_turns() -> None:
@@ -311,33 +426,15 @@ def test_threads_may_take_turns() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [alone("demo", "draft model", "f16", one) for one in asked]
+    assert found == [alone("demo", "f16", one) for one in asked]
 
 
 @pytest.mark.parametrize("source", ["none", "draft model"])
-def test_many_threads_get_exact_tokens_or_the_error(source: str) -> None:
+def test_many_threads_get_exact_tokens(source: str) -> None:
     model = opened("demo", source, "f16")
-    asked = [Asked(number % 3, None, 24) for number in range(4)]
-    expected = [alone("demo", "none", "f16", one) for one in asked]
-    free, right = model.engine.free_blocks, 0
+    asked = [Asked(number % 3, (None, 7)[number % 2], 24) for number in range(4)]
+    expected = [alone("demo", "f16", one) for one in asked]
+    free = all_free(model)
     for _ in range(5):
-        found: list[Any] = [None] * len(asked)
-        start = threading.Barrier(len(asked))
-
-        def work(number: int, found: list[Any] = found, start: threading.Barrier = start) -> None:
-            start.wait()
-            try:
-                found[number] = tokens(asked[number].begin(model))
-            except ModelBusy as error:
-                found[number] = error
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(asked))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for answer, own in zip(found, expected, strict=True):
-            assert isinstance(answer, ModelBusy) or answer == own
-        right += sum(answer == own for answer, own in zip(found, expected, strict=True))
-    assert right >= 5  # one of each round at least
-    assert model.engine.free_blocks == free
+        assert in_threads(model, asked) == expected
+    assert all_free(model) == free

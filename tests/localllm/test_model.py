@@ -18,6 +18,8 @@ from localllm.gguf import GGUFError, NewTensor, open_gguf, write_gguf
 from localllm.loaded import NoTokenizer, NoWeights
 from localllm.options import OptionError
 from localllm.plan import BLOCK
+from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.scheduler.request import Finished
 from localllm.tokenizer import TokenizerError
 from tests.backends.support import model as random_model
 from tests.backends.support import tokens
@@ -60,11 +62,10 @@ def ids(pieces: list[localllm.Piece]) -> list[int]:
     return [piece.token for piece in pieces if piece.token is not None]
 
 
-def statistics(pieces: list[localllm.Piece]) -> localllm.Statistics:
-    assert [piece.statistics is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert pieces[-1].token is None
-    assert pieces[-1].statistics is not None
-    return pieces[-1].statistics
+def end_of(pieces: list[localllm.Piece]) -> Finished:
+    assert [piece.finished is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces[-1].finished is not None
+    return pieces[-1].finished
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def test_an_answer_of_a_closed_model_cannot_continue(path: Path, spec: Any) -> N
         next(answer)
     opened.close()
     for answer in answers:
-        with pytest.raises(localllm.LocalLLMError, match=r"^the model is closed, so its answers cannot continue; load"):
+        with pytest.raises(localllm.LocalLLMError, match="this model is closed; load it again"):
             list(answer)
         assert list(answer) == []  # it has ended
 
@@ -183,9 +184,11 @@ def test_greedy_takes_the_largest_logit(model: localllm.Model) -> None:
 
 
 def test_statistics(model: localllm.Model) -> None:
-    found = statistics(greedy(model))
+    model.new_core(SchedulerLimits())  # with an empty cache
+    end = end_of(greedy(model))
+    found = end.usage
     assert (found.prompt_tokens, found.reused_tokens) == (len(model.tokenize(PROMPT)), 0)
-    assert (found.answer_tokens, found.decode_steps, found.reason) == (30, 29, "length")
+    assert (found.answer_tokens, found.decode_steps, end.reason) == (30, 29, "length")
     assert 0 < found.prompt_seconds < found.first_token_seconds < found.prompt_seconds + found.decode_seconds + 1
     assert found.decode_rate == pytest.approx(29 / found.decode_seconds)
     held = found.prompt_tokens + 29
@@ -198,7 +201,7 @@ def test_statistics(model: localllm.Model) -> None:
 def test_max_tokens(model: localllm.Model, wanted: int) -> None:
     pieces = greedy(model, max_tokens=wanted)
     assert ids(pieces) == ids(greedy(model))[:wanted]
-    assert (statistics(pieces).reason, statistics(pieces).answer_tokens) == ("length", wanted)
+    assert (end_of(pieces).reason, end_of(pieces).usage.answer_tokens) == ("length", wanted)
 
 
 def test_a_seed_repeats_an_answer(model: localllm.Model) -> None:
@@ -222,7 +225,7 @@ def test_keywords_change_a_full_set_of_options(model: localllm.Model) -> None:
 def test_the_end_of_generation_is_not_shown(model: localllm.Model) -> None:
     options = localllm.SamplingOptions(temperature=0.0, logit_bias={4: 1e6})
     pieces = list(model.generate(PROMPT, sampling=options))
-    assert (text(pieces), ids(pieces), statistics(pieces).reason) == ("", [], "end")
+    assert (text(pieces), ids(pieces), end_of(pieces).reason) == ("", [], "end")
 
 
 def test_stop_strings(model: localllm.Model) -> None:
@@ -231,7 +234,7 @@ def test_stop_strings(model: localllm.Model) -> None:
     stop = whole[8:11]
     assert whole.index(stop) == 8, "the random model repeats itself: choose another place"
     pieces = greedy(model, stop=[stop, "never to be seen"])
-    assert (text(pieces), statistics(pieces).reason) == (whole[:8], "stop")
+    assert (text(pieces), end_of(pieces).reason) == (whole[:8], "stop")
     assert text(greedy(model, stop=[whole[-2:] + "never"])) == whole
 
 
@@ -239,7 +242,7 @@ def test_the_end_of_the_context_is_said(path: Path) -> None:
     with localllm.load(path, ctx_size=40, threads=1) as small:
         prompt = small.tokenize("x" * 30)
         pieces = greedy(small, prompt, max_tokens=None)
-        assert statistics(pieces).reason == "context"
+        assert end_of(pieces).reason == "context"
         assert len(prompt) + len(ids(pieces)) == 41  # the last token is chosen, but no room is left to go on from it
         exactly = (prompt * 2)[:40]
         assert len(ids(greedy(small, exactly, max_tokens=None))) == 1
@@ -254,17 +257,21 @@ def test_cancelling(model: localllm.Model) -> None:
         pieces.append(piece)
         if len(pieces) == 3:
             cancel.set()
-    assert (len(ids(pieces)), statistics(pieces).reason) == (3, "cancelled")
+    assert (len(ids(pieces)), end_of(pieces).reason) == (3, "cancelled")
     pieces = list(model.generate(PROMPT, cancel=cancel))
-    assert (ids(pieces), statistics(pieces).reason) == ([], "cancelled")
+    assert (ids(pieces), end_of(pieces).reason) == ([], "cancelled")
 
 
 def test_an_answer_left_early_gives_its_memory_back(model: localllm.Model) -> None:
+    model.new_core(SchedulerLimits())
     answer = model.generate(PROMPT, temperature=0.0)
     next(answer)
-    assert model.pool.free_blocks < model.pool.blocks
-    answer.close()  # type: ignore[attr-defined]
-    assert model.pool.free_blocks == model.pool.blocks
+    prefixes = model.stepper.core.running.prefixes
+    assert not list(prefixes)
+    answer.close()
+    [kept] = prefixes  # until others need it
+    assert model.pool.free_blocks == model.pool.blocks - len(kept.blocks)
+    assert not model.stepper.core.running.busy
 
 
 def test_an_empty_prompt_is_refused(model: localllm.Model) -> None:
@@ -290,7 +297,7 @@ def test_a_vocabulary_without_weights_tokenizes(path: Path, tmp_path: Path) -> N
     write_gguf(target, metadata, [])
     with localllm.load(target) as words, localllm.load(path, threads=1) as whole:
         assert words.tokenize(PROMPT) == whole.tokenize(PROMPT)
-        for ask in (lambda: words.logits([1]), words.session, lambda: greedy(words)):
+        for ask in (lambda: words.logits([1]), lambda: greedy(words)):
             with pytest.raises(
                 NoWeights, match=r"words\.gguf: holds a vocabulary but no weights; it can only tokenize"
             ):
@@ -305,7 +312,6 @@ def test_an_unknown_tokenizer_rule_is_refused_and_force_takes_the_nearest(tmp_pa
     ):
         localllm.load(target)
     with localllm.load(target, force=True) as words:
-        assert words.tokenizer is not None
         assert "qwen2 is used instead" in words.tokenizer.note
     refused, taken = program("run", target, "hi"), program("run", target, "hi", "--force")
     assert "the nearest known is qwen2, and --force takes it" in refused.stderr
@@ -331,7 +337,6 @@ def test_greedy_text_is_that_of_llama_cpp(name: str, threads: int) -> None:
 
 def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenized(model: localllm.Model) -> None:
     """By its characters; one that might fit is counted in tokens."""
-    assert model.tokenizer is not None
     most = model.context * model.tokenizer.longest
     with pytest.raises(ContextFull, match=f"has {most + 1} characters, the context of {model.context} tokens holds"):
         next(model.generate("a" * (most + 1)))

@@ -1,8 +1,9 @@
-"""A conversation: what it evaluates, what it keeps, and what it shows when tokens, characters and stops cross."""
+"""Answers: what they evaluate, what stays in the cache, and what they show when tokens, characters and stops cross."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ import localllm
 from localllm.backends.base import BackendError
 from localllm.cache import CacheFull
 from localllm.engine import ContextFull
+from localllm.options import SamplingOptions
 from localllm.plan import BLOCK
+from localllm.reply import pieces_of
+from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.scheduler.request import Finished, Request
+from localllm.session import Session
 from tests.localllm.support import SPECIAL, write_model
 
 SPACE = len(SPECIAL) + 256  # the tokens are: control tokens, all bytes, the space, printable ASCII from "!" on
@@ -35,10 +41,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
 
 
 @pytest.fixture
-def session(model: localllm.Model) -> Iterator[localllm.Session]:
-    opened = model.session()
+def session(model: localllm.Model) -> Iterator[Session]:
+    """A sequence, with a cache that holds nothing else."""
+    model.new_core(SchedulerLimits())
+    opened = Session(model.engine)
     yield opened
     opened.close()
+    model.new_core(SchedulerLimits())
     assert model.pool.free_blocks == model.pool.blocks
 
 
@@ -68,79 +77,105 @@ class Script:
         return token in self.ends
 
 
-def say(session: localllm.Session, tokens: Sequence[int], prompt: Sequence[int] = (1, 70), **options: Any) -> list[Any]:
-    return list(session.generate(list(prompt), Script(tokens), **options))  # type: ignore[arg-type]
+def say(
+    model: localllm.Model,
+    tokens: Sequence[int],
+    prompt: Sequence[int] = (1, 70),
+    cancel: Any = None,
+    max_tokens: int | None = None,
+    stop: tuple[str, ...] = (),
+    ignore_eos: bool = False,
+) -> list[localllm.Piece]:
+    request = Request(list(prompt), SamplingOptions(), max_tokens, stop, ignore_eos)
+    return list(pieces_of(model.stepper.stream(request, cancel, sampler=Script(tokens))))  # type: ignore[arg-type]
 
 
-def texts(pieces: list[Any]) -> list[str]:
+def end_of(pieces: list[localllm.Piece]) -> Finished:
+    assert pieces[-1].finished is not None
+    return pieces[-1].finished
+
+
+def texts(pieces: list[localllm.Piece]) -> list[str]:
     return [piece.text for piece in pieces]
+
+
+def cached(model: localllm.Model) -> list[list[int]]:
+    """Return what stays in the cache, the newest first."""
+    return [list(sequence.tokens) for sequence in reversed(list(model.stepper.core.running.prefixes))]
+
+
+@pytest.fixture
+def fresh(model: localllm.Model) -> localllm.Model:
+    """The model with an empty cache."""
+    model.new_core(SchedulerLimits())
+    return model
 
 
 # -- what is shown ---------------------------------------------------------------------------------------------------
 
 
-def test_half_a_character_is_never_shown(session: localllm.Session) -> None:
+def test_half_a_character_is_never_shown(fresh: localllm.Model) -> None:
     euro = [byte(b) for b in "€".encode()]
-    pieces = say(session, [*letters("a"), *euro, *letters("b")], max_tokens=5)
+    pieces = say(fresh, [*letters("a"), *euro, *letters("b")], max_tokens=5)
     assert texts(pieces) == ["a", "", "", "€", "b", ""]
 
 
-def test_a_character_that_stays_half_ends_as_a_replacement(session: localllm.Session) -> None:
-    pieces = say(session, [*letters("a"), byte(0xE2), byte(0x82)], max_tokens=3)
+def test_a_character_that_stays_half_ends_as_a_replacement(fresh: localllm.Model) -> None:
+    pieces = say(fresh, [*letters("a"), byte(0xE2), byte(0x82)], max_tokens=3)
     assert texts(pieces) == ["a", "", "", "\ufffd"]
 
 
-def test_a_stop_that_comes_in_pieces(session: localllm.Session) -> None:
+def test_a_stop_that_comes_in_pieces(fresh: localllm.Model) -> None:
     """Held back while it may become one, shown when it does not, and its rest never shown."""
-    pieces = say(session, letters("abENoEND!"), stop=("END", "zzz"))
+    pieces = say(fresh, letters("abENoEND!"), stop=("END", "zzz"))
     assert texts(pieces) == ["a", "b", "", "", "ENo", "", "", ""]
-    assert pieces[-1].statistics.reason == "stop"
-    assert pieces[-1].statistics.answer_tokens == 8  # the one that completes the stop is part of the answer
+    assert end_of(pieces).reason == "stop"
+    assert end_of(pieces).usage.answer_tokens == 8  # the one that completes the stop is part of the answer
 
 
-def test_what_was_held_back_is_shown_at_the_end(session: localllm.Session) -> None:
-    assert texts(say(session, letters("abEN"), stop=("END",), max_tokens=4)) == ["a", "b", "", "", "EN"]
-    pieces = say(session, [*letters("EN"), 4], stop=("END",))  # 4 ends the generation
-    assert (texts(pieces), pieces[-1].statistics.reason) == (["", "", "EN"], "end")
+def test_what_was_held_back_is_shown_at_the_end(fresh: localllm.Model) -> None:
+    assert texts(say(fresh, letters("abEN"), stop=("END",), max_tokens=4)) == ["a", "b", "", "", "EN"]
+    pieces = say(fresh, [*letters("EN"), 4], stop=("END",))  # 4 ends the generation
+    assert (texts(pieces), end_of(pieces).reason) == (["", "", "EN"], "end")
 
 
-def test_ends_can_be_ignored(session: localllm.Session) -> None:
-    pieces = say(session, [4, 4, 70], max_tokens=3, ignore_eos=True)
+def test_ends_can_be_ignored(fresh: localllm.Model) -> None:
+    pieces = say(fresh, [4, 4, 70], max_tokens=3, ignore_eos=True)
     assert [piece.token for piece in pieces] == [4, 4, 70, None]
 
 
-def test_the_sampler_hears_of_prompt_and_answer(session: localllm.Session) -> None:
+def test_the_sampler_hears_of_prompt_and_answer(fresh: localllm.Model) -> None:
     script = Script([100, 101, 4])
-    list(session.generate([1, 70, 71], script))  # type: ignore[arg-type]
+    list(fresh.stepper.stream(Request([1, 70, 71], SamplingOptions()), sampler=script))  # type: ignore[arg-type]
     assert script.accepted == [1, 70, 71, 100, 101]
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_the_next_turn_evaluates_only_what_is_new(session: localllm.Session) -> None:
-    first = say(session, [80, 81, 82], prompt=range(10, 60), max_tokens=3)
-    assert first[-1].statistics.reused_tokens == 0
-    assert session.tokens == [*range(10, 60), 80, 81]  # the last token has not been needed yet
+def test_the_next_turn_evaluates_only_what_is_new(fresh: localllm.Model) -> None:
+    first = say(fresh, [80, 81, 82], prompt=range(10, 60), max_tokens=3)
+    assert end_of(first).usage.reused_tokens == 0
+    assert end_of(first).held == 52  # the last token has not been needed yet
+    assert cached(fresh) == [[*range(10, 60), 80, 81]]
     longer = [*range(10, 60), 80, 81, 82, 90, 91]
-    second = say(session, [83], prompt=longer, max_tokens=1)
-    assert second[-1].statistics.reused_tokens == 52
-    assert second[-1].statistics.prompt_tokens == 55
+    second = end_of(say(fresh, [83], prompt=longer, max_tokens=1)).usage
+    assert (second.reused_tokens, second.prompt_tokens) == (52, 55)
 
 
-def test_another_turn_from_the_middle(session: localllm.Session) -> None:
-    say(session, [80], prompt=range(10, 60), max_tokens=1)
+def test_another_turn_from_the_middle(fresh: localllm.Model) -> None:
+    say(fresh, [80], prompt=range(10, 60), max_tokens=1)
     edited = [*range(10, 40), 7, 7]
-    assert say(session, [80], prompt=edited, max_tokens=1)[-1].statistics.reused_tokens == 30
-    assert session.tokens == edited
+    assert end_of(say(fresh, [80], prompt=edited, max_tokens=1)).usage.reused_tokens == 30
+    assert cached(fresh)[0] == edited
 
 
-def test_the_same_prompt_again_still_evaluates_its_last_token(session: localllm.Session) -> None:
-    say(session, [80], prompt=range(10, 60), max_tokens=1)
-    assert say(session, [80], prompt=range(10, 60), max_tokens=1)[-1].statistics.reused_tokens == 49
+def test_the_same_prompt_again_still_evaluates_its_last_token(fresh: localllm.Model) -> None:
+    say(fresh, [80], prompt=range(10, 60), max_tokens=1)
+    assert end_of(say(fresh, [80], prompt=range(10, 60), max_tokens=1)).usage.reused_tokens == 49
 
 
-def test_reuse_does_not_show_in_the_logits(model: localllm.Model, session: localllm.Session) -> None:
+def test_reuse_does_not_show_in_the_logits(model: localllm.Model, session: Session) -> None:
     ids = [1, *range(60, 250)]
     truth = model.logits(ids)
     session.evaluate(ids[:100], logits=False)
@@ -151,20 +186,24 @@ def test_reuse_does_not_show_in_the_logits(model: localllm.Model, session: local
     assert (session.evaluate(ids[BLOCK:], logits=False) == truth[-1:]).all()
 
 
-def test_an_answer_that_is_not_read_on(model: localllm.Model, session: localllm.Session) -> None:
-    """The session goes on from what it holds."""
-    answer = session.generate([1, 70, 71], Script([80, 81, 82]))  # type: ignore[arg-type]
-    assert [next(answer).token, next(answer).token] == [80, 81]
-    answer.close()  # type: ignore[attr-defined]
-    assert session.tokens == [1, 70, 71, 80]
-    truth = model.logits([1, 70, 71, 80, 81])[-1]
-    assert (session.evaluate([81], logits=True)[-1] == truth).all()
+def test_an_answer_that_is_not_read_on(fresh: localllm.Model) -> None:
+    """What it has evaluated serves later ones."""
+    request = Request([1, 70, 71], SamplingOptions())
+    answer = fresh.stepper.stream(request, sampler=Script([80, 81, 82]))  # type: ignore[arg-type]
+    pieces = pieces_of(answer)
+    assert [next(pieces).token, next(pieces).token] == [80, 81]
+    answer.close()
+    assert cached(fresh) == [[1, 70, 71, 80]]
+    truth = fresh.logits([1, 70, 71, 80, 81])[-1]
+    reply = fresh.generate([1, 70, 71, 80, 81], max_tokens=1, temperature=0, ignore_eos=True)
+    assert reply.tokens == [int(truth.argmax())]
+    assert reply.usage.reused_tokens == 4
 
 
 # -- what does not fit -----------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_evaluated_is_not_kept(session: localllm.Session) -> None:
+def test_what_cannot_be_evaluated_is_not_kept(session: Session) -> None:
     session.evaluate([1, 2, 3], logits=False)
     with pytest.raises(BackendError, match="tokens must be"):
         session.evaluate([4, 10_000], logits=False)
@@ -175,9 +214,7 @@ def test_what_cannot_be_evaluated_is_not_kept(session: localllm.Session) -> None
     assert session.evaluate([5] * 253, logits=True).shape[0] == 253
 
 
-def test_a_long_prompt_goes_in_batches_and_can_be_cancelled_between(
-    model: localllm.Model, session: localllm.Session
-) -> None:
+def test_a_long_prompt_goes_in_batches_and_can_be_cancelled_between(model: localllm.Model) -> None:
     class After:
         """Set from the third time that it is asked on."""
 
@@ -187,20 +224,24 @@ def test_a_long_prompt_goes_in_batches_and_can_be_cancelled_between(
             self.asked += 1
             return self.asked > 2
 
-    before, session.batch_rows = session.batch_rows, 16
+    whole = model.engine.limits
+    model.engine.limits = replace(whole, rows=16)
+    model.new_core(SchedulerLimits())
     try:
-        pieces = say(session, [80], prompt=range(5, 105), cancel=After())
+        pieces = say(model, [80], prompt=range(5, 105), cancel=After())
         assert [piece.token for piece in pieces] == [None]
-        assert pieces[-1].statistics.reason == "cancelled"
-        assert session.tokens == list(range(5, 37))  # two batches of sixteen
-        again = say(session, [80], prompt=range(5, 105), max_tokens=1)
-        assert again[-1].statistics.reused_tokens == 32
+        assert end_of(pieces).reason == "cancelled"
+        assert cached(model) == [list(range(5, 37))]  # two batches of sixteen
+        again = say(model, [80], prompt=range(5, 105), max_tokens=1)
+        assert end_of(again).usage.reused_tokens == 32
     finally:
-        session.batch_rows = before
+        model.engine.limits = whole
+        model.new_core(SchedulerLimits())
 
 
 def test_several_conversations_share_the_cache_until_it_is_full(model: localllm.Model) -> None:
-    one, two = model.session(), model.session()
+    model.new_core(SchedulerLimits())
+    one, two = Session(model.engine), Session(model.engine)
     one.evaluate([1] * 3 * BLOCK, logits=False)
     two.evaluate([2] * 2 * BLOCK, logits=False)
     with pytest.raises(CacheFull, match="the context is full: 1 more tokens do not fit"):
@@ -216,7 +257,7 @@ def test_conversations_do_not_hear_each_other(model: localllm.Model, tmp_path: P
     """Two, in turn, a token at a time: each as if alone."""
     a, b = [1, *letters("one two three")], [1, *letters("vier fünf sechs".replace("ü", "u"))]
     truth = [model.logits(a), model.logits(b)]
-    sessions = [model.session(), model.session()]
+    sessions = [Session(model.engine), Session(model.engine)]
     for at in range(len(a)):
         for session, ids, logits in zip(sessions, (a, b), truth, strict=True):
             assert (session.evaluate(ids[at : at + 1], logits=True)[0] == logits[at]).all()

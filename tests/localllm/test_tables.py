@@ -20,7 +20,7 @@ from localllm.gguf import NewTensor, write_gguf
 from localllm.options import SamplingOptions
 from localllm.scheduler.request import Request
 from localllm.scheduler.scheduler import Scheduler
-from tests.localllm.scheduler.support import ask
+from tests.localllm.scheduler.support import ask, stepper_of
 from tests.models.kit import KIT
 from tests.models.support import Driver, MemoryWeight, bind_reference, nmse, plan_of
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_cut_fails_answers_and_no_server(tmp_path: Path) -> None:
     whole, request = path.read_bytes(), Request([*IDS], SamplingOptions(temperature=0.0), 20)
     with (
         localllm.load(path, backend="cpu", threads=1, ctx_size=128, sequences=2) as model,
-        Scheduler(model.engine, None, model.sampler) as scheduler,
+        Scheduler(stepper_of(model)) as scheduler,
     ):
         first = ask(scheduler, request)
         first.result()

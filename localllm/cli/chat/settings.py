@@ -114,8 +114,6 @@ class Settings:
 
     def _speculate(self, options: SpeculationOptions) -> None:
         self._model.use_speculation(options)
-        speculation = self._model.speculation
-        self._conversation.session.use(speculation.speculator() if speculation is not None else None)
 
     def _options(self) -> Iterator[tuple[type[Options], Declared]]:
         for group in self._groups:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 
@@ -23,8 +22,9 @@ from localllm.cli.terminal.wrapping import width_of
 from localllm.conversation import Conversation
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
-from localllm.generation.statistics import Piece, Statistics
+from localllm.generation.statistics import Usage
 from localllm.model import Model
+from localllm.reply import Reply
 
 FORCE = "--force "  # precedes a file name: the file may be replaced
 CHOICES = (
@@ -71,14 +71,14 @@ class Talk:
         if self._answer(lambda cancel: self.conversation.say(text, cancel)):
             self._refused = ""
 
-    def _answer(self, answer: Callable[[Event], Generator[Piece]]) -> bool:
+    def _answer(self, answer: Callable[[Event], Reply]) -> bool:
         """Print an answer and its statistics; False if the context has no room for it."""
         self._cut = False
         self.quiet.apply()
         with interruptible() as cancel:
             try:
-                with closing(answer(cancel)) as pieces:  # a signal that ends the program keeps what was written, too
-                    statistics = write(pieces, self.settings.display, self.conversation)
+                with answer(cancel) as reply:  # a signal that ends the program keeps what was written, too
+                    end = write(reply, self.settings.display, self.conversation)
             except ContextFull as error:
                 say(f"error: {typed(error)}", RED)
                 say(CHOICES, YELLOW)
@@ -88,15 +88,15 @@ class Talk:
                 return True
             finally:
                 self.keep()
-            if statistics.reason == "context":
+            if end.reason == "context":
                 self._cut = True
                 say(explain_end(self.model), YELLOW)
                 say(CHOICES, YELLOW)
-            self._tell(statistics)
+            self._tell(end.usage)
         return True
 
-    def _tell(self, statistics: Statistics) -> None:
-        used, context = len(self.conversation.session.tokens), self.model.context
+    def _tell(self, statistics: Usage) -> None:
+        used, context = len(self.conversation.tokens), self.model.context
         if self.stats == "on":
             say(statistics_line(statistics, used, context))
         elif self.stats == "full":
@@ -171,9 +171,9 @@ class Talk:
 
     def read(self, name: str) -> None:
         """Put the text of a file before the next message."""
-        text = files.text_of(Path(name).expanduser(), self.model.context * self.model.words.longest)
+        text = files.text_of(Path(name).expanduser(), self.model.context * self.model.tokenizer.longest)
         self._attached.append(text)
-        count = len(self.model.words.encode(text, add_special=False))
+        count = len(self.model.tokenizer.encode(text, add_special=False))
         say(f"{name}: {count} tokens, which go before your next message")
 
     def edit(self, _: str) -> None:
@@ -202,12 +202,12 @@ class Talk:
         if name and name != "all":
             say(self.settings.line(name))
             return
-        used, context = len(self.conversation.session.tokens), self.model.context
+        used, context = len(self.conversation.tokens), self.model.context
         rows = [("model", f"{self.name} on {self.model.device}"), ("context", f"{used} of {context} tokens")]
         tell([*rows, *self.settings.rows(name == "all")])
 
     def tokens(self, text: str) -> None:
-        words = self.model.words
+        words = self.model.tokenizer
         if text:
             say(f"{len(words.encode(text, add_special=False))} tokens")
             return
@@ -216,7 +216,7 @@ class Talk:
             size_of = len(words.encode(message["content"], add_special=False))
             counts[message["role"]] = counts.get(message["role"], 0) + size_of
         parts = "".join(f", {role} {count}" for role, count in counts.items())
-        say(f"{len(self.conversation.session.tokens)} of {self.model.context} tokens of the context are used{parts}")
+        say(f"{len(self.conversation.tokens)} of {self.model.context} tokens of the context are used{parts}")
 
     def statistics(self, how: str) -> None:
         """Choose which statistics are printed; without a choice, switch them on or off."""

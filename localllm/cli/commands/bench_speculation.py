@@ -12,7 +12,6 @@ from time import perf_counter_ns
 
 from localllm.errors import LocalLLMError
 from localllm.model import Model
-from localllm.options import SamplingOptions
 
 TEXTS = {  # one text repeats itself, one does so a little, one does not
     "code": (
@@ -54,23 +53,18 @@ def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool
 
     def answer(guessing: bool) -> tuple[list[int | None], int]:
         nonlocal drafted, accepted, rounds
-        model.speculation = speculation if guessing else None
-        session = model.session()
-        try:
-            pieces = session.generate(ids, model.sampler(SamplingOptions(temperature=0)), count + 1, ignore_eos=True)
-            said = [next(pieces).token]
+        model.draft_with(speculation if guessing else None)
+        with model.generate(ids, temperature=0, max_tokens=count + 1, ignore_eos=True) as reply:
+            said = [next(reply).token]
             moments = [perf_counter_ns()]
-            for piece in pieces:
+            for piece in reply:
                 said.append(piece.token)
                 moments.append(perf_counter_ns())
             taken = moments[-1] - moments[0]
-        finally:
-            session.close()
         if guessing:
             gaps.extend(after - before for before, after in pairwise(moments[:-1]))  # the last piece has no token
-        assert piece.statistics is not None
-        if (done := piece.statistics.speculation) is not None:
-            drafted, accepted, rounds = drafted + done.drafted, accepted + done.accepted, rounds + done.rounds
+        usage = reply.usage
+        drafted, accepted, rounds = drafted + usage.drafted, accepted + usage.accepted, rounds + usage.rounds
         return said, taken
 
     try:
@@ -86,5 +80,5 @@ def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool
             if answers[False] != answers[True]:
                 raise LocalLLMError(f"speculative and plain answers to the {text} differ; please report this model")
     finally:
-        model.speculation = speculation
+        model.draft_with(speculation)
     return Guessed(tuple(times[False]), tuple(times[True]), drafted, accepted, rounds, tuple(gaps))

@@ -97,7 +97,8 @@ def _cuda() -> list[Callable[[], Any]]:
 
 
 def _opencl() -> list[Callable[[], Any]]:
-    from localllm.backends.opencl.backend import OpenClDevice, devices
+    from localllm.backends.opencl.backend import OpenClDevice
+    from localllm.backends.opencl.devices import devices
 
     return [partial(OpenClDevice, device) for device in devices()]
 

@@ -24,8 +24,6 @@ from localllm.options import AnswerOptions
 from localllm.outputs import check_target, new_file
 
 if TYPE_CHECKING:
-    from localllm.generation.statistics import Statistics
-    from localllm.model import Model
     from localllm.template import Family
 
 
@@ -58,37 +56,35 @@ def explain(
         with model, interruptible() as cancel:
             tell(model)
             cache, before = PromptCache(keeping, model, opening.force), measure_roofs(model)
-            asked = ask(own.raw, model, prompt, confined, answering, sampling, format_, cancel, where)
-            cache.take_up(asked.session)
-            answer, recorder, statistics = _answer(own, model, asked)
-            account = Account(recorder.record, model, best(before, measure_roofs(model)), statistics)
-            it = Explanation(title(name), model.device, prompt, answer, account, model.words)
+            cache.take_up()
+            recorder = Recorder(model, own.candidates)
+            asked = ask(own.raw, model, prompt, confined, answering, sampling, format_, cancel, where, recorder)
+            answer = _answer(own, recorder, asked)
+            end = asked.reply.end
+            account = Account(recorder.record, model, best(before, measure_roofs(model)), end)
+            it = Explanation(title(name), model.device, prompt, answer, account, model.tokenizer)
             if own.json:
                 print(json.dumps(facts(it), indent=2))
             else:
                 view(it)
             if target is not None:
                 _write(target, it, opening.force)
-            if keeping.prompt_cache:
-                asked.session.rewind(min(statistics.prompt_tokens, asked.session.length))
-            cache.keep(asked.session, [])
-    if statistics.reason == "cancelled":
+            cache.keep(asked.evaluated()[: end.usage.prompt_tokens], [])
+    if end.reason == "cancelled":
         raise KeyboardInterrupt
 
 
-def _answer(own: Explain, model: Model, asked: Asked) -> tuple[str, Recorder, Statistics]:
+def _answer(own: Explain, recorder: Recorder, asked: Asked) -> str:
     """Write the answer as it comes, and record how. Control characters are escaped in pipes too: it is a report."""
-    recorder, parts, statistics = Recorder(model, own.candidates), list[str](), None
-    with recorder.watching(asked.session):
-        for piece in asked.pieces:
-            parts.append(piece.text)
-            statistics = piece.statistics
+    parts = list[str]()
+    with recorder.watching():
+        for piece in asked.reply:
+            parts.append(piece.raw if asked.conversation is None else asked.conversation.shown(piece))
             if not own.json:
-                print(piece.text, end="", flush=True)
-    assert statistics is not None, "an answer ends with its statistics"
+                print(parts[-1], end="", flush=True)
     if not own.json:
         print()
-    return "".join(parts), recorder, statistics
+    return "".join(parts)
 
 
 def _write(target: Path, it: Explanation, force: bool) -> None:

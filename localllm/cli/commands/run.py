@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm import load
@@ -26,14 +26,15 @@ from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.held import held_text
 from localllm.options import AnswerOptions
 from localllm.regular import read_text
-from localllm.session import Session
+from localllm.reply import Reply, pieces_of
+from localllm.scheduler.request import Request
 from localllm.speculation.errors import NoDrafts
 
 if TYPE_CHECKING:
     from localllm.confined import Confined
     from localllm.conversation import Conversation
-    from localllm.generation.statistics import Piece
     from localllm.model import Model
+    from localllm.scheduler.request import AnswerObserver
     from localllm.template import Family
 
 
@@ -83,9 +84,15 @@ def _loaded(name: str, asked: Asking) -> Model:
 class Asked(NamedTuple):
     """A prompt whose answer comes piece by piece, as soon as someone reads it."""
 
-    session: Session
-    pieces: Iterator[Piece]
-    conversation: Conversation | None  # None if the prompt is continued as plain text
+    reply: Reply
+    prompt: list[int]  # its tokens, if it is continued as plain text
+    conversation: Conversation | None  # None if it is
+
+    def evaluated(self) -> list[int]:
+        """Return the tokens of prompt and answer that are in the cache, once the answer has ended."""
+        if self.conversation is not None:
+            return self.conversation.tokens
+        return [*self.prompt, *self.reply.tokens][: self.reply.end.held]
 
 
 def ask(
@@ -98,19 +105,21 @@ def ask(
     format_: Family | None,
     cancel: threading.Event,
     where: Mapping[str, str],
+    observer: AnswerObserver | None = None,
 ) -> Asked:
     """Put a prompt to a model, as one turn of a chat or, if `raw`, as plain text. `where`: as in `Asking`."""
     conversation = None if raw or model.encodes else _conversation(model, confined, answering, sampling, format_)
     if conversation is not None:
-        return Asked(conversation.session, conversation.say(prompt, cancel), conversation)
+        conversation.observer = observer
+        return Asked(conversation.say(prompt, cancel), [], conversation)
     without_template(answering, where)
-    session = model.session()
     ids = model.prompt_ids(prompt, parse_special=True)  # whether its control tokens count as such
-    options = (answering.max_tokens, answering.stops, cancel, answering.ignore_eos)
-    make = held_text(model, answering.structure)
-    constraint = make() if make is not None else None
-    sampler = model.sampler(sampling_of(model, sampling))
-    return Asked(session, session.generate(ids, sampler, *options, constraint=constraint), None)
+    constraint = held_text(model, answering.structure)
+    request = Request(
+        ids, sampling_of(model, sampling), answering.max_tokens, answering.stops, answering.ignore_eos,
+        constraint=constraint, observer=observer,
+    )  # fmt: skip
+    return Asked(Reply(pieces_of(model.stepper.stream(request, cancel))), ids, None)
 
 
 def _answer(model: Model, confined: Confined, asked: Asking) -> None:
@@ -120,21 +129,23 @@ def _answer(model: Model, confined: Confined, asked: Asking) -> None:
         if own.prompt_cache_all and not keeping.prompt_cache:
             say("note: --prompt-cache-all has no effect without --prompt-cache FILE", YELLOW)
         cache = PromptCache(keeping, model, asked.opening.force)
-        session, pieces, conversation = ask(
+        cache.take_up()
+        question = ask(
             own.raw, model, asked.prompt, confined, answering, asked.sampling, asked.format_, cancel, asked.where
         )
-        cache.take_up(session)
-        statistics = write(pieces, asked.display if conversation else Display(plain=True), conversation)
-        if statistics.reason == "context":
+        conversation = question.conversation
+        end = write(question.reply, asked.display if conversation else Display(plain=True), conversation)
+        if end.reason == "context":
             say(explain_end(model), YELLOW)
         if own.stats:
             if not model.placed:
                 say(model.device)
-            say(full_statistics(statistics, Roof(model)))
+            say(full_statistics(end.usage, Roof(model)))
+        tokens = question.evaluated()
         if keeping.prompt_cache and not own.prompt_cache_all:
-            session.rewind(min(statistics.prompt_tokens, len(session.tokens)))
-        cache.keep(session, conversation.messages if conversation and own.prompt_cache_all else [])
-    if statistics.reason == "cancelled":
+            tokens = tokens[: end.usage.prompt_tokens]
+        cache.keep(tokens, conversation.messages if conversation and own.prompt_cache_all else [])
+    if end.reason == "cancelled":
         raise KeyboardInterrupt
 
 

@@ -77,7 +77,7 @@ def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int],
             for told in (*([note] if note else []), *rendered.notes):
                 say(f"note: {told}", YELLOW)
             model.check_length(rendered.text)
-            encoder = ChatEncoder(model.words, template.source, answering.parse_special_in_content)
+            encoder = ChatEncoder(model.tokenizer, template.source, answering.parse_special_in_content)
             return encoder.encode(rendered.text), (*answering.stops, *template.stops)
         problem = "the file has no chat template; the model fills in what follows the prompt as plain text"
         say(f"note: {problem} (--raw hides this note)", YELLOW)
@@ -138,11 +138,11 @@ def picture(model: Model, canvas: Canvas) -> str:
     run: list[int] = []
     ended = False
     for token in canvas.answer:
-        ended = ended or token in model.words.eog
+        ended = ended or token in model.tokenizer.eog
         if token == canvas.mask:
-            parts += [model.words.decode(run, drop_space=not parts), MASK]
+            parts += [model.tokenizer.decode(run, drop_space=not parts), MASK]
             run = []
         elif not ended:
             run.append(token)
-    parts.append(model.words.decode(run, drop_space=not parts))
+    parts.append(model.tokenizer.decode(run, drop_space=not parts))
     return printable("".join(parts), None, keep="\n\t")

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from localllm.cli.options import Display
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.shown import shown_on
-from localllm.generation.statistics import Piece, Statistics
+from localllm.generation.statistics import Usage
 from localllm.model import Model
 from localllm.options import AnswerOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from localllm.conversation import Conversation
+    from localllm.reply import Reply
+    from localllm.scheduler.request import Finished
     from localllm.template import ChatTemplate
 
 
@@ -41,32 +43,28 @@ def interruptible() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def write(pieces: Iterator[Piece], display: Display, conversation: Conversation | None = None) -> Statistics:
-    """Print an answer as it arrives, then end its line. Piped output is the model's text unchanged."""
+def write(reply: Reply, display: Display, conversation: Conversation | None = None) -> Finished:
+    """Print an answer as it arrives, then end its line. Piped output is the model's text, unchanged if that is
+    readable."""
     from localllm.answer.parts import Content, Reasoning
 
     if conversation is not None and conversation.data:
         display = display.changed({"plain": True})
     # In the text of a grammar, only words wrap: what looks like Markdown means itself.
     shown = shown_on(sys.stdout, display, markdown=conversation is None or not conversation.structured)
-    statistics = None
     try:
-        if conversation is None or not shown.parted:
-            for piece in pieces:
-                shown.content(piece.text)
-                statistics = piece.statistics
-        else:
-            for piece, parts in conversation.parts(pieces):
-                for part in parts:
-                    if isinstance(part, Reasoning):
-                        shown.thought(part.text)
-                    elif isinstance(part, Content):
-                        shown.content(part.text)
-                statistics = piece.statistics
+        for piece in reply:
+            if conversation is None or not shown.parted:
+                shown.content(piece.raw if conversation is None else conversation.shown(piece))
+                continue
+            for part in piece.parts:
+                if isinstance(part, Reasoning):
+                    shown.thought(part.text)
+                elif isinstance(part, Content):
+                    shown.content(part.text)
     finally:
         shown.end()
-    assert statistics is not None, "an answer ends with its statistics"
-    return statistics
+    return reply.end
 
 
 def tell(model: Model) -> None:
@@ -74,8 +72,8 @@ def tell(model: Model) -> None:
     for note in (model.placed, model.cache.note):
         if note:
             say(note)
-    if model.tokenizer is not None and model.tokenizer.note:
-        say(f"note: {model.tokenizer.note}", YELLOW)
+    if model.maybe_tokenizer is not None and model.maybe_tokenizer.note:
+        say(f"note: {model.maybe_tokenizer.note}", YELLOW)
 
 
 def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplingOptions:
@@ -145,7 +143,7 @@ class Roof:
         return (share, self._best) if share <= self.MOST_SHARE and share else (0.0, 0.0)
 
 
-def statistics_line(s: Statistics, used: int, context: int) -> str:
+def statistics_line(s: Usage, used: int, context: int) -> str:
     """Return what a reader of the answer wants to know; `used` are the tokens of the context so far."""
     parts = []
     if s.answer_tokens:
@@ -155,7 +153,7 @@ def statistics_line(s: Statistics, used: int, context: int) -> str:
     return ", ".join([*parts, f"{used} of {context} tokens"])
 
 
-def full_statistics(s: Statistics, roof: Roof) -> str:
+def full_statistics(s: Usage, roof: Roof) -> str:
     """Return one line of everything that was measured."""
     reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
     parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_number(s.prompt_rate)} tokens/s"]
@@ -165,18 +163,17 @@ def full_statistics(s: Statistics, roof: Roof) -> str:
     if s.decode_steps:
         share, of = roof.share(s.bandwidth)
         parts.append(f"{s.bandwidth / 1e9:.2f} GB/s" + (f", {share:.0%} of {of / 1e9:.1f} GB/s" if share else ""))
-    if s.speculation is not None:
+    if s.drafting:
         parts.append(speculation_part(s))
     return " | ".join(parts)
 
 
-def speculation_part(s: Statistics) -> str:
+def speculation_part(s: Usage) -> str:
     """Return the result of speculation: accepted of drafted tokens, accepted tokens per pass, and the speedup."""
-    done = s.speculation
-    if done is None or not done.rounds:
+    if not s.rounds:
         return "no tokens drafted"
     return (
-        f"accepted {done.accepted} of {done.drafted} drafted tokens ({done.mean_accepted:.1f} a pass), "
+        f"accepted {s.accepted} of {s.drafted} drafted tokens ({s.mean_accepted:.1f} a pass), "
         f"estimated x{s.speedup:.2f} of plain decoding"
     )
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localllm.cache.prompt_cache import Kept, check_replaceable, read, restore, save
+from localllm.cache.kept import keep_in_file
+from localllm.cache.kept import take_up as put_in_cache
+from localllm.cache.prompt_cache import Kept, check_replaceable, read
 from localllm.cli.options import Keeping
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.formatting import size
 from localllm.model import Model
 from localllm.outputs import OutputError, check_target
-from localllm.session import Session
 
 if TYPE_CHECKING:
     from localllm.conversation import Conversation
@@ -46,34 +47,34 @@ class PromptCache:
         self._tokens: list[int] = []  # state when it was read
         self._messages: list[dict[str, str]] = []
 
-    def take_up(self, session: Session) -> None:
+    def take_up(self) -> None:
         """Load only the cache, for a given prompt."""
         if self._path is not None and self._there(self._path):
             kept = read(self._path, self._model)
-            restore(kept, self._model, session.sequence)
-            self._tokens, self._messages = kept.tokens, kept.messages
+            self._messages = kept.messages
+            self._tokens = put_in_cache(kept, self._model)
             _tell_problem(kept)
 
-    def keep(self, session: Session, messages: Sequence[dict[str, str]]) -> None:
-        """Save what a session holds, unless it is unchanged or the file holds a conversation."""
-        if self._path is None or not self._write or session.tokens == self._tokens:
+    def keep(self, tokens: Sequence[int], messages: Sequence[dict[str, str]]) -> None:
+        """Save what the cache holds of `tokens`, unless it is unchanged or the file holds a conversation."""
+        if self._path is None or not self._write or list(tokens) == self._tokens:
             return
         if self._messages and not self._force:
             say(f"note: {self._path} holds a conversation and was not replaced; give another name, or --force", YELLOW)
             return
-        save(self._path, self._model, session.sequence, messages, force=self._found)
+        keep_in_file(self._path, self._model, tokens, messages, force=self._found)
 
     def go_on(self, conversation: Conversation) -> None:
         """Load the whole conversation and continue it."""
         if self._path is not None and self._there(self._path):
             take_up(conversation, self._path)
-        self._tokens, self._messages = conversation.session.tokens, list(conversation.messages)
+        self._tokens, self._messages = list(conversation.tokens), list(conversation.messages)
 
     def keep_all(self, conversation: Conversation) -> None:
         """Save the conversation, unless it is unchanged."""
         if self._path is not None and self._write:
             conversation.forget_rest()
-            if (conversation.session.tokens, conversation.messages) != (self._tokens, self._messages):
+            if (conversation.tokens, conversation.messages) != (self._tokens, self._messages):
                 put_down(conversation, self._path, force=self._found)
 
     def _there(self, path: Path) -> bool:
@@ -93,7 +94,7 @@ def take_up(conversation: Conversation, path: Path) -> None:
 def put_down(conversation: Conversation, path: Path, force: bool) -> None:
     """Save a conversation to a file."""
     written = conversation.save(path, force)
-    held = len(conversation.session.tokens)
+    held = len(conversation.tokens)
     say(f"{path}: {_turns(conversation.messages)}, {held} tokens, {size(written)} written")
 
 

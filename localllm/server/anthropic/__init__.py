@@ -6,8 +6,8 @@ from starlette.routing import Route
 
 from localllm.server.anthropic.answers import Messages
 from localllm.server.http import post
+from localllm.server.interface import Service
 from localllm.server.settings import Settings
-from localllm.server.turn import Service
 
 
 def routes(service: Service, settings: Settings) -> list[Route]:

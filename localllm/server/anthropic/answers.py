@@ -12,9 +12,10 @@ from localllm.server.anthropic.writer import MessageWriter
 from localllm.server.collected import closing
 from localllm.server.fields import Fields
 from localllm.server.http import client, sse
+from localllm.server.interface import Service
 from localllm.server.openai.head import new_id
 from localllm.server.settings import Settings
-from localllm.server.turn import Json, Service, Turn
+from localllm.server.turn import Json, Turn
 from localllm.server.wire import frame
 
 

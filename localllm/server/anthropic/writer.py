@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterator, Sequence
 
 from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
-from localllm.server.turn import Begun, Done, Evaluated, Json, More, TurnEvent
+from localllm.server.turn import Json
 
 SIGNATURE = "bG9jYWxsbG0="  # of thoughts: clients give it back with them, and nobody checks it here
 STOPPED = {
@@ -68,18 +69,20 @@ class MessageWriter:
         self._blocks: list[_Block] = []
         self._open: _Block | None = None
 
-    def events(self, event: TurnEvent) -> Iterator[Json]:
+    def events(self, event: Event) -> Iterator[Json]:
         """Yield the events that one of the turn makes."""
         self._answer.add(event)
         match event:
-            case Begun():
+            case Started():
                 yield {"type": "message_start", "message": self._message()}
-            case Evaluated():
+            case Prefilled():
                 yield PING
-            case More():
+            case Token():
                 for part in event.parts:
                     yield from self._part(part)
-            case Done():
+            case Finished():
+                for part in event.parts:
+                    yield from self._part(part)
                 yield from self._close()
                 yield {"type": "message_delta", "delta": self._reason(), "usage": self._usage()}
                 yield {"type": "message_stop"}
@@ -111,9 +114,9 @@ class MessageWriter:
     def _usage(self) -> Json:
         usage = self._answer.usage
         return {
-            "input_tokens": usage.prompt_tokens - usage.reused,
+            "input_tokens": usage.prompt_tokens - usage.reused_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": usage.reused,
+            "cache_read_input_tokens": usage.reused_tokens,
             "output_tokens": usage.answer_tokens,
         }
 

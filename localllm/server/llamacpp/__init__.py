@@ -8,15 +8,15 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from localllm.server.http import get, post
+from localllm.server.interface import Service
 from localllm.server.llamacpp.completion import Completions
 from localllm.server.llamacpp.state import State
 from localllm.server.llamacpp.texts import Texts
 from localllm.server.llamacpp.vectors import Vectors
-from localllm.server.observed import Observed
 from localllm.server.settings import Settings
 
 
-def routes(service: Observed, settings: Settings) -> list[Route]:
+def routes(service: Service, settings: Settings) -> list[Route]:
     """Return the routes of llama.cpp's protocol."""
     completions, vectors = Completions(service, settings), Vectors(service, settings)
     texts, state = Texts(service), State(service, settings)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.answer.parts import Content
-from localllm.scheduler.request import Logprob, Usage
+from localllm.answer.parts import Content, Part
+from localllm.generation.statistics import Usage
+from localllm.scheduler.request import Event, Finished, Logprob, Prefilled, Started, Token
 from localllm.server.llamacpp.clock import Clock, timings
 from localllm.server.llamacpp.request import Wanted, described
-from localllm.server.pieces import Pieces
-from localllm.server.turn import Begun, Done, Evaluated, Json, ModelInfo, More, TurnEvent
+from localllm.server.turn import Json, ModelInfo
 
 LOWEST = -3.4028234663852886e38  # stands for minus infinity, which JSON does not have
 STOP_TYPES = {"end": "eos", "stop": "word", "length": "limit", "tool_calls": "eos", "cancelled": "none"}
@@ -48,7 +49,6 @@ class Answer:
 
     wanted: Wanted
     model: ModelInfo
-    pieces: Pieces
     index: int
     prompt: str
     stop_tokens: int = 0  # tokens of the stop string, once known
@@ -59,27 +59,35 @@ class Answer:
     probabilities: list[Json] = field(default_factory=list)
     lines: bool = False
     sent: int = 0  # tokens that chunks had
-    done: Done | None = None
+    done: Finished | None = None
     cut: Cut = field(init=False)
 
     def __post_init__(self) -> None:
         self.cut = Cut(self.wanted.indent, self.wanted.milliseconds)
 
-    async def take(self, event: TurnEvent) -> list[Json]:
+    def take(self, event: Event) -> list[Json]:
         """Take an event; return the chunks that a stream sends for it."""
         match event:
-            case Begun():
-                self.clock.begin(event.reused)
+            case Started():
+                self.clock.begin(event.reused_tokens)
                 self.prompt_tokens = event.prompt_tokens
                 return self._progress()
-            case Evaluated():
-                advanced = event.tokens > self.clock.evaluated
-                self.clock.prompt(event.tokens)
+            case Prefilled():
+                advanced = event.evaluated > self.clock.evaluated
+                self.clock.prompt(event.evaluated)
                 return self._progress() if advanced else []
-            case More():
-                return await self._more(event)
-            case Done():
-                return await self._end(event)
+            case Token():
+                self.clock.token(self.prompt_tokens)
+                self.tokens.append(event.token)
+                if event.logprob is not None and self.wanted.probs:
+                    probability = _sampled if self.wanted.generation.sampled else _probability
+                    self.probabilities.append(probability(event.logprob))
+                return self._text(event.parts)
+            case Finished():
+                chunks = self._text(event.parts)
+                return chunks if self.done is not None else chunks + self._end(event)
+            case _:
+                return []
 
     def _progress(self) -> list[Json]:
         if not self.wanted.return_progress:
@@ -92,20 +100,13 @@ class Answer:
         }
         return [self._chunk("", []) | {"prompt_progress": progress}]
 
-    async def _more(self, event: More) -> list[Json]:
-        if event.token is not None:
-            self.clock.token(self.prompt_tokens)
-            self.tokens.append(event.token)
-        if event.logprob is not None and self.wanted.probs:
-            await self.pieces.load_all(event.logprob)
-            probability = _sampled if self.wanted.generation.sampled else _probability
-            self.probabilities.append(probability(event.logprob, self.pieces))
-        new = "".join(part.text for part in event.parts if isinstance(part, Content))
+    def _text(self, parts: Sequence[Part]) -> list[Json]:
+        new = "".join(part.text for part in parts if isinstance(part, Content))
         new, ends = self.cut.take(new, self.clock.usage().decode_seconds * 1e3)
         self.text.append(new)
         self.lines = self.lines or "\n" in new
         chunks = self._sent() if self.wanted.stream and new else []
-        return chunks + (await self._end(Done("length", self.clock.usage())) if ends else [])
+        return chunks + (self._end(Finished("length", "", self.clock.usage())) if ends else [])
 
     def _sent(self) -> list[Json]:
         """Send the text and tokens since the last chunk. A text without tokens was held back: it goes with the end."""
@@ -130,10 +131,8 @@ class Answer:
         }
         return found | ({"timings": timings(self.clock.usage())} if self.wanted.timings_per_token else {})
 
-    async def _end(self, done: Done) -> list[Json]:
+    def _end(self, done: Finished) -> list[Json]:
         self.done = done
-        if done.stop and self.wanted.probs and not self.wanted.stream:
-            self.stop_tokens = await self.pieces.count(done.stop)
         return [self.final()]
 
     def final(self) -> Json:
@@ -168,33 +167,25 @@ def _length(usage: Usage) -> int:
     return usage.prompt_tokens + usage.answer_tokens
 
 
-def _probability(logprob: Logprob, pieces: Pieces) -> Json:
-    top = [_token(token, value, pieces) for token, value in logprob.top]
-    return _token(logprob.token, logprob.logprob, pieces) | {"top_logprobs": top}
+def _probability(logprob: Logprob) -> Json:
+    return _token(logprob) | {"top_logprobs": [_token(each) for each in logprob.alternatives]}
 
 
-def _sampled(logprob: Logprob, pieces: Pieces) -> Json:
+def _sampled(logprob: Logprob) -> Json:
     """Return the probabilities after the sampling options: tokens that cannot come are not among them."""
-    top = [_chance(token, value, pieces) for token, value in logprob.top]
-    return _chance(logprob.token, logprob.logprob, pieces) | {"top_probs": top}
+    return _chance(logprob) | {"top_probs": [_chance(each) for each in logprob.alternatives]}
 
 
-def _chance(token: int, logprob: float, pieces: Pieces) -> Json:
-    return {
-        "id": token,
-        "token": pieces.text(token),
-        "bytes": list(pieces.bytes(token)),
-        "prob": min(math.exp(logprob), 1.0),
-    }
+def _chance(logprob: Logprob) -> Json:
+    return _named(logprob) | {"prob": min(math.exp(logprob.logprob), 1.0)}
 
 
-def _token(token: int, value: float, pieces: Pieces) -> Json:
-    return {
-        "id": token,
-        "token": pieces.text(token),
-        "bytes": list(pieces.bytes(token)),
-        "logprob": value if math.isfinite(value) else LOWEST,
-    }
+def _token(logprob: Logprob) -> Json:
+    return _named(logprob) | {"logprob": logprob.logprob if math.isfinite(logprob.logprob) else LOWEST}
+
+
+def _named(logprob: Logprob) -> Json:
+    return {"id": logprob.token, "token": logprob.text, "bytes": list(logprob.data)}
 
 
 def _chosen(whole: Json, names: tuple[str, ...]) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from localllm.scheduler.request import Usage
+from localllm.generation.statistics import Usage
 from localllm.server.turn import Json
 
 
@@ -23,7 +23,7 @@ class Clock:
     def usage(self) -> Usage:
         return Usage(
             prompt_tokens=max(self.evaluated, self.cached),
-            reused=self.cached,
+            reused_tokens=self.cached,
             answer_tokens=self.predicted,
             prompt_seconds=max(self.prompted - self.began, 0.0) if self.prompted else 0.0,
             decode_seconds=max(self.last - self.prompted, 0.0) if self.predicted else 0.0,
@@ -46,10 +46,10 @@ class Clock:
 
 def timings(usage: Usage) -> Json:
     """Return the timings of an answer. Its first token came with the prompt, so n tokens take n - 1 steps."""
-    prompt, steps = usage.prompt_tokens - usage.reused, max(usage.answer_tokens - 1, 0)
+    prompt, steps = usage.prompt_tokens - usage.reused_tokens, max(usage.answer_tokens - 1, 0)
     prompt_ms, predicted_ms = usage.prompt_seconds * 1e3, usage.decode_seconds * 1e3
     found: Json = {
-        "cache_n": usage.reused,
+        "cache_n": usage.reused_tokens,
         "prompt_n": prompt,
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": prompt_ms / prompt if prompt else 0.0,

@@ -10,16 +10,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localllm.scheduler.request import Event, Finished
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
 from localllm.server.http import client, sse
+from localllm.server.interface import Service
 from localllm.server.llamacpp.answer import Answer
 from localllm.server.llamacpp.prompts import split, tokens
 from localllm.server.llamacpp.request import wanted
 from localllm.server.merge import AT_ONCE, merged
-from localllm.server.pieces import Pieces
 from localllm.server.settings import Settings
-from localllm.server.turn import Completion, Json, Service, TurnEvent
+from localllm.server.turn import Completion, Json
 
 MAX_ANSWERS = 1024  # of one request: prompts times n
 MAX_EXTRA = 4096  # files for infilling
@@ -60,10 +61,10 @@ class Completions:
         n = want.generation.n
         if len(asked) * n > MAX_ANSWERS:
             raise BadRequest(f"{len(asked)} prompts with {n} answers each; the limit is {MAX_ANSWERS}", "prompt")
-        info, pieces = self.service.find(model), Pieces(self.service, model)
-        answers = [Answer(want, info, pieces, index, texts[index // n]) for index in range(len(asked) * n)]
+        info = self.service.find(model)
+        answers = [Answer(want, info, index, texts[index // n]) for index in range(len(asked) * n)]
         streams = [self.service.complete(model, replace(each, generation=want.generation)) for each in asked]
-        events = _events(answers, streams, n)
+        events = self._events(answers, streams, n)
         if want.stream:
             return sse(events, self.settings.limits, want.ping)
         async with aclosing(events):
@@ -72,25 +73,27 @@ class Completions:
         finals = [each.final() for each in answers]
         return finals[0] if len(finals) == 1 else finals
 
+    async def _events(
+        self, answers: Sequence[Answer], streams: Sequence[AsyncIterator[Event]], n: int
+    ) -> AsyncGenerator[Json, None]:
+        """Yield the chunks of all answers; `streams` have n answers each."""
+        left = len(answers)
+        async with aclosing(merged(streams, max(AT_ONCE // n, 1))) as events:
+            async for number, event in events:
+                answer = answers[number * n + event.choice]
+                if answer.done is not None:
+                    continue  # it was cut off, and its siblings go on
+                if isinstance(event, Finished) and event.stop and answer.wanted.probs and not answer.wanted.stream:
+                    stop = await self.service.tokenize(answer.model.id, event.stop, False, False)
+                    answer.stop_tokens = len(stop)
+                for chunk in answer.take(event):
+                    yield chunk
+                left -= answer.done is not None
+                if not left:
+                    return
+
     async def _text(self, model: str, ids: Sequence[int]) -> str:
         return b"".join(await self.service.pieces(model, ids)).decode("utf-8", "replace")
-
-
-async def _events(
-    answers: Sequence[Answer], streams: Sequence[AsyncIterator[TurnEvent]], n: int
-) -> AsyncGenerator[Json, None]:
-    """Yield the chunks of all answers; `streams` have n answers each."""
-    left = len(answers)
-    async with aclosing(merged(streams, max(AT_ONCE // n, 1))) as events:
-        async for number, event in events:
-            answer = answers[number * n + event.answer]
-            if answer.done is not None:
-                continue  # it was cut off, and its siblings go on
-            for chunk in await answer.take(event):
-                yield chunk
-            left -= answer.done is not None
-            if not left:
-                return
 
 
 def _file(fields: Fields) -> tuple[str, str]:

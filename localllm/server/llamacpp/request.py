@@ -11,8 +11,9 @@ from localllm.options import SamplingOptions
 from localllm.options.sampling import LETTERS, sampler_name
 from localllm.server.errors import NotSupported
 from localllm.server.fields import Fields
+from localllm.server.interface import Service
 from localllm.server.settings import Settings
-from localllm.server.turn import Generation, Json, Service, Structure
+from localllm.server.turn import Generation, Json, Structure
 
 MOST = 2**31 - 1
 RANDOM = 2**32 - 1  # llama.cpp's seed that stands for a fresh one

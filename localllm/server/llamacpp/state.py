@@ -20,8 +20,9 @@ from localllm.server.body import read_json
 from localllm.server.errors import BadRequest, Loading, NotSupported, Unavailable
 from localllm.server.fields import Fields
 from localllm.server.http import reply
+from localllm.server.interface import Service
 from localllm.server.llamacpp.request import Wanted, described
-from localllm.server.observed import Observed, Open
+from localllm.server.observer import Open
 from localllm.server.refusal import refusal_of
 from localllm.server.settings import Settings
 from localllm.server.shapes import llamacpp
@@ -35,7 +36,7 @@ _EFFORTS = ("reasoning_effort", "reasoning_strength")
 class State:
     """The handlers of the state."""
 
-    def __init__(self, service: Observed, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: Settings) -> None:
         self.service = service
         self.settings = settings
 
@@ -81,7 +82,7 @@ class State:
             raise NotSupported(
                 Notice("This server does not support slots endpoint: it was started with ", Setting("no_slots"))
             )
-        running = [each for each in self.service.open.values() if each.running][: self.settings.parallel]
+        running = [each for each in self.service.observer.open.values() if each.running][: self.settings.parallel]
         if fields.text("fail_on_no_slot", "") and len(running) == self.settings.parallel:
             raise Unavailable("no slot available")
         context = self.service.models()[0].context if self.service.models() else 0
@@ -166,7 +167,7 @@ class State:
             raise NotSupported(
                 Notice("This server does not support metrics endpoint: it was started with ", Setting("no_metrics"))
             )
-        metrics = self.service.metrics
+        metrics = self.service.observer.metrics
         headers = {"Process-Start-Time-Unix": str(int(metrics.started))}
         return Response(metrics.text(), headers=headers, media_type="text/plain; version=0.0.4")
 

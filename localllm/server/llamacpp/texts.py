@@ -5,9 +5,10 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from localllm.server.fields import Fields
+from localllm.server.interface import Service
 from localllm.server.llamacpp.prompts import tokens
 from localllm.server.openai.request import read_chat
-from localllm.server.turn import Json, Service
+from localllm.server.turn import Json
 
 
 class Texts:

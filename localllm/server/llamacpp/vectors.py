@@ -10,9 +10,9 @@ from starlette.requests import Request
 
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
+from localllm.server.interface import Service
 from localllm.server.llamacpp.prompts import split, tokens
 from localllm.server.settings import Settings
-from localllm.server.turn import Service
 
 MAX_PARTS = 10_000
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from localllm.server.http import get, post
-from localllm.server.observed import Observed
+from localllm.server.interface import Service
 from localllm.server.ollama.answers import Answers
 from localllm.server.ollama.models import Models
 from localllm.server.ollama.vectors import Vectors
 from localllm.server.settings import Settings
 
 
-def routes(service: Observed, settings: Settings) -> list[Route]:
+def routes(service: Service, settings: Settings) -> list[Route]:
     """Return the routes of Ollama's protocol."""
     answers, models, vectors = Answers(service, settings), Models(service, settings), Vectors(service, settings)
     posts = (

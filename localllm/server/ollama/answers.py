@@ -9,9 +9,11 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localllm.scheduler.request import Event
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
 from localllm.server.http import client, ndjson
+from localllm.server.interface import Service
 from localllm.server.ollama.reply import Part, Reader, now
 from localllm.server.ollama.request import (
     check_keep_alive,
@@ -23,9 +25,8 @@ from localllm.server.ollama.request import (
     thinking_of,
     tools_of,
 )
-from localllm.server.pieces import Pieces
 from localllm.server.settings import Settings
-from localllm.server.turn import Completion, Generation, Json, ModelInfo, Service, Turn, TurnEvent
+from localllm.server.turn import Completion, Generation, Json, ModelInfo, Turn
 
 Wrap = Callable[[Part], Json]  # puts a part in the words of /api/chat or /api/generate
 
@@ -102,7 +103,7 @@ class Answers:
         return model, generation_of(fields, self.service, model, self.settings, client(request))
 
     def _reader(self, fields: Fields, model: ModelInfo, generation: Generation) -> Reader:
-        return Reader(named(fields, model), Pieces(self.service, model.id), generation.logprobs is not None)
+        return Reader(named(fields, model), generation.logprobs is not None)
 
     async def _only_load(self, fields: Fields, model: ModelInfo, unload: bool, empty: Json) -> Json:
         """Answer a request without a prompt, which loads the model."""
@@ -112,24 +113,25 @@ class Answers:
         return _head(named(fields, model)) | empty | {"done": True, "done_reason": "load"}
 
     async def _reply(
-        self, fields: Fields, events: AsyncIterator[TurnEvent], reader: Reader, wrap: Wrap, before: list[int] | None
+        self, fields: Fields, events: AsyncIterator[Event], reader: Reader, wrap: Wrap, before: list[int] | None
     ) -> Response | Json:
         """Stream the answer unless `stream` is false. `before`: the tokens of the prompt, if `context` is told."""
         if fields.flag("stream", True):
             return ndjson(_lines(events, reader, wrap, before), self.settings.limits)
         whole = Part()
-        async with aclosing(cast("AsyncGenerator[TurnEvent, None]", events)) as parts:
+        async with aclosing(cast("AsyncGenerator[Event, None]", events)) as parts:
             async for event in parts:
-                whole.add(await reader.take(event))
+                for part in reader.take(event):
+                    whole.add(part)
         return _head(reader.name) | _with_logprobs(wrap(whole), whole) | _end(reader, before)
 
 
 async def _lines(
-    events: AsyncIterator[TurnEvent], reader: Reader, wrap: Wrap, before: list[int] | None
+    events: AsyncIterator[Event], reader: Reader, wrap: Wrap, before: list[int] | None
 ) -> AsyncGenerator[Json, None]:
-    async with aclosing(cast("AsyncGenerator[TurnEvent, None]", events)) as parts:
+    async with aclosing(cast("AsyncGenerator[Event, None]", events)) as parts:
         async for event in parts:
-            if part := await reader.take(event):
+            for part in reader.take(event):
                 yield _head(reader.name) | _with_logprobs(wrap(part), part) | {"done": False}
     yield _head(reader.name) | wrap(Part()) | _end(reader, before)
 

@@ -11,10 +11,11 @@ from starlette.responses import Response
 from localllm.server.errors import NotFound, NotSupported
 from localllm.server.fields import Fields
 from localllm.server.http import ndjson
+from localllm.server.interface import Service
 from localllm.server.ollama.reply import CAPABILITIES, details, listed, modified
 from localllm.server.ollama.request import model_of
 from localllm.server.settings import Settings
-from localllm.server.turn import Json, ModelInfo, Service
+from localllm.server.turn import Json, ModelInfo
 
 VERSION = "0.33.0"  # of Ollama's API: clients ask for a least version
 NEVER = "2318-01-01T00:00:00Z"  # loaded models stay until memory is needed

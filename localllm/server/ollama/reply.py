@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from localllm.answer import parts
 from localllm.answer.parts import CallArguments, CallStart, Content, Reasoning
-from localllm.scheduler.request import Logprob, Usage
-from localllm.server.pieces import Pieces
-from localllm.server.turn import Begun, Done, Json, ModelInfo, More, TurnEvent
+from localllm.generation.statistics import Usage
+from localllm.scheduler.request import Event, Finished, Logprob, Started, Token
+from localllm.server.turn import Json, ModelInfo
 
 REASONS = {"end": "stop", "stop": "stop", "tool_calls": "stop", "length": "length", "cancelled": "stop"}
 LOWEST = -3.4028234663852886e38  # stands for minus infinity, which JSON does not have
@@ -42,35 +44,33 @@ class Reader:
     """Makes parts of events. A call of a tool is one piece in Ollama's protocol, so its arguments are collected."""
 
     name: str  # of the model, as the request has it
-    pieces: Pieces
     logprobs: bool
     started: float = field(default_factory=time.monotonic)
     began: float = 0.0
     tokens: list[int] = field(default_factory=list)
-    done: Done | None = None
+    done: Finished | None = None
     open: CallStart | None = None
     arguments: list[str] = field(default_factory=list)
 
-    async def take(self, event: TurnEvent) -> Part:
-        """Return what an event says."""
-        part = Part()
+    def take(self, event: Event) -> list[Part]:
+        """Return what an event says; an open call that the end of the answer ends is a part of its own."""
+        said, last = Part(), Part()
         match event:
-            case Begun():
+            case Started():
                 self.began = time.monotonic()
-            case More():
-                await self._more(event, part)
-            case Done():
-                self._close(part)
+            case Token():
+                self.tokens.append(event.token)
+                if event.logprob is not None and self.logprobs:
+                    said.logprobs.append(_logprob(event.logprob))
+                self._read(event.parts, said)
+            case Finished():
+                self._read(event.parts, said)
+                self._close(last)
                 self.done = event
-        return part
+        return [part for part in (said, last) if part]
 
-    async def _more(self, event: More, part: Part) -> None:
-        if event.token is not None:
-            self.tokens.append(event.token)
-        if event.logprob is not None and self.logprobs:
-            await self.pieces.load_all(event.logprob)
-            part.logprobs.append(_logprob(event.logprob, self.pieces))
-        for piece in event.parts:
+    def _read(self, pieces: Sequence[parts.Part], part: Part) -> None:
+        for piece in pieces:
             match piece:
                 case CallArguments():
                     self.arguments.append(piece.json)
@@ -127,15 +127,14 @@ def _ns(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-def _logprob(logprob: Logprob, pieces: Pieces) -> Json:
-    found = _token(logprob.token, logprob.logprob, pieces)
-    top = [_token(token, value, pieces) for token, value in logprob.top]
-    return found | ({"top_logprobs": top} if top else {})
+def _logprob(logprob: Logprob) -> Json:
+    top = [_token(each) for each in logprob.alternatives]
+    return _token(logprob) | ({"top_logprobs": top} if top else {})
 
 
-def _token(token: int, value: float, pieces: Pieces) -> Json:
-    shown = value if value > LOWEST else LOWEST
-    return {"token": pieces.text(token), "logprob": shown, "bytes": list(pieces.bytes(token))}
+def _token(logprob: Logprob) -> Json:
+    shown = logprob.logprob if logprob.logprob > LOWEST else LOWEST
+    return {"token": logprob.text, "logprob": shown, "bytes": list(logprob.data)}
 
 
 def now() -> str:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
+from localllm.server.interface import Service
 from localllm.server.settings import Settings
-from localllm.server.turn import Generation, Json, ModelInfo, Service, Structure, Thinking
+from localllm.server.turn import Generation, Json, ModelInfo, Structure, Thinking
 
 MAX_MESSAGES = 10_000
 MAX_CALLS = 1024

@@ -10,9 +10,10 @@ from starlette.requests import Request
 
 from localllm.server.errors import BadRequest, PromptTooLong
 from localllm.server.fields import Fields
+from localllm.server.interface import Service
 from localllm.server.ollama.request import check_keep_alive, model_of, named
 from localllm.server.settings import Settings
-from localllm.server.turn import Json, ModelInfo, Service
+from localllm.server.turn import Json, ModelInfo
 
 MAX_INPUTS = 2048
 

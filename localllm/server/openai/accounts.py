@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from localllm.scheduler.request import Usage
+from localllm.generation.statistics import Usage
+from localllm.scheduler.request import Event, Prefilled, Started, Token
 from localllm.server.collected import Collected
-from localllm.server.turn import Begun, Evaluated, Json, More, TurnEvent
+from localllm.server.turn import Json
 
 Clock = Callable[[], float]
 
@@ -25,16 +26,16 @@ def usage_of(answers: Sequence[Collected], prompts: int = 1) -> Json:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(each.usage.reused for each in firsts)},
+        "prompt_tokens_details": {"cached_tokens": sum(each.usage.reused_tokens for each in firsts)},
         "completion_tokens_details": {"reasoning_tokens": sum(each.thinking_tokens for each in answers)},
     }
 
 
 def timings(usage: Usage) -> Json:
     """Return llama.cpp's `timings`. The rate of decoding counts the tokens after the first, which has no interval."""
-    evaluated = usage.prompt_tokens - usage.reused
+    evaluated = usage.prompt_tokens - usage.reused_tokens
     found = {
-        "cache_n": usage.reused,
+        "cache_n": usage.reused_tokens,
         "prompt_n": evaluated,
         "prompt_ms": usage.prompt_seconds * 1e3,
         "prompt_per_token_ms": _ratio(usage.prompt_seconds * 1e3, evaluated),
@@ -61,13 +62,13 @@ class Stopwatch:
         self._begun = self._first = self._last = 0.0
         self._prompt = self._reused = self._tokens = 0
 
-    def add(self, event: TurnEvent) -> None:
+    def add(self, event: Event) -> None:
         """Note the time of an event."""
         match event:
-            case Begun():
+            case Started():
                 self._begun = self._clock()
-                self._prompt, self._reused = event.prompt_tokens, event.reused
-            case More() if event.token is not None:
+                self._prompt, self._reused = event.prompt_tokens, event.reused_tokens
+            case Token():
                 self._last = self._clock()
                 self._first = self._last if self._tokens == 0 else self._first
                 self._tokens += 1
@@ -77,18 +78,18 @@ class Stopwatch:
         """`timings` as far as the answer has come."""
         made = Usage(
             prompt_tokens=self._prompt,
-            reused=self._reused,
+            reused_tokens=self._reused,
             answer_tokens=self._tokens,
             prompt_seconds=max(0.0, self._first - self._begun),
             decode_seconds=self._last - self._first,
         )
         return timings(made)
 
-    def progress(self, event: Begun | Evaluated) -> Json:
+    def progress(self, event: Started | Prefilled) -> Json:
         """Return `prompt_progress` after an event."""
         return {
             "total": self._prompt,
             "cache": self._reused,
-            "processed": event.reused if isinstance(event, Begun) else event.tokens,
+            "processed": event.reused_tokens if isinstance(event, Started) else event.evaluated,
             "time_ms": round((self._clock() - self._begun) * 1e3),
         }

@@ -11,14 +11,13 @@ from starlette.responses import Response
 from localllm.server.collected import closing
 from localllm.server.fields import Fields
 from localllm.server.http import client, sse
+from localllm.server.interface import Service
 from localllm.server.openai.chunks import ChatStream, WholeChat
 from localllm.server.openai.generation import settled
 from localllm.server.openai.head import DONE, new_head
-from localllm.server.openai.logprobs import load
 from localllm.server.openai.request import ChatRequest, Show, read_chat
-from localllm.server.pieces import Pieces
 from localllm.server.settings import Settings
-from localllm.server.turn import Json, Service, Turn
+from localllm.server.turn import Json, ModelInfo, Turn
 
 
 class Chat:
@@ -29,9 +28,10 @@ class Chat:
 
     async def complete(self, request: Request, fields: Fields) -> Response | Json:
         """Answer a chat completion."""
-        model = self._service.find(fields.text("model", "")).id
+        info = self._service.find(fields.text("model", ""))
+        model = info.id
         asked = read_chat(fields, client(request), self._settings.max_tokens)
-        turn = await self._turn(model, asked)
+        turn = await self._turn(info, asked)
         extra = await self._verbose(model, turn) if fields.flag("verbose", self._settings.verbose) else {}
         if asked.show.stream:
             events = self._stream(model, turn, asked.show, extra)
@@ -40,9 +40,9 @@ class Chat:
 
     async def count(self, request: Request, fields: Fields) -> Json:
         """Return how many tokens the prompt has."""
-        model = self._service.find(fields.text("model", "")).id
-        turn = await self._turn(model, read_chat(fields, client(request)))
-        return {"object": "response.input_tokens", "input_tokens": await self._service.count(model, turn)}
+        info = self._service.find(fields.text("model", ""))
+        turn = await self._turn(info, read_chat(fields, client(request)))
+        return {"object": "response.input_tokens", "input_tokens": await self._service.count(info.id, turn)}
 
     async def _verbose(self, model: str, turn: Turn) -> Json:
         """Return llama.cpp's `__verbose`: the prompt as the model reads it, token by token."""
@@ -50,16 +50,13 @@ class Chat:
         pieces = await self._service.pieces(model, ids)
         return {"__verbose": {"prompt": b"".join(pieces).decode("utf-8", "replace"), "prompt_tokens": len(ids)}}
 
-    async def _turn(self, model: str, asked: ChatRequest) -> Turn:
-        vocabulary = self._service.find(model).vocabulary
-        return replace(asked.turn, generation=await settled(asked.asked, self._service, model, vocabulary))
+    async def _turn(self, info: ModelInfo, asked: ChatRequest) -> Turn:
+        return replace(asked.turn, generation=await settled(asked.asked, self._service, info.id, info.vocabulary))
 
     async def _stream(self, model: str, turn: Turn, show: Show, extra: Json) -> AsyncIterator[bytes | Json]:
-        pieces = Pieces(self._service, model)
-        writer = ChatStream(new_head("chatcmpl-", model), turn.generation.n, show, pieces)
+        writer = ChatStream(new_head("chatcmpl-", model), turn.generation.n, show)
         async with closing(self._service.answer(model, turn)) as events:
             async for event in events:
-                await load(pieces, event)
                 for chunk in writer.chunks(event):
                     yield chunk | extra
                     extra = {}
@@ -68,10 +65,8 @@ class Chat:
         yield DONE
 
     async def _whole(self, model: str, turn: Turn, show: Show) -> Json:
-        pieces = Pieces(self._service, model)
-        writer = WholeChat(new_head("chatcmpl-", model), turn.generation.n, show, pieces)
+        writer = WholeChat(new_head("chatcmpl-", model), turn.generation.n, show)
         async with closing(self._service.answer(model, turn)) as events:
             async for event in events:
-                await load(pieces, event)
                 writer.add(event)
         return writer.body()

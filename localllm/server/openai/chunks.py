@@ -7,46 +7,50 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Clock, Stopwatch, timings, usage_of
 from localllm.server.openai.head import FINISHED, Head
 from localllm.server.openai.logprobs import chat_entry, chat_logprobs
 from localllm.server.openai.request import Show
-from localllm.server.pieces import Pieces
-from localllm.server.turn import Begun, Done, Evaluated, Json, More, TurnEvent
+from localllm.server.turn import Json
 
 CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 
 
 class ChatStream:
-    """Turns the events of `n` answers into chunks. The tokens that log-probabilities name must be in `pieces`.
+    """Turns the events of `n` answers into chunks.
 
     The chunk with the role comes with the first token, unless progress is wanted: load tools take the first chunk for
     the end of the prompt, and a prompt that fails still gets its status.
     """
 
-    def __init__(self, head: Head, n: int, show: Show, pieces: Pieces, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, head: Head, n: int, show: Show, clock: Clock = time.perf_counter) -> None:
         self.answers = [Collected() for _ in range(n)]
-        self._head, self._show, self._pieces = head, show, pieces
+        self._head, self._show = head, show
         self._watches = [Stopwatch(clock) for _ in range(n)]
         self._entries: list[list[Json]] = [[] for _ in range(n)]  # log-probabilities that no chunk has yet
         self._begun = [False] * n  # whether the chunk with the role was made
 
-    def chunks(self, event: TurnEvent) -> Iterator[Json]:
+    def chunks(self, event: Event) -> Iterator[Json]:
         """Yield the chunks that an event makes."""
-        answer = event.answer
+        answer = event.choice
         self.answers[answer].add(event)
-        self._watches[answer].add(event)
-        if isinstance(event, More | Done) and not self._begun[answer]:
+        if self._show.timings or self._show.progress:
+            self._watches[answer].add(event)
+        if isinstance(event, Token | Finished) and not self._begun[answer]:
             yield self._begin(answer)
         match event:
-            case Begun() if self._show.progress:
+            case Started() if self._show.progress:
                 yield self._begin(answer) | {"prompt_progress": self._watches[answer].progress(event)}
-            case Evaluated() if self._show.progress:
+            case Prefilled() if self._show.progress:
                 yield self._chunk(answer, {}) | {"prompt_progress": self._watches[answer].progress(event)}
-            case More():
-                yield from self._more(event)
-            case Done():
+            case Token():
+                if event.logprob is not None:
+                    self._entries[answer].append(chat_entry(event.logprob))
+                yield from self._parts(event)
+            case Finished():
+                yield from self._parts(event)
                 yield from self._end(event)
 
     def last(self) -> Iterator[Json]:
@@ -59,19 +63,17 @@ class ChatStream:
         self._begun[answer] = True
         return self._chunk(answer, {"role": "assistant", "content": None})
 
-    def _more(self, event: More) -> Iterator[Json]:
-        if event.logprob is not None:
-            self._entries[event.answer].append(chat_entry(event.logprob, self._pieces))
+    def _parts(self, event: Token | Finished) -> Iterator[Json]:
         for part in event.parts:
-            chunk = self._chunk(event.answer, delta(part, self._show.legacy))
+            chunk = self._chunk(event.choice, delta(part, self._show.legacy))
             if self._show.timings:
-                chunk["timings"] = self._watches[event.answer].timings
+                chunk["timings"] = self._watches[event.choice].timings
             yield chunk
 
-    def _end(self, event: Done) -> Iterator[Json]:
-        if self._entries[event.answer]:
-            yield self._chunk(event.answer, {"content": ""})
-        chunk = self._chunk(event.answer, {}, finish_reason(event, self._show.legacy))
+    def _end(self, event: Finished) -> Iterator[Json]:
+        if self._entries[event.choice]:
+            yield self._chunk(event.choice, {"content": ""})
+        chunk = self._chunk(event.choice, {}, finish_reason(event, self._show.legacy))
         if not self._show.usage:
             chunk["timings"] = timings(event.usage)
         yield chunk
@@ -99,7 +101,7 @@ def delta(part: Part, legacy: bool) -> Json:
             return {"function_call": function} if legacy else {"tool_calls": [{"index": index, "function": function}]}
 
 
-def finish_reason(done: Done, legacy: bool = False) -> str:
+def finish_reason(done: Finished, legacy: bool = False) -> str:
     """Return OpenAI's name for the reason why an answer ended."""
     reason = FINISHED[done.reason]
     return "function_call" if legacy and reason == "tool_calls" else reason
@@ -108,16 +110,16 @@ def finish_reason(done: Done, legacy: bool = False) -> str:
 class WholeChat:
     """Puts the answers of a turn together to one object."""
 
-    def __init__(self, head: Head, n: int, show: Show, pieces: Pieces) -> None:
+    def __init__(self, head: Head, n: int, show: Show) -> None:
         self._answers = [Collected() for _ in range(n)]
-        self._head, self._show, self._pieces = head, show, pieces
+        self._head, self._show = head, show
         self._entries: list[list[Json]] = [[] for _ in range(n)]
 
-    def add(self, event: TurnEvent) -> None:
+    def add(self, event: Event) -> None:
         """Take in an event."""
-        self._answers[event.answer].add(event)
-        if isinstance(event, More) and event.logprob is not None:
-            self._entries[event.answer].append(chat_entry(event.logprob, self._pieces))
+        self._answers[event.choice].add(event)
+        if isinstance(event, Token) and event.logprob is not None:
+            self._entries[event.choice].append(chat_entry(event.logprob))
 
     def body(self) -> Json:
         """Return the chat completion."""

@@ -9,23 +9,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from localllm.answer.parts import Content
+from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Stopwatch, timings, usage_of
 from localllm.server.openai.head import FINISHED, Head
 from localllm.server.openai.logprobs import Lists
 from localllm.server.openai.request import Show
-from localllm.server.pieces import Pieces
-from localllm.server.turn import Begun, Done, Evaluated, Json, More, TurnEvent
+from localllm.server.turn import Json
 
 KIND = "text_completion"
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt as part of the answer. `first` is its first token, whose log-probability nobody knows."""
+    """The prompt as part of the answer. `first` is its first token's text, whose log-probability nobody knows."""
 
     text: str
-    first: int | None = None  # None: not shown, because it was added before the text
+    first: str | None = None  # None: not shown, because it was added before the text
 
 
 class _Choice:
@@ -40,48 +40,52 @@ class _Choice:
 
 
 class CompletionWriter:
-    """Turns events into chunks or one object. The tokens that log-probabilities name must be in `pieces`."""
+    """Turns events into chunks or one object."""
 
-    def __init__(self, head: Head, echoes: Sequence[Echo | None], n: int, show: Show, pieces: Pieces) -> None:
-        self._head, self._n, self._show, self._pieces = head, n, show, pieces
+    def __init__(self, head: Head, echoes: Sequence[Echo | None], n: int, show: Show) -> None:
+        self._head, self._n, self._show = head, n, show
         self._prompts = len(echoes)
         self._choices = [_Choice(echo) for echo in echoes for _ in range(n)]
 
-    def add(self, prompt: int, event: TurnEvent) -> int:
+    def add(self, prompt: int, event: Event) -> int:
         """Take in an event of a prompt; return the number of its choice."""
-        number = prompt * self._n + event.answer
+        number = prompt * self._n + event.choice
         choice = self._choices[number]
         choice.answer.add(event)
         choice.watch.add(event)
         match event:
-            case Begun() if choice.echo is not None and choice.echo.first is not None:
-                choice.lists.add_first(self._pieces.text(choice.echo.first))
-            case Evaluated():
+            case Started() if choice.echo is not None and choice.echo.first is not None:
+                choice.lists.add_first(choice.echo.first)
+            case Prefilled():
                 for logprob in event.logprobs:
-                    choice.lists.add(logprob, self._pieces)
-            case More() if event.logprob is not None:
-                choice.lists.add(event.logprob, self._pieces)
+                    choice.lists.add(logprob)
+            case Token() if event.logprob is not None:
+                choice.lists.add(event.logprob)
         return number
 
-    def chunks(self, prompt: int, event: TurnEvent) -> Iterator[Json]:
+    def chunks(self, prompt: int, event: Event) -> Iterator[Json]:
         """Yield the chunks that an event makes."""
-        number = prompt * self._n + event.answer
+        number = prompt * self._n + event.choice
         choice = self._choices[number]
-        if isinstance(event, More | Done) and choice.echo is not None and not choice.echoed:
+        if isinstance(event, Token | Finished) and choice.echo is not None and not choice.echoed:
             choice.echoed = True
             yield self._chunk(number, choice.echo.text)
         self.add(prompt, event)
         match event:
-            case Begun() | Evaluated() if self._show.progress:
+            case Started() | Prefilled() if self._show.progress:
                 yield self._chunk(number, "", logprobs=False) | {"prompt_progress": choice.watch.progress(event)}
-            case More():
-                text = "".join(part.text for part in event.parts if isinstance(part, Content))
-                if text:
-                    chunk = self._chunk(number, text)
-                    yield chunk | ({"timings": choice.watch.timings} if self._show.timings else {})
-            case Done():
+            case Token():
+                yield from self._text(number, event)
+            case Finished():
+                yield from self._text(number, event)
                 chunk = self._chunk(number, "", FINISHED[event.reason])
                 yield chunk | ({} if self._show.usage else {"timings": timings(event.usage)})
+
+    def _text(self, number: int, event: Token | Finished) -> Iterator[Json]:
+        text = "".join(part.text for part in event.parts if isinstance(part, Content))
+        if text:
+            timings = {"timings": self._choices[number].watch.timings} if self._show.timings else {}
+            yield self._chunk(number, text) | timings
 
     def last(self) -> Iterator[Json]:
         """Yield what follows all choices: the chunk with the usage, if it is wanted."""

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localllm.scheduler.request import Event
 from localllm.server.collected import closing
 from localllm.server.fields import Fields
 from localllm.server.http import client, sse
+from localllm.server.interface import Service
 from localllm.server.merge import AT_ONCE, merged
 from localllm.server.openai.completed import CompletionWriter, Echo
 from localllm.server.openai.generation import MAX_ALTERNATIVES, Asked, read_generation, settled
 from localllm.server.openai.head import DONE, new_head
 from localllm.server.openai.inputs import Input, as_prompt, read_inputs
-from localllm.server.openai.logprobs import load
 from localllm.server.openai.request import Show, read_show
-from localllm.server.pieces import Pieces
 from localllm.server.settings import Settings
-from localllm.server.turn import Completion, Generation, Json, Service, TurnEvent
+from localllm.server.turn import Completion, Generation, Json
 
 MAX_PROMPTS = 2048
 MAX_CHOICES = 8192
-Events = AsyncIterator[tuple[int, TurnEvent]]
+Events = AsyncIterator[tuple[int, Event]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,13 @@ class Completions:
         asked = read_completion(fields, client(request), self._settings.max_tokens)
         generation = await settled(asked.asked, self._service, info.id, info.vocabulary)
         prompts = [await self._prepared(info.id, given, asked, generation) for given in asked.prompts]
-        pieces = Pieces(self._service, info.id)
-        await pieces.load(echo.first for _, echo in prompts if echo is not None and echo.first is not None)
         writer = CompletionWriter(
             new_head("cmpl-", info.id),
             [echo for _, echo in prompts] if asked.echo else [None] * len(prompts),
             generation.n,
             asked.show,
-            pieces,
         )
-        events = self._events(info.id, [completion for completion, _ in prompts], pieces)
+        events = self._events(info.id, [completion for completion, _ in prompts])
         if asked.show.stream:
             return sse(_stream(events, writer), self._settings.limits, asked.show.ping_seconds)
         async with closing(events):
@@ -92,8 +89,8 @@ class Completions:
         if asked.echo and isinstance(prompt, str):
             prompt, echo = await self._echoed(model, prompt) if counted else (prompt, Echo(prompt))
         elif asked.echo and not isinstance(prompt, str):
-            text = b"".join(await self._service.pieces(model, prompt)).decode("utf-8", "replace")
-            echo = Echo(text, prompt[0] if counted else None)
+            pieces = await self._service.pieces(model, prompt)
+            echo = Echo(_text(pieces), _text(pieces[:1]) if counted else None)
         return Completion(prompt, generation, asked.suffix, echo_logprobs=counted), echo
 
     async def _echoed(self, model: str, text: str) -> tuple[list[int], Echo]:
@@ -101,15 +98,16 @@ class Completions:
         ids = await self._service.tokenize(model, text, True, True)
         plain = await self._service.tokenize(model, text, False, True)
         added = ids != plain and ids[len(ids) - len(plain) :] == plain
-        return ids, Echo(text, None if added or not ids else ids[0])
+        first = None if added or not ids else _text(await self._service.pieces(model, ids[:1]))
+        return ids, Echo(text, first)
 
-    async def _events(self, model: str, completions: list[Completion], pieces: Pieces) -> Events:
+    def _events(self, model: str, completions: list[Completion]) -> Events:
         streams = [self._service.complete(model, completion) for completion in completions]
-        each = completions[0].generation.n
-        async with closing(merged(streams, max(AT_ONCE // each, 1))) as events:
-            async for number, event in events:
-                await load(pieces, event)
-                yield number, event
+        return merged(streams, max(AT_ONCE // completions[0].generation.n, 1))
+
+
+def _text(pieces: Sequence[bytes]) -> str:
+    return b"".join(pieces).decode("utf-8", "replace")
 
 
 async def _stream(events: Events, writer: CompletionWriter) -> AsyncIterator[bytes | Json]:

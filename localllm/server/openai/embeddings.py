@@ -12,9 +12,10 @@ from starlette.requests import Request
 from localllm.server.content import read_text
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
+from localllm.server.interface import Service
 from localllm.server.openai.inputs import as_prompt, read_inputs
 from localllm.server.settings import Settings
-from localllm.server.turn import Json, Service
+from localllm.server.turn import Json
 
 MAX_INPUTS = 2048
 MAX_DOCUMENTS = 10_000

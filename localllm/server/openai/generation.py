@@ -15,8 +15,9 @@ from localllm.options import SamplingOptions
 from localllm.options.declare import declared
 from localllm.options.sampling import LETTERS, NAMES, sampler_name
 from localllm.server.fields import Fields
+from localllm.server.interface import Service
 from localllm.server.openai.structure import read_structure
-from localllm.server.turn import Generation, Service
+from localllm.server.turn import Generation
 
 # Names of numbers in requests, and the option of SamplingOptions that each is.
 NUMBERS = {

@@ -12,8 +12,8 @@ from typing import Any
 from localllm.server.content import read_text
 from localllm.server.errors import BadRequest
 from localllm.server.fields import Fields
+from localllm.server.interface import Service
 from localllm.server.llamacpp.prompts import joined
-from localllm.server.turn import Service
 
 Mixed = tuple[int | str, ...]  # token ids and texts of one input
 Input = str | Mixed

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localllm.scheduler.request import Logprob
-from localllm.server.pieces import Pieces
-from localllm.server.turn import Evaluated, Json, More, TurnEvent
+from localllm.server.turn import Json
 
 NEVER = -9999.0  # OpenAI's number for a token that is very unlikely; JSON has no -inf
-
-
-async def load(pieces: Pieces, event: TurnEvent) -> None:
-    """Look up the tokens that the log-probabilities of an event name."""
-    if isinstance(event, More) and event.logprob is not None:
-        await pieces.load_all(event.logprob)
-    elif isinstance(event, Evaluated) and event.logprobs:
-        await pieces.load(_named(event.logprobs))
-
-
-def _named(logprobs: Sequence[Logprob]) -> Iterable[int]:
-    for each in logprobs:
-        yield each.token
-        for token, _ in each.top:
-            yield token
 
 
 def finite(logprob: float) -> float:
@@ -36,18 +20,17 @@ def finite(logprob: float) -> float:
 # -- chat ------------------------------------------------------------------------------------------------------------
 
 
-def chat_entry(logprob: Logprob, pieces: Pieces) -> Json:
+def chat_entry(logprob: Logprob) -> Json:
     """Return an entry of `logprobs.content`, with llama.cpp's `id`."""
-    top = [_entry(token, value, pieces) for token, value in logprob.top]
-    return _entry(logprob.token, logprob.logprob, pieces) | {"top_logprobs": top}
+    return _entry(logprob) | {"top_logprobs": [_entry(each) for each in logprob.alternatives]}
 
 
-def _entry(token: int, logprob: float, pieces: Pieces) -> Json:
+def _entry(logprob: Logprob) -> Json:
     return {
-        "id": token,
-        "token": pieces.text(token),
-        "logprob": finite(logprob),
-        "bytes": list(pieces.bytes(token)),
+        "id": logprob.token,
+        "token": logprob.text,
+        "logprob": finite(logprob.logprob),
+        "bytes": list(logprob.data),
     }
 
 
@@ -79,10 +62,10 @@ class Lists:
         """Add the first token of a prompt, which nothing predicts."""
         self._add(token, None, None)
 
-    def add(self, logprob: Logprob, pieces: Pieces) -> None:
+    def add(self, logprob: Logprob) -> None:
         """Add a token. The most likely ones include it, as OpenAI's do."""
-        token = pieces.text(logprob.token)
-        top = {pieces.text(each): finite(value) for each, value in logprob.top}
+        token = logprob.text
+        top = {each.text: finite(each.logprob) for each in logprob.alternatives}
         self._add(token, finite(logprob.logprob), top | {token: finite(logprob.logprob)})
 
     def _add(self, token: str, logprob: float | None, top: Mapping[str, float] | None) -> None:

@@ -8,8 +8,9 @@ from starlette.requests import Request
 
 from localllm.server.errors import UnknownModel
 from localllm.server.fields import Fields
+from localllm.server.interface import Service
 from localllm.server.settings import Settings
-from localllm.server.turn import Json, ModelInfo, Service
+from localllm.server.turn import Json, ModelInfo
 
 _VOCABULARIES = {"llama": 1, "gpt2": 2, "gemma4": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}  # llama_vocab_type
 

@@ -14,7 +14,7 @@ from starlette.types import Scope
 from localllm.server.errors import NotFound
 from localllm.server.fields import Fields
 from localllm.server.http import get
-from localllm.server.observed import Observed
+from localllm.server.interface import Service
 from localllm.server.security import ASSETS
 from localllm.server.settings import Settings
 from localllm.server.web.files import PAGE, File, read_files
@@ -24,7 +24,7 @@ __all__ = ["routes"]
 INDEX = "index.html"
 
 
-def routes(service: Observed, settings: Settings) -> list[Route]:
+def routes(service: Service, settings: Settings) -> list[Route]:
     """Return the routes of the page; none if it is off."""
     if not settings.web:
         return []

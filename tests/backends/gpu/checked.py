@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.gpu.backend import GpuBackend
-from localllm.backends.opencl.backend import OPTIONS, SIMULATOR, OpenClBackend, OpenClDevice, devices
+from localllm.backends.opencl.backend import OPTIONS, OpenClBackend, OpenClDevice
+from localllm.backends.opencl.devices import SIMULATOR, devices
 from tests.backends.gpu.small import PLANS, check
 
 # What must be reported: text of the kernels -> what stands there instead; the plan; the report.

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from localllm.backends.base import Backend, BackendError
-from localllm.backends.opencl.backend import OpenClBackend, devices
+from localllm.backends.opencl.backend import OpenClBackend
+from localllm.backends.opencl.devices import devices
 from tests.pocl import needed
 
 

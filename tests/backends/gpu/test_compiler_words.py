@@ -10,7 +10,8 @@ pytest.importorskip("pyopencl")
 
 
 def test_a_kernel_that_does_not_compile_is_told_by_its_compilers_words() -> None:
-    from localllm.backends.opencl.backend import OpenClDevice, devices
+    from localllm.backends.opencl.backend import OpenClDevice
+    from localllm.backends.opencl.devices import devices
 
     try:
         found = devices()

@@ -27,7 +27,8 @@ from localllm.backends.gpu.conformance.running import run
 from localllm.backends.gpu.conformance.segments import segments
 from localllm.backends.gpu.conformance.verdicts import Conformance, Verdict, examine
 from localllm.backends.gpu.formats import FORMATS
-from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice, devices
+from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice
+from localllm.backends.opencl.devices import devices
 from localllm.cli.main import main
 from localllm.plan import BLOCK, Recorder, Value
 from tests.backends.attending import Heads
@@ -473,7 +474,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = [(name, segments(record(each.table, each.build)), each.cache) for name, each in small.items()]
     monkeypatch.setattr("localllm.backends.gpu.conformance.catalogue.catalogue", lambda: iter(found))
     own = pocl().device._device
-    monkeypatch.setattr("localllm.backends.opencl.backend.devices", lambda: [own])
+    monkeypatch.setattr("localllm.backends.opencl.devices.devices", lambda: [own])
     monkeypatch.chdir(tmp_path)
 
 
@@ -524,7 +525,7 @@ def test_doctor_says_in_a_line_that_no_kernel_compiles(
 
     own = devices()[0]
     monkeypatch.setattr(OpenClDevice, "compile", compile_)
-    monkeypatch.setattr("localllm.backends.opencl.backend.devices", lambda: [own])
+    monkeypatch.setattr("localllm.backends.opencl.devices.devices", lambda: [own])
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "--gpu"]) == 1
     out, err = capsys.readouterr()

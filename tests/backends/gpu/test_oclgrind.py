@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.backends.opencl.backend import SIMULATOR, devices
+from localllm.backends.opencl.devices import SIMULATOR, devices
 from tests.backends.gpu.checked import MUTANTS
 from tests.backends.gpu.small import PLANS
 

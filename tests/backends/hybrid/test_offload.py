@@ -239,7 +239,9 @@ def test_memory_that_runs_out_in_a_step_is_explained(
 
     with localllm.load("demo", backend="opencl", gpu_layers=2) as model, monkeypatch.context() as patch:
         patch.setattr(pyopencl, call, refuse)
-        with pytest.raises(BackendError, match=r"out of memory at (a step|an upload); use fewer layers on it"):
+        with pytest.raises(
+            localllm.LocalLLMError, match=r"out of memory at (a step|an upload); use fewer layers on it"
+        ):
             list(model.generate("Hi", max_tokens=2))
     monkeypatch.setattr(pyopencl, call, refuse)
     code, _, err = run(capsys, "--backend", "opencl")

@@ -12,7 +12,7 @@ from localllm.answer.formats import ROWS, find_format
 from localllm.answer.grammars import Format
 from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
 from localllm.answer.reader import AnswerReader
-from localllm.scheduler.request import Constraint
+from localllm.generation.constraint import Constraint
 from localllm.tokenizer import Tokenizer
 from localllm.tokenizer.tokenizer import _BYTE_OF
 

@@ -18,7 +18,7 @@ from localllm.answer.grammars import Format, JsonCalls
 from localllm.answer.structure import Asked, Structure, StructureError
 from localllm.answer.thought import after_thought, thought_of
 from localllm.answer.writer import written_call
-from localllm.scheduler.request import Constraint
+from localllm.generation.constraint import Constraint
 from localllm.tokenizer import Tokenizer
 from tests.localllm.answer.support import TOOLS, Read, byte_tokenizer, follows, named, read
 

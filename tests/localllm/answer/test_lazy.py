@@ -14,7 +14,7 @@ from localllm.answer.formats import ROWS
 from localllm.answer.grammars import Format, JsonCalls
 from localllm.answer.structure import Asked, Structure
 from localllm.answer.writer import written_call
-from localllm.scheduler.request import Constraint
+from localllm.generation.constraint import Constraint
 from localllm.tokenizer import Tokenizer
 from tests.localllm.answer.support import TOOLS, byte_tokenizer, follows, may_end, named
 

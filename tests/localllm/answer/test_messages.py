@@ -26,7 +26,7 @@ TALK: list[dict[str, Any]] = [
 ]
 MARKED = [row.name for row in ROWS if row.channels is None]
 WORDS = st.text(st.sampled_from("ab é\"'\\<>{}\n1|/"), min_size=1, max_size=12).filter(
-    lambda text: text.strip() == text
+    lambda text: text.strip() == text and '<|"|>' not in text  # Gemma 4's mark of a string's ends
 )
 
 

@@ -13,7 +13,7 @@ from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.structure import Asked, Structure
 from localllm.answer.thinking import Thinking
 from localllm.answer.thought import thought_of
-from localllm.scheduler.request import Constraint
+from localllm.generation.constraint import Constraint
 from localllm.tokenizer import Tokenizer
 from tests.localllm.answer.support import byte_tokenizer, named
 

@@ -14,6 +14,7 @@ from localllm.cache.paging import SLACK
 from localllm.cache.prompt_cache import read, restore, save
 from localllm.gguf import NewTensor, write_gguf
 from localllm.plan import BLOCK
+from localllm.scheduler.interfaces import SchedulerLimits
 from tests.models.kit import KIT
 from tests.models.tiny_families import FAMILIES
 
@@ -111,15 +112,19 @@ def test_far_back_means_from_the_start(model: api.Model, truth: np.ndarray) -> N
     """A prompt that leaves the conversation before the window is evaluated whole, and answered the same."""
     session = model.session()
     feed(session, 0, 1100)
-    assert session.shared(IDS[:1090]) == 1090
-    assert session.shared(IDS[:300]) == 0
-    greedy = api.SamplingOptions(temperature=0.0)
-    for stop, reused in ((1095, 1094), (300, 0), (299, 298)):
-        pieces = list(session.generate(IDS[:stop], model.sampler(greedy), max_tokens=1))
-        assert pieces[-1].statistics is not None
-        assert pieces[-1].statistics.reused_tokens == reused
-        assert pieces[0].token == truth[stop - 1].argmax()
+    assert session.shared(IDS[:1090]) == session.shared(IDS[:1100]) - 10 == 1090
+    assert session.rewind(1090) == 1090
+    assert session.rewind(300) == session.length == session.shared(IDS[:300]) == 0
+    assert (session.evaluate(IDS[:64], logits=True) == truth[:64]).all()
     session.close()
+    for stop, reused in ((1100, 0), (1095, 1094), (300, 0), (299, 298)):
+        reply = model.generate(IDS[:stop], max_tokens=1, ignore_eos=True, temperature=0.0)
+        assert reply.tokens == [truth[stop - 1].argmax()]
+        assert reply.usage.reused_tokens == reused
+    model.new_core(SchedulerLimits())
+    assert model.pool.windowed is not None
+    for pool in (model.pool, model.pool.windowed):
+        assert pool.free_blocks == pool.blocks
 
 
 def test_forks_and_neighbours(model: api.Model, truth: np.ndarray) -> None:

@@ -17,7 +17,11 @@ from localllm.cli.terminal import answer
 from localllm.cli.terminal.answer import write
 from localllm.conversation import Conversation, is_plain, template_of
 from localllm.engine import ContextFull
+from localllm.generation.statistics import Usage
 from localllm.options import AnswerOptions
+from localllm.reply import Reply
+from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.scheduler.request import Finished
 from localllm.template import ChatTemplate
 from tests.localllm.support import localllm, write_model
 
@@ -49,39 +53,33 @@ def talk(model: api.Model, **options: object) -> Conversation:
 def test_a_turn_is_the_continuation_of_all_turns_before(model: api.Model) -> None:
     conversation = talk(model, system_prompt="Be brief.", max_tokens=5)
     first = "".join(piece.text for piece in conversation.say("one"))
-    pieces = list(conversation.say("two"))
+    reply = conversation.say("two").wait()
     written = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none<|im_end|>\n"
         f"<|im_start|>assistant\n{first}<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
     )
     ids = model.tokenize(written, parse_special=True)
-    assert "".join(p.text for p in pieces) == "".join(
-        p.text for p in model.generate(ids, max_tokens=5, sampling=GREEDY)
-    )
-    statistics = pieces[-1].statistics
-    assert statistics is not None
-    assert statistics.prompt_tokens == len(ids)
+    model.new_core(SchedulerLimits())  # from an empty cache
+    assert reply.text == model.generate(ids, max_tokens=5, sampling=GREEDY).text
+    assert reply.usage.prompt_tokens == len(ids)
     told = model.tokenize(written[: written.index(first)], parse_special=True)  # what the first turn was asked with
-    assert statistics.reused_tokens >= len(told)
+    assert reply.usage.reused_tokens >= len(told)
     assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant", "user", "assistant"]
-    conversation.close()
 
 
 def test_a_cancelled_answer_counts_as_far_as_it_came(model: api.Model) -> None:
     conversation, cancel = talk(model), threading.Event()
-    answer = ""
-    for piece in conversation.say("one", cancel):
+    answer, reply = "", conversation.say("one", cancel)
+    for piece in reply:
         answer += piece.text
         if len(answer) > 4:
             cancel.set()
-    assert piece.statistics is not None
-    assert piece.statistics.reason == "cancelled"
+    assert reply.end.reason == reply.finish_reason == "cancelled"
     assert conversation.messages[-1] == {"role": "assistant", "content": answer.strip()}
-    assert list(conversation.say("two", cancel))[-1].text == ""  # cancelled before its first token
+    assert conversation.say("two", cancel).text == ""  # cancelled before its first token
     assert len(conversation.messages) == 2  # and forgotten
     conversation.clear()
     assert conversation.messages == []
-    conversation.close()
 
 
 def test_a_turn_that_does_not_fit_is_refused_and_forgotten(tiny: Path) -> None:
@@ -90,16 +88,21 @@ def test_a_turn_that_does_not_fit_is_refused_and_forgotten(tiny: Path) -> None:
         with pytest.raises(ContextFull, match="the context holds 64"):
             list(conversation.say("x" * 100))
         assert conversation.messages == []
-        assert list(conversation.say("x"))[-1].statistics is not None
+        assert conversation.say("x").usage.answer_tokens == 3
 
 
-def test_the_session_is_free_again_after_a_conversation(model: api.Model) -> None:
-    before = model.pool.free_blocks
+def test_a_conversation_holds_no_blocks(model: api.Model) -> None:
+    """What it has evaluated stays in the model's cache, where others may take its place."""
+    model.new_core(SchedulerLimits())
+    assert model.pool.free_blocks == model.pool.blocks
     conversation = talk(model, max_tokens=3)
-    list(conversation.say("one"))
-    assert model.pool.free_blocks < before
-    conversation.close()
-    assert model.pool.free_blocks == before
+    conversation.say("one").wait()
+    assert model.pool.free_blocks < model.pool.blocks
+    model.new_core(SchedulerLimits())
+    assert model.pool.free_blocks == model.pool.blocks
+    again = conversation.say("two").wait()  # what it had evaluated is gone
+    assert again.usage.reused_tokens == 0
+    assert conversation.messages[-1] == {"role": "assistant", "content": again.text}
 
 
 def test_a_file_without_template_gets_its_family_and_a_note(tmp_path: Path) -> None:
@@ -115,10 +118,10 @@ def test_an_answer_ends_at_the_template_s_stops(model: api.Model) -> None:
     answer = "".join(piece.text for piece in whole.say("one"))
     template, _ = template_of(model)
     stopping = ChatTemplate(template.source, template.bos, template.eos, stops=(answer[3:5],))
-    pieces = list(Conversation(model, stopping, GREEDY, pytest.fail).say("one"))
-    assert "".join(piece.text for piece in pieces) == answer[: answer.index(answer[3:5])]
-    assert pieces[-1].statistics is not None
-    assert pieces[-1].statistics.reason == "stop"
+    reply = Conversation(model, stopping, GREEDY, pytest.fail).say("one")
+    assert reply.text == answer[: answer.index(answer[3:5])]
+    assert reply.end.reason == "stop"
+    assert reply.end.stop == answer[3:5]
 
 
 def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +129,11 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
         def isatty(self) -> bool:
             return True
 
-    statistics = api.Statistics(1, 0, 1.0, 1, 0.0, 0, 1.0, 0, "end")
-    pieces = [api.Piece("a\x1b[2Jb\n\tc\x9b", 1), api.Piece("", None, statistics)]
+    end, text = Finished("end", "", Usage()), "a\x1b[2Jb\n\tc\x9b"
+    pieces = [api.Piece(text, 1, raw=text), api.Piece("", finished=end)]
     for stream, expected in ((Screen(), "a\\x1b[2Jb\n\tc\\x9b\n"), (io.StringIO(), "a\x1b[2Jb\n\tc\x9b\n")):
         monkeypatch.setattr(sys, "stdout", stream)
-        assert write(iter(pieces), Display(plain=True)) is statistics
+        assert write(Reply(iter(pieces)), Display(plain=True)) is end
         assert stream.getvalue() == expected
 
 

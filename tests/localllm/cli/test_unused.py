@@ -88,9 +88,9 @@ def test_a_draft_of_another_vocabulary(tiny: Path, capsys: pytest.CaptureFixture
         assert model.draft is None
         assert model.speculation is not None
         model.speculation.costs = Costs({1: 0.02, 16: 0.02})
-        speculator = model.speculation.speculator()
-        assert speculator is not None
-        assert [each.drafter.name for each in speculator.draftings] == ["n-grams"]
+        model.draft_with(model.speculation)
+        usage = model.generate("ab" * 10, max_tokens=4).usage
+        assert usage.drafting  # repetitions
     _, (error,) = run(capsys, tiny, "-md", "demo", "--spec", "draft", code=1)
     assert error.startswith("error: ")
     with pytest.raises(SpeculationError):

@@ -123,7 +123,7 @@ def test_an_answer_ends_where_the_model_says(files: dict[str, Path]) -> None:
     with load(files["dream"]) as model:
         *_, last = model.diffuse(PROMPT, None, GREEDY, max_tokens=20)
         assert len(model.answer_of(last)) == 20
-        model.words.eog = frozenset({last.answer[3]})
+        model.tokenizer.eog = frozenset({last.answer[3]})
         assert len(model.answer_of(last)) == list(last.answer).index(last.answer[3])
 
 

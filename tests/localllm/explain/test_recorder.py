@@ -1,4 +1,4 @@
-"""A recorded answer is the answer that nobody records, and the record agrees with the answer's own statistics."""
+"""A recorded answer is the answer that nobody records, and the record agrees with the answer's own usage."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import localllm
 from localllm.explain.account import Account, measure_roofs
 from localllm.explain.record import Record
 from localllm.explain.recorder import Recorder
-from localllm.generation.statistics import Statistics
 from localllm.options import SamplingOptions
 from localllm.plan import BLOCK
 from localllm.sampling.chain import softmax
-from localllm.session import Session
+from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.scheduler.request import Finished, Request, Token
 from localllm.speculation.policy import Costs
 from localllm.speculation.rule import Guess
-from localllm.speculation.speculator import Speculator
-from tests.localllm.speculation.support import Clock, ToldDrafter, reckless
+from tests.localllm.speculation.support import Told, drafting_by, eager
 
 PROMPT = "Once upon a time there was a little bird. The little bird"
 COUNT = 40
@@ -42,52 +41,44 @@ def demo() -> Iterator[localllm.Model]:
         yield model
 
 
-def tokens(model: localllm.Model, session: Session, options: SamplingOptions, prompt: str = PROMPT) -> list[Any]:
-    return list(session.generate(model.tokenize(prompt), model.sampler(options), COUNT))
+@pytest.fixture(autouse=True)
+def empty(demo: localllm.Model) -> None:
+    """Each test begins with an empty cache."""
+    demo.new_core(SchedulerLimits())
 
 
 def recorded(
-    model: localllm.Model, session: Session, options: SamplingOptions, prompt: str = PROMPT, top: int = 8
-) -> tuple[Record, list[int], Statistics]:
+    model: localllm.Model, options: SamplingOptions, prompt: str = PROMPT, top: int = 8, count: int = COUNT
+) -> tuple[Record, list[int], Finished]:
     recorder = Recorder(model, top)
-    with recorder.watching(session) as record:
-        pieces = tokens(model, session, options, prompt)
-    return record, [piece.token for piece in pieces if piece.token is not None], pieces[-1].statistics
+    request = Request(model.tokenize(prompt), options, count, observer=recorder)
+    with recorder.watching() as record:
+        events = list(model.stepper.stream(request))
+    assert isinstance(events[-1], Finished)
+    return record, [event.token for event in events if isinstance(event, Token)], events[-1]
 
 
 def plainly(model: localllm.Model, options: SamplingOptions) -> list[int]:
-    session = model.session()
-    try:
-        return [piece.token for piece in tokens(model, session, options) if piece.token is not None]
-    finally:
-        session.close()
-
-
-@pytest.fixture
-def session(demo: localllm.Model) -> Iterator[Session]:
-    opened = demo.session()
-    yield opened
-    opened.close()
+    found = model.generate(model.tokenize(PROMPT), sampling=options, max_tokens=COUNT).tokens
+    model.new_core(SchedulerLimits())
+    return found
 
 
 @pytest.mark.parametrize("given", OPTIONS.values(), ids=list(OPTIONS))
-def test_the_tokens_are_those_of_an_answer_that_nobody_records(
-    demo: localllm.Model, session: Session, given: dict[str, Any]
-) -> None:
+def test_the_tokens_are_those_of_an_answer_that_nobody_records(demo: localllm.Model, given: dict[str, Any]) -> None:
     options = SamplingOptions(**{"seed": 5, **given})
-    record, chosen, _ = recorded(demo, session, options)
-    assert chosen == plainly(demo, options)
+    expected = plainly(demo, options)
+    record, chosen, _ = recorded(demo, options)
+    assert chosen == expected
     written = [choice.token for choice in record.choices]
     assert written[: len(chosen)] == chosen  # then perhaps the token that ended it
     assert record.seed == 5
 
 
 @pytest.mark.parametrize("given", OPTIONS.values(), ids=list(OPTIONS))
-def test_what_is_shown_of_a_choice_comes_from_its_logits(
-    demo: localllm.Model, session: Session, given: dict[str, Any]
-) -> None:
+def test_what_is_shown_of_a_choice_comes_from_its_logits(demo: localllm.Model, given: dict[str, Any]) -> None:
     """The logits are made again, all at once; the last stage holds what can be drawn, and the token is in it."""
-    record, chosen, _ = recorded(demo, session, SamplingOptions(**{"seed": 5, **given}), top=10000)
+    record, chosen, _ = recorded(demo, SamplingOptions(**{"seed": 5, **given}), top=10000)
     rows = demo.logits([*record.prompt, *chosen])[len(record.prompt) - 1 :]
     for choice, row in zip(record.choices, rows, strict=False):
         values = row.astype(np.float64)
@@ -98,24 +89,24 @@ def test_what_is_shown_of_a_choice_comes_from_its_logits(
         assert sum(each.drawn > 0 for each in choice.candidates) == choice.stages[-1].left
 
 
-def test_passes_and_time(demo: localllm.Model, session: Session) -> None:
-    record, chosen, statistics = recorded(demo, session, SamplingOptions(seed=1))
+def test_passes_and_time(demo: localllm.Model) -> None:
+    record, chosen, end = recorded(demo, SamplingOptions(seed=1))
     [prompt, *later] = record.steps
     assert (prompt.first, len(prompt.tokens), list(prompt.tokens)) == (0, len(record.prompt), record.prompt)
     assert [step.first for step in later] == [len(record.prompt) + n for n in range(len(later))]
     assert [step.tokens for step in later] == [(token,) for token in chosen[: len(later)]]
-    assert statistics.decode_passes == len(later)
+    assert end.usage.decode_passes == len(later)
     assert [choice.step for choice in record.choices] == list(range(len(record.choices)))
     moments = sorted([(s.began, s.ended) for s in record.steps] + [(c.began, c.ended) for c in record.choices])
     assert all(0 <= began <= ended for began, ended in moments)
     assert all(before[1] <= after[0] for before, after in pairwise(moments))
-    assert record.held == session.length == len(record.prompt) + len(later)
+    assert record.held == end.held == len(record.prompt) + len(later)
 
 
-def test_time_and_work_add_up(demo: localllm.Model, session: Session) -> None:
+def test_time_and_work_add_up(demo: localllm.Model) -> None:
     roofs = measure_roofs(demo)
-    record, _, statistics = recorded(demo, session, SamplingOptions(seed=1))
-    account = Account(record, demo, roofs, statistics)
+    record, _, end = recorded(demo, SamplingOptions(seed=1))
+    account = Account(record, demo, roofs, end)
     assert sum(seconds for _, seconds in account.time) == pytest.approx(record.ended)
     for phase in account.phases:
         assert sum(each.bytes for each in phase.kinds) == phase.whole.bytes
@@ -132,39 +123,33 @@ def test_time_and_work_add_up(demo: localllm.Model, session: Session) -> None:
 
 def test_the_account_of_a_backend_without_a_clock() -> None:
     with localllm.load("demo", backend="reference", ctx_size=64) as model:
-        session = model.session()
-        options = SamplingOptions(temperature=0)
-        recorder = Recorder(model, 4)
-        with recorder.watching(session) as record:
-            *_, last = session.generate(model.tokenize("Once"), model.sampler(options), 3)
-        assert last.statistics is not None
-        account = Account(record, model, measure_roofs(model), last.statistics)
+        record, _, end = recorded(model, SamplingOptions(temperature=0), "Once", 4, count=3)
+        account = Account(record, model, measure_roofs(model), end)
         assert not account.clocked
         assert [phase.whole.seconds for phase in account.phases] == [0, 0]
         assert all(phase.whole.bytes and phase.whole.operations for phase in account.phases)
 
 
-def test_a_prefix_in_the_cache_is_counted_in_blocks(demo: localllm.Model, session: Session) -> None:
+def test_a_prefix_in_the_cache_is_counted_in_blocks(demo: localllm.Model) -> None:
     words = "Once upon a time there was a little bird who liked to sing. " * 8
-    recorded(demo, session, SamplingOptions(temperature=0), words)
-    record, _, statistics = recorded(demo, session, SamplingOptions(temperature=0), words + "One day")
-    assert record.reused == statistics.reused_tokens > BLOCK
+    recorded(demo, SamplingOptions(temperature=0), words)
+    record, _, end = recorded(demo, SamplingOptions(temperature=0), words + "One day")
+    assert record.reused == end.usage.reused_tokens > BLOCK
     assert record.reused_blocks == -(-record.reused // BLOCK)
     assert record.steps[0].first == record.reused
     assert list(record.steps[0].tokens) == record.prompt[record.reused :]
 
 
-def test_nobody_watches_afterwards(demo: localllm.Model, session: Session) -> None:
-    recorded(demo, session, SamplingOptions(seed=1))
-    assert session.watch is None
+def test_nobody_watches_afterwards(demo: localllm.Model) -> None:
+    recorded(demo, SamplingOptions(seed=1))
     assert demo.engine.watch is None
 
 
 # -- drafts ----------------------------------------------------------------------------------------------------------
 
 
-def told(guess: Callable[[Sequence[int]], int]) -> Speculator:
-    return reckless(ToldDrafter(lambda text, _: Guess(guess(text), 0, None), Clock()), 3)
+def told(guess: Callable[[Sequence[int]], int], costs: Costs | None = None) -> Told:
+    return Told(lambda text, _: Guess(guess(text), 0), 3, costs)
 
 
 @pytest.mark.parametrize("sort", ["right", "wrong", "mixed"])
@@ -178,61 +163,56 @@ def test_accepted_and_rejected_drafts(demo: localllm.Model, sort: str, given: di
         right = truth[len(text)] if len(text) < len(truth) else 0
         return right if sort == "right" or (sort == "mixed" and len(text) % 3) else (right + 1) % demo.vocabulary
 
-    session = demo.session()
-    session._speculator = told(guess)
-    try:
-        record, chosen, statistics = recorded(demo, session, options)
-        assert chosen == expected
-        account = Account(record, demo, measure_roofs(demo), statistics)
-        drafts, done = account.drafts, statistics.speculation
-        assert drafts is not None
-        assert done is not None
-        assert (drafts.drafted, drafts.rounds, drafts.passes) == (done.drafted, done.rounds, statistics.decode_passes)
-        assert drafts.accepted - done.accepted in (0, 1)  # the last token of an answer is chosen, but not fed
-        assert (drafts.accepted == 0) == (sort == "wrong")
-        for choice in record.choices:
-            step = record.steps[choice.step]
-            assert choice.verified == (choice.draft is not None and choice.row + 1 < len(step.tokens))
-            if choice.verified:
-                assert choice.draft == step.tokens[choice.row + 1]
-        assert record.held == session.length
-    finally:
-        session.close()
+    with drafting_by(demo, told(guess)):
+        record, chosen, end = recorded(demo, options)
+    assert chosen == expected
+    account = Account(record, demo, measure_roofs(demo), end)
+    drafts, done = account.drafts, end.usage
+    assert drafts is not None
+    assert (drafts.drafted, drafts.rounds, drafts.passes) == (done.drafted, done.rounds, done.decode_passes)
+    assert drafts.accepted == done.accepted
+    assert (drafts.accepted == 0) == (sort == "wrong")
+    for choice in record.choices:
+        step = record.steps[choice.step]
+        assert choice.verified == (choice.draft is not None and choice.row + 1 < len(step.tokens))
+        if choice.verified:
+            assert choice.draft == step.tokens[choice.row + 1]
+    assert record.held == end.held == len(record.prompt) + len(chosen) - 1
+
+
+class Dear(Costs):
+    """A third row costs so much that only the first of three right drafts is verified."""
+
+    def __init__(self) -> None:
+        super().__init__({1: 1.0, 2: 1.0, 3: 50.0, 16: 50.0})
+
+    def observe(self, rows: int, seconds: float) -> None: ...
 
 
 def test_a_draft_that_was_not_verified_saves_no_pass(demo: localllm.Model) -> None:
-    """A third row costs so much that only the first of three right drafts is verified."""
     options = SamplingOptions(temperature=0)
     truth = demo.tokenize(PROMPT) + plainly(demo, options)
-    right = told(lambda text: truth[len(text)] if len(text) < len(truth) else 0)
-    costs = Costs({1: 1.0, 2: 1.0, 3: 50.0, 16: 50.0})
-    costs.observe = lambda rows, seconds: None  # type: ignore[method-assign]
-    session = demo.session()
-    session._speculator = Speculator(right.draftings, costs, 3)
-    try:
-        record, _, statistics = recorded(demo, session, options)
-        unverified = [choice for choice in record.choices if choice.draft is not None and not choice.verified]
-        assert unverified
-        assert all(choice.draft == choice.token and not choice.accepted for choice in unverified)
-        drafts = Account(record, demo, measure_roofs(demo), statistics).drafts
-        assert drafts is not None
-        assert statistics.speculation is not None
-        assert drafts.unverified == len(unverified)
-        assert drafts.accepted - statistics.speculation.accepted in (0, 1)
-    finally:
-        session.close()
+    right = told(lambda text: truth[len(text)] if len(text) < len(truth) else 0, Dear())
+    with drafting_by(demo, right):
+        record, _, end = recorded(demo, options)
+    unverified = [choice for choice in record.choices if choice.draft is not None and not choice.verified]
+    assert unverified
+    assert all(choice.draft == choice.token and not choice.accepted for choice in unverified)
+    drafts = Account(record, demo, measure_roofs(demo), end).drafts
+    assert drafts is not None
+    assert drafts.unverified == len(unverified)
+    assert drafts.accepted == end.usage.accepted
 
 
 def test_passes_of_a_draft_model_are_its_own() -> None:
     with localllm.load("demo", ctx_size=160, threads=1, model_draft="draft", spec="draft") as model:
-        session = model.session()
-        assert session._speculator is not None
-        session._speculator = reckless(session._speculator.draftings[-1].drafter, 3)  # type: ignore[arg-type]
-        record, chosen, statistics = recorded(model, session, SamplingOptions(temperature=0))
-        assert chosen == plainly(model, SamplingOptions(temperature=0))
+        expected = plainly(model, SamplingOptions(temperature=0))
+        eager(model)
+        record, chosen, end = recorded(model, SamplingOptions(temperature=0))
+        assert chosen == expected
         drafting = record.later("draft")
         assert drafting
-        account = Account(record, model, measure_roofs(model), statistics)
+        account = Account(record, model, measure_roofs(model), end)
         assert account.drafts is not None
         assert account.drafts.drafting == pytest.approx(sum(step.seconds for step in drafting))
         assert dict(account.time)["draft model"] > 0

@@ -1,23 +1,25 @@
-"""The pieces of an answer, each alone: reading a prompt, plain decoding, text with stops, times."""
+"""The pieces of an answer: its prompt in steps, the largest logits, text with stops, counts and times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import localllm
 from localllm.backends.base import Largest
-from localllm.engine import largest_of
-from localllm.generation import statistics
-from localllm.generation.decoding import PlainDecoding
-from localllm.generation.prompt import prefill
-from localllm.generation.statistics import Meter, Speculated
+from localllm.conversation import Conversation, template_of
+from localllm.engine import Engine, largest_of
+from localllm.generation.statistics import Usage
 from localllm.generation.text import AnswerText
 from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
-from tests.localllm.speculation.support import Clock
+from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.scheduler.request import Choosing, Prefilled, Request
+from tests.localllm.scheduler.support import Stepped, Watched
+from tests.localllm.speculation.support import Clock, Table, table_engine
 from tests.localllm.support import SPECIAL, write_model
 
 
@@ -27,57 +29,73 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
         yield opened
 
 
-@pytest.fixture
-def session(model: localllm.Model) -> Iterator[localllm.Session]:
-    opened = model.session()
-    yield opened
-    opened.close()
+@pytest.fixture(scope="module")
+def demo() -> Iterator[localllm.Model]:
+    with localllm.load("demo", threads=1, ctx_size=256) as opened:
+        yield opened
 
 
 # -- the prompt ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
-def test_a_prompt_in_batches_gives_the_logits_of_its_last_token(
-    model: localllm.Model, session: localllm.Session, rows: int
-) -> None:
+def test_a_prompt_in_steps_is_followed_by_the_token_of_its_last_logits(model: localllm.Model, rows: int) -> None:
     ids = list(range(260, 290))
-    truth = model.logits(ids)
-    np.testing.assert_array_equal(prefill(session, ids, rows, lambda: False), truth[-1:])
-    assert session.tokens == ids
+    model.new_core(SchedulerLimits())
+    engine = Watched(model.engine, rows=rows)
+    with Stepped(engine) as it:
+        _, answer = it.ask(Request(ids, SamplingOptions(temperature=0), 1, ignore_eos=True))
+        it.finish()
+    assert answer.tokens == [int(model.logits(ids)[-1].argmax())]
+    parts = [part for [part] in engine.stepped]
+    assert [token for part in parts for token in part.tokens] == ids
+    assert [part.wanted for part in parts] == [*["none"] * (len(parts) - 1), "last"]
+    told = [event.evaluated for event in answer.events if isinstance(event, Prefilled)]
+    assert told == sorted(set(told))
+    assert told[-1] == 30
 
 
-def test_a_prompt_that_is_cancelled_keeps_what_was_read(session: localllm.Session) -> None:
-    answers = iter([False, False, True])
-    assert prefill(session, list(range(260, 290)), 8, lambda: next(answers)) is None
-    assert session.tokens == list(range(260, 276))
+def test_a_prompt_that_is_cancelled_keeps_what_was_read(model: localllm.Model) -> None:
+    ids = list(range(260, 290))
+    model.new_core(SchedulerLimits())
+    with Stepped(Watched(model.engine, rows=8)) as it:
+        one, answer = it.ask(Request(ids, SamplingOptions(temperature=0), 1))
+        it.turn(2)
+        one.ticket.cancel()
+        it.turn()
+        assert (answer.result().reason, answer.result().held) == ("cancelled", 16)
+        _, again = it.ask(Request(ids, SamplingOptions(temperature=0), 1))
+        it.finish()
+        assert again.reused > 0
+        assert again.result().usage.prompt_tokens == 30
 
 
-# -- decoding ---------------------------------------------------------------------------------------------------------
+# -- the largest logits ----------------------------------------------------------------------------------------------
 
 
-class Device:
-    """A session whose device finds up to `most_picked` of the largest logits; hears what it is asked for."""
-
-    room = 100
+class Device(Table):
+    """Finds up to `most_picked` of the largest logits; hears what it is asked for."""
 
     def __init__(self, rows: np.ndarray, most_picked: int) -> None:
-        self.rows, self.most_picked, self.length = rows, most_picked, 1
+        super().__init__(lambda text: rows[len(text) - 1], Clock(), lambda count: 1.0)
+        self.most_picked = most_picked
         self.asked: list[int] = []
 
-    def evaluate(self, tokens: Sequence[int], logits: bool) -> np.ndarray:
-        return self._next(0)
+    def step(self, batch):  # type: ignore[no-untyped-def]
+        self.asked.append(0)
+        return super().step(batch)
 
-    def evaluate_largest(self, tokens: Sequence[int], count: int) -> Largest:
-        return largest_of(self._next(count), count)
+    def step_largest(self, batch, count: int):  # type: ignore[no-untyped-def]
+        self.asked.append(count)
+        return largest_of(super().step(batch), count)
 
-    def rewind(self, length: int) -> int:
-        raise AssertionError("plain decoding takes nothing back")
+    def result_largest(self, count: int) -> Largest:
+        raise AssertionError("a plan in one place needs no stages")
 
-    def _next(self, asked: int) -> np.ndarray:
-        self.asked.append(asked)
-        self.length += 1
-        return self.rows[self.length - 1 : self.length]
+
+def on(device: Device) -> Engine:
+    plain = table_engine(lambda text: np.zeros(1, np.float32))
+    return Engine(device, plain.pool, plain.limits)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [SamplingOptions(temperature=0), SamplingOptions(top_k=5, seed=3)])
@@ -86,31 +104,51 @@ def test_the_tokens_are_the_same_however_few_logits_leave_the_device(
     options: SamplingOptions, most_picked: int
 ) -> None:
     rows = np.random.RandomState(2).standard_normal((9, 400)).astype(np.float32)
-    truth = Sampler(options)
-    device, sampler = Device(rows, most_picked), Sampler(options)
-    decoding = PlainDecoding(device, sampler)
-    decoding.start(rows[:1])
+    truth, expected = Sampler(options), []
+    truth.accept(1)
     for row in rows:
-        token = decoding.sample()
-        assert token == truth.sample(row)
-        sampler.accept(token)
-        truth.accept(token)
-        if device.length < len(rows):
-            decoding.feed(token, 1)
-    few = sampler.looks_at if 0 < sampler.looks_at <= most_picked else 0
-    assert device.asked == [few] * 8
-    assert (decoding.passes, decoding.held, decoding.speculated()) == (8, 9, None)
+        expected.append(truth.sample(row))
+        truth.write(expected[-1])
+    device = Device(rows, most_picked)
+    with Stepped(on(device)) as it:
+        _, answer = it.ask(Request([1], options, 9))
+        it.finish()
+    assert answer.tokens == expected
+    few = Sampler(options).looks_at
+    assert device.asked == [few if 0 < few <= most_picked else 0] * 9
 
 
-def test_whoever_watches_gets_all_logits() -> None:
+class Looks:
+    """An observer that keeps what tokens are chosen by."""
+
+    def __init__(self) -> None:
+        self.seen: list[Choosing] = []
+
+    def started(self, *_: object) -> None: ...
+
+    def choosing(self) -> None: ...
+
+    def chose(self, token: int, by: Choosing, sampler: Sampler) -> None:
+        self.seen.append(by._replace(logits=by.logits.copy()))
+
+    def ended(self, length: int) -> None: ...
+
+
+def test_an_observer_gets_all_logits() -> None:
     rows = np.random.RandomState(2).standard_normal((3, 400)).astype(np.float32)
-    device, sampler = Device(rows, 256), Sampler(SamplingOptions(top_k=5, seed=3))
-    decoding = PlainDecoding(device, sampler, whole=True)
-    decoding.start(rows[:1])
-    decoding.feed(decoding.sample(), 1)
-    assert device.asked == [0]
-    assert (decoding.deciding().logits == rows[1]).all()
-    assert decoding.deciding()[1:] == (None, False, "")
+    device, looks = Device(rows, 256), Looks()
+    with Stepped(on(device)) as it:
+        it.ask(Request([1], SamplingOptions(top_k=5, seed=3), 3, observer=looks))
+        it.finish()
+    assert device.asked == [0, 0, 0]
+    assert (np.stack([by.logits for by in looks.seen]) == rows).all()
+    assert {by[1:] for by in looks.seen} == {(None, False, "")}
+
+
+def test_largest_are_those_of_all() -> None:
+    found = largest_of(np.array([[1, 5, 3, 5]], np.float32), 3)
+    assert isinstance(found, Largest)
+    assert found.ids.tolist() == [[1, 3, 2]]
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
@@ -158,24 +196,62 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
     assert shown(AnswerText(None, ("a",)), [1, 2]) == ["", "", ""]
 
 
-# -- statistics ------------------------------------------------------------------------------------------------------
+# -- usage -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_meter_times_the_prompt_the_first_token_and_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_times_the_prompt_the_first_token_and_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only passes advance: the prompt takes 3 seconds, a token 0.5."""
     clock = Clock()
-    monkeypatch.setattr(statistics, "perf_counter", clock)
-    meter = Meter(30, reused_tokens=20, _began=10.0)
-    clock.now = 12.0
-    meter.prompt_read()
-    for now in (12.5, 13.0):
-        clock.now = now
-        meter.sampled()
-    for seconds in (0.25, 0.5):
-        since, clock.now = clock.now, clock.now + seconds
-        meter.decoded(since)
-    meter.answer_tokens = 2
-    found = meter.finish("length", 1000, 2, Speculated(3, 2, 1, 1.5))
-    assert (found.prompt_seconds, found.prompt_rate) == (2.0, 5.0)
-    assert found.first_token_seconds == 2.5
-    assert (found.decode_seconds, found.decode_steps, found.decode_rate) == (0.75, 2, 2 / 0.75)
-    assert (found.reason, found.bandwidth, found.speedup) == ("length", 2000 / 0.75, 2.0)
+    for module in ("generation.core", "scheduler.answering"):
+        monkeypatch.setattr(f"localllm.{module}.perf_counter", clock)
+    clock.now = 10.0
+    rows = np.eye(8, dtype=np.float32)
+    engine = table_engine(lambda text: rows[len(text) % 8], clock, lambda rows: 3.0 if rows > 1 else 0.5)
+    with Stepped(engine) as it:
+        _, answer = it.ask(Request([1, 2, 3, 4, 5, 6], SamplingOptions(temperature=0), 5))
+        clock.now = 12.0
+        it.finish()
+    usage = answer.result().usage
+    assert (usage.prompt_tokens, usage.reused_tokens, usage.answer_tokens) == (6, 0, 5)
+    assert (usage.queued_seconds, usage.prompt_seconds, usage.first_token_seconds) == (2.0, 3.0, 5.0)
+    assert (usage.decode_seconds, usage.decode_steps, usage.decode_passes) == (2.0, 4, 4)
+    assert (usage.prompt_rate, usage.decode_rate) == (2.0, 2.0)
+    assert (usage.drafted, usage.speedup, usage.mean_accepted) == (0, 1.0, 0.0)
+
+
+def test_rates_of_usage() -> None:
+    usage = Usage(
+        prompt_tokens=30, reused_tokens=20, prompt_seconds=2.0, decode_seconds=0.75, decode_steps=2, decode_passes=2,
+        bytes_per_step=1000, drafting=True, drafted=3, accepted=2, rounds=1, plain_seconds=1.5,
+    )  # fmt: skip
+    assert (usage.prompt_rate, usage.decode_rate) == (5.0, 2 / 0.75)
+    assert (usage.bandwidth, usage.speedup, usage.mean_accepted) == (2000 / 0.75, 2.0, 2.0)
+    assert (Usage().prompt_rate, Usage().decode_rate, Usage().bandwidth, Usage().speedup) == (0, 0, 0, 1)
+
+
+def test_usage_of_two_parts_adds_up() -> None:
+    one = Usage(prompt_tokens=5, queued_seconds=1.0, first_token_seconds=2.0, drafted=3, accepted=1, rounds=2)
+    other = Usage(prompt_tokens=7, queued_seconds=4.0, first_token_seconds=5.0, drafted=2, accepted=2, rounds=1)
+    both = one.and_then(other)
+    assert (both.prompt_tokens, both.drafted, both.accepted, both.rounds) == (12, 5, 3, 3)
+    assert (both.queued_seconds, both.first_token_seconds) == (1.0, 2.0)
+
+
+def test_usage_of_a_reply(model: localllm.Model) -> None:
+    model.new_core(SchedulerLimits())
+    ids, cancel = list(range(260, 290)), threading.Event()
+    first, second = (model.generate(ids, max_tokens=4, ignore_eos=True, seed=1, cancel=cancel) for _ in range(2))
+    assert first.usage.reused_tokens == 0
+    second.wait()
+    again = model.generate([*ids, *first.tokens], max_tokens=4, ignore_eos=True, seed=1).usage
+    assert (again.prompt_tokens, again.answer_tokens) == (34, 4)
+    assert 0 < again.reused_tokens < 34
+    assert again.decode_passes == again.decode_steps == 3
+    assert again.bytes_per_step > 0
+
+
+def test_a_conversation_tells_when_its_first_token_came(demo: localllm.Model) -> None:
+    conversation = Conversation(demo, template_of(demo)[0], SamplingOptions(temperature=0), lambda note: None)
+    for _ in range(2):
+        usage = conversation.say("Hello!").usage
+        assert 0 < usage.queued_seconds < usage.first_token_seconds

@@ -49,7 +49,6 @@ def test_probabilities_follow_the_tokens_chosen_so_far(case: str) -> None:
 
 
 def test_infill_keeps_what_llama_cpp_keeps(demo: localllm.Model) -> None:
-    assert demo.tokenizer is not None
     words = demo.tokenizer
     pieces = list(map(partial(words.piece, special=False), range(words.vocab_size)))
     seen = set()
@@ -65,7 +64,6 @@ def test_infill_keeps_what_llama_cpp_keeps(demo: localllm.Model) -> None:
 
 def test_infill_of_a_whole_vocabulary(demo: localllm.Model) -> None:
     """llama.cpp compares every pair of candidates; a request could hold up all others with that."""
-    assert demo.tokenizer is not None
     row = np.zeros(demo.tokenizer.vocab_size, np.float32)
     row[5] = 60.0
     sampler = demo.sampler(SamplingOptions(samplers=("infill",), temperature=1.0))

@@ -6,18 +6,19 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import localllm
 from localllm.engine import Engine, Result, Rows
+from localllm.generation.core import Core
+from localllm.generation.stream import Stepper
 from localllm.sampling.sampler import Sampler
 from localllm.scheduler.answering import Answering
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import Stopped
 from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.scheduler.request import Event, Failed, Finished, Request, Started, Ticket, Written
-from localllm.scheduler.running import Running
+from localllm.scheduler.request import Event, Failed, Finished, Request, Started, Ticket, Token
 from localllm.scheduler.scheduler import Scheduler
-from localllm.scheduler.steps import Steps
 
 WAIT = 60  # seconds: a test that hangs fails
 
@@ -40,15 +41,15 @@ class Answer:
 
     @property
     def tokens(self) -> list[int]:
-        return [event.token for event in self.events if isinstance(event, Written)]
+        return [event.token for event in self.events if isinstance(event, Token)]
 
     @property
     def text(self) -> str:
-        return "".join(event.text for event in self.events if isinstance(event, Written | Finished))
+        return "".join(event.text for event in self.events if isinstance(event, Token | Finished))
 
     @property
     def reused(self) -> int:
-        return next(event.reused for event in self.events if isinstance(event, Started))
+        return next(event.reused_tokens for event in self.events if isinstance(event, Started))
 
     def result(self) -> Finished:
         assert self.over.wait(WAIT), "the request does not end"
@@ -71,8 +72,18 @@ def ask(scheduler: Scheduler, request: Request) -> Answer:
 
 @contextmanager
 def scheduled(model: localllm.Model, **limits: object) -> Iterator[Scheduler]:
-    with Scheduler(model.engine, model.tokenizer, model.sampler, SchedulerLimits(**limits)) as scheduler:  # type: ignore[arg-type]
+    with Scheduler(model.new_core(SchedulerLimits(**limits))) as scheduler:  # type: ignore[arg-type]
         yield scheduler
+
+
+def stepper_of(
+    on: localllm.Model | Engine, limits: SchedulerLimits | None = None, drafts: Drafts | None = None, **more: Any
+) -> Stepper:
+    """Return a core of its own for an engine, for a model in place of the one that it has."""
+    if isinstance(on, Engine):
+        return Stepper(Core(on, None, Sampler, limits, drafts, **more))
+    on.new_core(limits or SchedulerLimits())  # the old one gives its blocks back
+    return Stepper(Core(on.engine, on.maybe_tokenizer, on.sampler, limits, drafts, **more))
 
 
 class Watched(Engine):
@@ -88,38 +99,33 @@ class Watched(Engine):
 
 
 class Stepped:
-    """What a scheduler is made of, without its thread: `turn` takes one step."""
+    """A core whose steps the test takes one by one."""
 
     def __init__(self, on: localllm.Model | Engine, drafts: Drafts | None = None, **limits: object) -> None:
-        self.engine = on if isinstance(on, Engine) else on.engine
-        self.tokenizer = None if isinstance(on, Engine) else on.tokenizer
         self.limits = SchedulerLimits(**limits)  # type: ignore[arg-type]
         self.ended = 0
-        self.running = Running(self.engine, self.limits, drafts, None, self._count)
-        self.steps = Steps(self.engine, self.limits, self.running, drafts, None)
-        self._number = 0
+        self.core = stepper_of(on, self.limits, drafts).core
+        self.engine = self.core.engine
+        self.running = self.core.running
 
-    def _count(self, one: Answering) -> None:
+    def _count(self) -> None:
         self.ended += 1
 
     def ask(self, request: Request) -> tuple[Answering, Answer]:
-        self._number += 1
         answer = Answer()
-        answer.ticket = Ticket(request, answer)
-        one = Answering(answer.ticket, self._number, Sampler(request.sampling), self.tokenizer)
+        answer.ticket = Ticket(request, answer, ended=self._count)
+        one = self.core.answering(answer.ticket)
         self.running.waiting.append(one)
         return one, answer
 
     def turn(self, count: int = 1) -> None:
         for _ in range(count):
-            self.running.drop_cancelled()
-            self.running.admit()
-            self.steps.step()
+            self.core.step()
 
     def finish(self) -> None:
         """Take steps until no request is left."""
         for _ in range(10_000):
-            if not self.running.active and not self.running.waiting:
+            if not self.running.busy:
                 return
             self.turn()
         raise AssertionError("requests are left after 10,000 steps")

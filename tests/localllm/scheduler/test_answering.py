@@ -8,7 +8,7 @@ import pytest
 
 import localllm
 from localllm.options import SamplingOptions
-from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
+from localllm.scheduler.request import Event, Finished, Prefilled, Request, Started, Token
 from tests.localllm.scheduler.support import Stepped
 from tests.localllm.scheduler.test_running import text
 from tests.localllm.scheduler.test_scheduler import each_alone
@@ -34,13 +34,13 @@ def test_events_come_in_order_and_the_end_comes_once(model: localllm.Model) -> N
     ids = model.prompt_ids(PROMPT)
     events = answered(model, Request(ids, GREEDY, 5, ignore_eos=True))
     kinds = [type(event) for event in events]
-    assert kinds == [Started, Prompted, *[Written] * 5, Finished]
+    assert kinds == [Started, Prefilled, *[Token] * 5, Finished]
     assert events[0] == Started(len(ids), 0)
-    assert events[1] == Prompted(len(ids))
+    assert events[1] == Prefilled(len(ids))
     last = events[-1]
     assert isinstance(last, Finished)
     usage = last.usage
-    assert (usage.prompt_tokens, usage.reused, usage.answer_tokens, usage.drafted) == (len(ids), 0, 5, 0)
+    assert (usage.prompt_tokens, usage.reused_tokens, usage.answer_tokens, usage.drafted) == (len(ids), 0, 5, 0)
     assert 0 < usage.queued_seconds < usage.first_token_seconds
     assert usage.prompt_seconds > 0
     assert usage.decode_seconds > 0
@@ -53,34 +53,32 @@ def test_a_cached_prompt_is_reported_from_where_it_is_evaluated(model: localllm.
         it.finish()
         _, answer = it.ask(Request([*prompt[:60], 1, 2, 3], GREEDY, 2, ignore_eos=True))
         it.finish()
-    assert [event.evaluated for event in answer.events if isinstance(event, Prompted)] == [63]
-    assert answer.result().usage.reused == 60
+    assert [event.evaluated for event in answer.events if isinstance(event, Prefilled)] == [63]
+    assert answer.result().usage.reused_tokens == 60
 
 
 def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(model: localllm.Model) -> None:
-    assert model.tokenizer is not None
     ids = model.prompt_ids(PROMPT)
     whole = "".join(
-        event.text for event in answered(model, Request(ids, GREEDY, 40, ignore_eos=True)) if isinstance(event, Written)
+        event.text for event in answered(model, Request(ids, GREEDY, 40, ignore_eos=True)) if isinstance(event, Token)
     )
     stop = whole[20:24]
     events = answered(model, Request(ids, GREEDY, 40, stops=(stop,), ignore_eos=True))
     last = events[-1]
     assert isinstance(last, Finished)
     assert (last.reason, last.stop) == ("stop", stop)
-    shown = "".join(event.text for event in events if isinstance(event, Written | Finished))
+    shown = "".join(event.text for event in events if isinstance(event, Token | Finished))
     assert shown == whole[: whole.index(stop)]
 
 
 def ending(model: localllm.Model) -> SamplingOptions:
     """Every token is the one that ends a text."""
-    assert model.tokenizer is not None
     return SamplingOptions(temperature=0.0, logit_bias={min(model.tokenizer.eog): 1000.0})
 
 
 def test_an_end_token_ends_the_answer_and_is_not_shown(model: localllm.Model) -> None:
     events = answered(model, Request([1, 2, 3], ending(model), 9, logprobs=2))
-    assert [type(event) for event in events] == [Started, Prompted, Finished]
+    assert [type(event) for event in events] == [Started, Prefilled, Finished]
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == "end"
     assert events[-1].usage.answer_tokens == 0
@@ -88,7 +86,7 @@ def test_an_end_token_ends_the_answer_and_is_not_shown(model: localllm.Model) ->
 
 def test_an_end_token_that_is_ignored_is_a_token_like_others(model: localllm.Model) -> None:
     events = answered(model, Request([1, 2, 3], ending(model), 9, ignore_eos=True))
-    assert len([event for event in events if isinstance(event, Written)]) == 9
+    assert len([event for event in events if isinstance(event, Token)]) == 9
 
 
 def test_a_listener_that_fails_ends_its_request(model: localllm.Model) -> None:
@@ -98,13 +96,13 @@ def test_a_listener_that_fails_ends_its_request(model: localllm.Model) -> None:
 
         def broken(event: Event) -> None:
             heard.append(event)
-            if isinstance(event, Written):
+            if isinstance(event, Token):
                 raise RuntimeError("not ours")
 
         one.ticket.listener = broken
         it.finish()
-    assert [type(event) for event in heard[-2:]] == [Written, Finished]
-    assert len([event for event in heard if isinstance(event, Written)]) == 1
+    assert [type(event) for event in heard[-2:]] == [Token, Finished]
+    assert len([event for event in heard if isinstance(event, Token)]) == 1
 
 
 def test_penalties_see_every_token_once(model: localllm.Model) -> None:
@@ -125,10 +123,29 @@ def test_log_probabilities_need_all_logits(model: localllm.Model, top: int) -> N
     usual = SamplingOptions(temperature=0.8, top_k=5, seed=1)
     with_logprobs = answered(model, Request([1, 2, 3], usual, 10, logprobs=top, ignore_eos=True))
     plain = answered(model, Request([1, 2, 3], usual, 10, ignore_eos=True))
-    tokens = [[event.token for event in events if isinstance(event, Written)] for events in (with_logprobs, plain)]
+    tokens = [[event.token for event in events if isinstance(event, Token)] for events in (with_logprobs, plain)]
     assert tokens[0] == tokens[1]
     for event in with_logprobs:
-        if isinstance(event, Written):
+        if isinstance(event, Token):
             assert event.logprob is not None
             assert len(event.logprob.top) == top
             assert event.logprob.token == event.token
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_log_probabilities_have_the_bytes_of_their_tokens(model: localllm.Model, sampled: bool) -> None:
+    asked = Request(model.prompt_ids(PROMPT), SamplingOptions(seed=1), 6, ignore_eos=True, logprobs=3, sampled=sampled)
+    events = answered(model, asked)
+    found = [event.logprob for event in events if isinstance(event, Token)]
+    assert len(found) == 6
+    for one in found:
+        assert one is not None
+        for each in (one, *one.alternatives):
+            assert each.data == model.tokenizer.piece(each.token)
+            assert each.text == each.data.decode("utf-8", "replace")
+        assert [(each.token, each.logprob) for each in one.alternatives] == list(one.top)
+
+
+def test_all_events_of_an_answer_have_its_number(model: localllm.Model) -> None:
+    events = answered(model, Request(model.prompt_ids(PROMPT), GREEDY, 3, choice=4))
+    assert {event.choice for event in events} == {4}

@@ -11,19 +11,26 @@ import pytest
 import localllm
 from localllm.backends.base import Limits
 from localllm.options import SamplingOptions
+from localllm.scheduler.answering import Answering
 from localllm.scheduler.draft_model import CATCH_UP, DraftModel
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.request import Request
 from localllm.scheduler.scheduler import Scheduler
 from localllm.speculation.vocabulary import Mapping
-from tests.localllm.scheduler.support import Stepped, Watched, ask
+from tests.localllm.scheduler.support import Stepped, Watched, ask, stepper_of
 from tests.localllm.scheduler.test_drafts import Fixed, Rising
 from tests.localllm.scheduler.test_scheduler import Free, each_alone
 from tests.models.kit import KIT
 
 GREEDY = SamplingOptions(temperature=0.0)
 FREE = {1: 10.0, 16: 10.0}  # seconds: far more than what a round of these models really takes
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token is worth what FREE says, not what it takes on this machine at this moment."""
+    monkeypatch.setattr(Answering, "pace", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +75,7 @@ def test_tokens_are_those_without_it_alone_and_in_company(demo: localllm.Model, 
     expected = each_alone(demo, requests)
     drafts, engine = drafting(demo, small)
     for together in (1, 3):
-        with Scheduler(demo.engine, demo.tokenizer, demo.sampler, SchedulerLimits(together), drafts) as scheduler:
+        with Scheduler(stepper_of(demo, SchedulerLimits(together), drafts)) as scheduler:
             answers = [ask(scheduler, request) for request in requests]
             usages = [answer.result().usage for answer in answers]
         assert [answer.tokens for answer in answers] == expected
@@ -87,7 +94,7 @@ def test_states_and_windows_keep_the_promise(family: str, tmp_path: Path) -> Non
         requests = mixed(model.vocabulary)
         expected = each_alone(model, requests)
         drafts, _ = drafting(model, twin)
-        with Scheduler(model.engine, model.tokenizer, model.sampler, SchedulerLimits(3), drafts) as scheduler:
+        with Scheduler(stepper_of(model, SchedulerLimits(3), drafts)) as scheduler:
             answers = [ask(scheduler, request) for request in requests]
             usages = [answer.result().usage for answer in answers]
         assert [answer.tokens for answer in answers] == expected

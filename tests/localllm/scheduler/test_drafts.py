@@ -20,7 +20,7 @@ from localllm.speculation.policy import Costs
 from localllm.speculation.rule import Guess
 from tests.localllm.scheduler.support import Stepped, Watched
 from tests.localllm.scheduler.test_scheduler import Free, each_alone
-from tests.localllm.speculation.support import Clock, ToldDrafter
+from tests.localllm.speculation.support import Told
 
 GREEDY = SamplingOptions(temperature=0.0)
 PHRASE = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -156,12 +156,7 @@ def test_what_a_grammar_forbids_is_not_verified(model: localllm.Model) -> None:
     prompt = list(range(5, 45))
 
     def guess(text: list[int], sampler: Sampler) -> Guess:
-        return Guess(5 + (text[-1] - 5 + (1, 2, 9)[len(text) % 3]) % 40, 0, None)
-
-    class Told(Drafts):
-        def begin(self, one: Answering) -> None:
-            one.drafter = ToldDrafter(guess, Clock())  # type: ignore[assignment]
-            one.drafter.begin(one.tokens)
+        return Guess(5 + (text[-1] - 5 + (1, 2, 9)[len(text) % 3]) % 40, 0)
 
     requests = [
         Request(prompt, sampling, 200, constraint=lambda: Rising(model.vocabulary, 90))
@@ -172,7 +167,7 @@ def test_what_a_grammar_forbids_is_not_verified(model: localllm.Model) -> None:
         with Stepped(model) as it:
             expected.append(it.ask(request)[1])
             it.finish()
-    engine, drafts = Watched(model.engine), Told(Free({1: 1e-3, 16: 1e-3}), 15)
+    engine, drafts = Watched(model.engine), Told(guess)
     with Stepped(engine, drafts) as it:
         answers = [it.ask(request)[1] for request in requests]
         it.finish()

@@ -14,7 +14,7 @@ from localllm.plan import BLOCK
 from localllm.scheduler.errors import Stopped
 from localllm.scheduler.request import Request
 from localllm.scheduler.scheduler import Scheduler
-from tests.localllm.scheduler.support import Stepped
+from tests.localllm.scheduler.support import Stepped, stepper_of
 
 GREEDY = SamplingOptions(temperature=0.0)
 
@@ -90,7 +90,7 @@ def test_loading_makes_room_by_dropping_what_was_not_used_longest(model: localll
 
 
 def test_jobs_run_between_steps_and_tell_their_errors(model: localllm.Model) -> None:
-    with Scheduler(model.engine, model.tokenizer, model.sampler) as scheduler:
+    with Scheduler(stepper_of(model)) as scheduler:
         assert scheduler.between(lambda places: places.erase(0)).result(60) == 0
         with pytest.raises(ZeroDivisionError):
             scheduler.between(lambda _: 1 // 0).result(60)

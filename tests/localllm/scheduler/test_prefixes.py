@@ -14,7 +14,7 @@ from localllm.cache.prefix_files import LEAST, PrefixFiles
 from localllm.options import SamplingOptions
 from localllm.scheduler.request import Request
 from localllm.scheduler.scheduler import Scheduler
-from tests.localllm.scheduler.support import ask
+from tests.localllm.scheduler.support import ask, stepper_of
 from tests.models.kit import KIT
 
 GREEDY = SamplingOptions(temperature=0.0)
@@ -114,7 +114,7 @@ def test_prefixes_come_back_after_a_restart(family: str, tmp_path: Path) -> None
     def run() -> tuple[list[int], int]:
         with localllm.load(path, backend="cpu", threads=1, ctx_size=512, sequences=2) as model:
             store = PrefixFiles(tmp_path / "cache", model)
-            with Scheduler(model.engine, None, model.sampler, store=store) as scheduler:
+            with Scheduler(stepper_of(model, store=store)) as scheduler:
                 answer = ask(scheduler, Request([*prompt, 5, 6], GREEDY, 40))
                 answer.result()
         return answer.tokens, answer.reused

@@ -18,7 +18,7 @@ from localllm.plan import BLOCK
 from localllm.scheduler import running
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import Stopped
-from localllm.scheduler.request import Prompted, Request
+from localllm.scheduler.request import Prefilled, Request
 from tests.localllm.engine_support import ATTENDING, engine_of
 from tests.localllm.scheduler.support import Stepped
 from tests.localllm.scheduler.test_scheduler import Free, each_alone
@@ -148,7 +148,7 @@ def test_log_probabilities_of_a_prompt_are_those_of_all_its_tokens(model: locall
         it.finish()
         _, again = it.ask(wanted(prompt, prompt_logprobs=True, logprobs=0))
         it.finish()
-    found = [logprob.token for event in again.events if isinstance(event, Prompted) for logprob in event.logprobs]
+    found = [logprob.token for event in again.events if isinstance(event, Prefilled) for logprob in event.logprobs]
     assert found == prompt[1:]
     assert again.reused == 0
     assert again.tokens == plain.tokens

@@ -18,17 +18,17 @@ from localllm.backends.cpu.backend import CpuBackend
 from localllm.cache import CacheFull
 from localllm.engine import ContextFull, Rows
 from localllm.errors import LocalLLMError
+from localllm.generation.constraint import Constraint
 from localllm.options import SamplingOptions
 from localllm.plan import BLOCK
-from localllm.sampling.sampler import Sampler
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import QueueFull, Stopped
 from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.scheduler.request import Constraint, Event, Prompted, Request, Written
+from localllm.scheduler.request import Event, Prefilled, Request, Token
 from localllm.scheduler.scheduler import Scheduler
 from localllm.speculation.policy import Costs
 from tests.localllm.engine_support import ATTENDING, engine_of
-from tests.localllm.scheduler.support import WAIT, Answer, ask, scheduled
+from tests.localllm.scheduler.support import WAIT, Answer, ask, scheduled, stepper_of
 from tests.models.kit import KIT
 
 GREEDY = SamplingOptions(temperature=0.0)
@@ -127,7 +127,7 @@ def test_drafted_tokens_change_nothing(model: localllm.Model) -> None:
     ]
     expected = each_alone(model, requests)
     free = Free({1: 1e-3, 16: 1e-3})
-    with Scheduler(model.engine, model.tokenizer, model.sampler, SchedulerLimits(), Drafts(free, 15)) as scheduler:
+    with Scheduler(stepper_of(model, SchedulerLimits(), Drafts(free, 15))) as scheduler:
         answers = [ask(scheduler, request) for request in requests]
         usages = [answer.result().usage for answer in answers]
     assert [answer.tokens for answer in answers] == expected
@@ -139,7 +139,7 @@ def test_a_prompt_waits_for_one_that_evaluates_the_same_tokens(model: localllm.M
     prompt = [token % model.vocabulary for token in range(7, 607)]
     with scheduled(model, parallel=3) as scheduler:
         answers = [ask(scheduler, Request([*prompt, number], GREEDY, 3)) for number in range(3)]
-        reused = [answer.result().usage.reused for answer in answers]
+        reused = [answer.result().usage.reused_tokens for answer in answers]
     assert reused == [0, 600, 600]
 
 
@@ -215,7 +215,7 @@ def test_no_token_is_written_if_none_is_wanted(model: localllm.Model) -> None:
         assert answer.result().reason == "length"
         assert answer.tokens == []
         again = ask(scheduler, Request([*prompt, 9], GREEDY, 1))
-        assert again.result().usage.reused == 100
+        assert again.result().usage.reused_tokens == 100
 
 
 def test_the_context_ends_an_answer(model: localllm.Model) -> None:
@@ -237,7 +237,7 @@ def test_what_is_kept_can_be_forgotten(model: localllm.Model) -> None:
         ask(scheduler, Request([7] * 100, GREEDY, 2, ignore_eos=True)).result()
         assert until(lambda: scheduler.load().kept_tokens == 101)
         scheduler.forget()
-        assert ask(scheduler, Request([7] * 100, GREEDY, 2, ignore_eos=True)).result().usage.reused == 0
+        assert ask(scheduler, Request([7] * 100, GREEDY, 2, ignore_eos=True)).result().usage.reused_tokens == 0
 
 
 def until(true: Callable[[], bool]) -> bool:
@@ -250,14 +250,14 @@ def until(true: Callable[[], bool]) -> bool:
 
 def test_what_is_asked_while_it_closes_is_told_the_end(model: localllm.Model) -> None:
     """A request that comes after the sign to stop and before the end of the thread."""
-    scheduler = Scheduler(model.engine, model.tokenizer, model.sampler)
+    scheduler = Scheduler(stepper_of(model))
     late: list[Answer] = []
 
     class Late(Answer):
         def __call__(self, event: Event) -> None:
             super().__call__(event)
             if not late:
-                scheduler._inbox.put(None)
+                scheduler._turns.put(scheduler._close)
                 late.append(ask(scheduler, Request([3], GREEDY, 2)))
 
     first = Late()
@@ -277,7 +277,7 @@ def test_load_may_be_asked_at_any_time() -> None:
     engine = engine_of(backend, ATTENDING["experts and windows"](), limits)
     over, wrong = threading.Event(), list[BaseException]()
 
-    with Scheduler(engine, None, Sampler, SchedulerLimits(parallel=3)) as scheduler:
+    with Scheduler(stepper_of(engine, SchedulerLimits(parallel=3))) as scheduler:
 
         def look() -> None:
             while not over.is_set():
@@ -305,11 +305,11 @@ def test_logprobs_are_those_of_the_model(model: localllm.Model) -> None:
     with scheduled(model) as scheduler:
         answer = ask(scheduler, Request(prompt, GREEDY, 3, logprobs=5, prompt_logprobs=True, ignore_eos=True))
         answer.result()
-    written = [event for event in answer.events if isinstance(event, Written)]
+    written = [event for event in answer.events if isinstance(event, Token)]
     ids = [*prompt, *(event.token for event in written)]
     logits = model.logits(ids).astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    prompted = [logprob for event in answer.events if isinstance(event, Prompted) for logprob in event.logprobs]
+    prompted = [logprob for event in answer.events if isinstance(event, Prefilled) for logprob in event.logprobs]
     assert [one.token for one in prompted] == prompt[1:]
     for place, found in enumerate([*prompted, *(event.logprob for event in written)]):
         assert found is not None
@@ -331,7 +331,7 @@ def test_sampled_logprobs_are_those_of_the_tokens_that_may_come(model: localllm.
         sampler.accept(token)
     ids = [*prompt, *answer.tokens]
     logits = model.logits(ids)
-    for place, event in enumerate(event for event in answer.events if isinstance(event, Written)):
+    for place, event in enumerate(event for event in answer.events if isinstance(event, Token)):
         found = event.logprob
         assert found is not None
         assert len(found.top) == 6
@@ -371,7 +371,6 @@ class Even:
 
 
 def test_a_constraint_decides_what_may_come(model: localllm.Model) -> None:
-    assert model.tokenizer is not None
     end = min(model.tokenizer.eog)
 
     def constraint() -> Constraint:

@@ -14,7 +14,7 @@ from localllm.engine import Engine, Result, Rows
 from localllm.options import SamplingOptions
 from localllm.plan import BLOCK
 from localllm.scheduler.drafts import Drafts
-from localllm.scheduler.request import Prompted, Request, Written
+from localllm.scheduler.request import Prefilled, Request, Token
 from localllm.speculation.rule import Guess
 from tests.localllm.engine_support import ATTENDING, RECURRENT, engine_of
 from tests.localllm.scheduler.support import Stepped, Watched
@@ -99,7 +99,7 @@ def test_log_probabilities_of_prompts_keep_to_the_rows_of_logits(model: localllm
         _, answer = it.ask(wanted(prompt, 2, prompt_logprobs=True))
         it.ask(wanted(text(7, 40), 20))
         it.finish()
-    told = [event for event in answer.events if isinstance(event, Prompted)]
+    told = [event for event in answer.events if isinstance(event, Prefilled)]
     assert [logprob.token for event in told for logprob in event.logprobs] == prompt[1:]
     assert [event.evaluated for event in told] == sorted({event.evaluated for event in told})
     assert told[-1].evaluated == 75
@@ -110,7 +110,7 @@ class Bold(Drafts):
 
     def propose(self, writing: object, limits: Limits) -> None:
         for one in writing:  # type: ignore[attr-defined]
-            one.guesses, one.verified = [Guess(5, 0, None)] * 15, 15
+            one.guesses, one.verified = [Guess(5, 0)] * 15, 15
 
 
 def test_more_drafts_than_a_step_takes_are_not_verified(model: localllm.Model) -> None:
@@ -192,6 +192,7 @@ class Broken(Engine):
 
 def test_a_step_that_fails_ends_its_requests_and_no_others(model: localllm.Model) -> None:
     engine = Broken(model.engine.executable, model.engine.pool, model.engine.limits)
+    free = model.pool.free_blocks
     with Stepped(engine) as it:
         _, good = it.ask(wanted([1, 2, 3], 3))
         it.finish()
@@ -202,7 +203,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(model: localllm.Model
     assert str(bad.error().error) == "the card has vanished"
     assert fine.tokens == good.tokens
     assert it.ended == 3
-    assert model.pool.free_blocks == model.pool.blocks
+    assert model.pool.free_blocks == free
 
 
 @pytest.mark.parametrize("written", [0, 5])
@@ -229,4 +230,4 @@ def test_the_answer_has_as_many_tokens_as_asked_for(model: localllm.Model) -> No
             _, answer = it.ask(wanted(text(1, 20), most))
             it.finish()
         assert answer.result().reason == "length"
-        assert len([event for event in answer.events if isinstance(event, Written)]) == most
+        assert len([event for event in answer.events if isinstance(event, Token)]) == most

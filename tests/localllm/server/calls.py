@@ -14,9 +14,9 @@ from starlette.types import ASGIApp
 
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
+from localllm.server.interface import Service
 from localllm.server.run import listen, start
 from localllm.server.settings import Settings
-from localllm.server.turn import Service
 
 LOCAL = "http://localhost"
 

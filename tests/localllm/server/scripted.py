@@ -1,6 +1,6 @@
 """A service that answers from a script: the protocols' tests need no model.
 
-service = ScriptedService([part("Hello"), Done("end", Usage(5, 0, 1))])
+service = ScriptedService([*said("Hello"), done()])
 app = make_app(service, Settings())
 ... service.asked[-1] is the Turn or Completion that the protocol made
 """
@@ -13,23 +13,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.generation.statistics import Usage
 from localllm.options import SamplingOptions
-from localllm.scheduler.request import Logprob, Usage
+from localllm.scheduler.request import Event, Finished, Logprob, Prefilled, Reason, Started, Token
 from localllm.server.errors import BadRequest, UnknownModel
-from localllm.server.turn import (  # fmt: skip
-    Begun,
-    Completion,
-    Done,
-    EmbedResult,
-    Evaluated,
-    More,
-    SlotAction,
-    StopReason,
-    Turn,
-    TurnEvent,
-)
+from localllm.server.metrics import Metrics
+from localllm.server.observer import ServiceObserver
+from localllm.server.turn import Completion, EmbedResult, SlotAction, Turn
 
-Step = TurnEvent | Exception | float  # an exception is raised, a number is a pause in seconds
+Step = Event | Exception | float  # an exception is raised, a number is a pause in seconds
 ALL = ("completion", "chat", "tools", "thinking", "insert", "embedding", "rerank")
 
 
@@ -58,53 +50,68 @@ class Model:
     digest: str = "0123456789abcdef" * 4
 
 
-def said(*texts: str, token: int = 7, answer: int = 0, logprob: Logprob | None = None) -> list[TurnEvent]:
+def said(*texts: str, token: int = 7, choice: int = 0, logprob: Logprob | None = None) -> list[Event]:
     """Content, a token each."""
-    return [More((Content(text),), token + n, logprob, answer) for n, text in enumerate(texts)]
+    return [Token(token + n, text, logprob, (Content(text),), choice) for n, text in enumerate(texts)]
 
 
-def thought(*texts: str) -> list[TurnEvent]:
+def wrote(parts: Sequence[Part], token: int, logprob: Logprob | None = None) -> Token:
+    """A token that completed these parts."""
+    return Token(token, "", logprob, tuple(parts))
+
+
+def thought(*texts: str) -> list[Event]:
     """Reasoning, a token each."""
-    return [More((Reasoning(text),), 50 + n) for n, text in enumerate(texts)]
+    return [Token(50 + n, text, None, (Reasoning(text),)) for n, text in enumerate(texts)]
 
 
-def called(name: str, *arguments: str, index: int = 0, id: str = "call_1") -> list[TurnEvent]:
+def called(name: str, *arguments: str, index: int = 0, id: str = "call_1") -> list[Event]:
     """A call of a tool, whose arguments come in pieces."""
     parts: list[Part] = [CallStart(index, id, name)]
     parts += [CallArguments(index, piece) for piece in arguments]
-    return [More((part,), 90 + n) for n, part in enumerate(parts)]
+    return [Token(90 + n, "", None, (part,)) for n, part in enumerate(parts)]
 
 
 def done(
-    reason: StopReason = "end",
+    reason: Reason = "end",
     prompt: int = 5,
     reused: int = 2,
     answer_tokens: int = 3,
     stop: str = "",
-    answer: int = 0,
-) -> Done:
-    """The end of an answer, with its usage."""
+    choice: int = 0,
+    last: Sequence[Part] = (),
+) -> Finished:
+    """The end of an answer, with its usage and its `last` parts."""
     usage = Usage(
         prompt_tokens=prompt,
-        reused=reused,
+        reused_tokens=reused,
         answer_tokens=answer_tokens,
         queued_seconds=0.001,
         first_token_seconds=0.011,
         prompt_seconds=0.01,
         decode_seconds=0.02,
     )
-    return Done(reason, usage, stop, answer)
+    return Finished(reason, "", usage, stop, parts=tuple(last), choice=choice)
 
 
-def script(*texts: str, prompt: int = 5, reused: int = 2, reason: StopReason = "end") -> list[Step]:
+def script(*texts: str, prompt: int = 5, reused: int = 2, reason: Reason = "end") -> list[Step]:
     """A whole answer of content."""
     middle = said(*texts)
     return [
-        Begun(prompt, reused),
-        Evaluated(prompt),
+        Started(prompt, reused),
+        Prefilled(prompt),
         *middle,
         done(reason, prompt, reused, answer_tokens=len(middle)),
     ]
+
+
+def likely(token: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> Logprob:
+    """The log-probability of a token, with the bytes that the scripted service's tokens have."""
+    return Logprob(token, logprob, tuple(top), _piece(token), tuple(_piece(each) for each, _ in top))
+
+
+def _piece(token: int) -> bytes:
+    return b"<s>" if token == 1 else bytes([token])
 
 
 @dataclass
@@ -118,6 +125,7 @@ class ScriptedService:
     normalized: list[bool] = field(default_factory=list)  # whether `embed` was asked for vectors of length 1
     closed: int = 0  # answers whose iterator was closed or ended
     failure: Exception | None = None  # raised by everything but `models` and `find`
+    observer: ServiceObserver = field(default_factory=lambda: ServiceObserver(Metrics()))
 
     def models(self) -> Sequence[Model]:
         return self.all_models
@@ -129,28 +137,30 @@ class ScriptedService:
             raise UnknownModel(f"model {name!r} not found")
         return found or self.all_models[0]
 
-    async def _run(self, asked: Turn | Completion) -> AsyncIterator[TurnEvent]:
+    async def _run(self, model: str, asked: Turn | Completion) -> AsyncIterator[Event]:
         self.asked.append(asked)
         try:
-            self._fail()
-            for step in self.steps(asked) if callable(self.steps) else self.steps:
-                if isinstance(step, Exception):
-                    raise step
-                if isinstance(step, float | int):
-                    await asyncio.sleep(step)
-                else:
-                    await asyncio.sleep(0)
-                    yield step
+            with self.observer.begin(model, asked.generation) as watched:
+                self._fail()
+                for step in self.steps(asked) if callable(self.steps) else self.steps:
+                    if isinstance(step, Exception):
+                        raise step
+                    if isinstance(step, float | int):
+                        await asyncio.sleep(step)
+                    else:
+                        await asyncio.sleep(0)
+                        watched.event(step)
+                        yield step
         finally:
             self.closed += 1
 
-    def answer(self, model: str, turn: Turn) -> AsyncIterator[TurnEvent]:
+    def answer(self, model: str, turn: Turn) -> AsyncIterator[Event]:
         self.find(model)
-        return self._run(turn)
+        return self._run(model, self.observer.admitted(turn))
 
-    def complete(self, model: str, completion: Completion) -> AsyncIterator[TurnEvent]:
+    def complete(self, model: str, completion: Completion) -> AsyncIterator[Event]:
         self.find(model)
-        return self._run(completion)
+        return self._run(model, self.observer.admitted(completion))
 
     async def count(self, model: str, turn: Turn) -> int:
         return len((await self.render(model, turn)).split())
@@ -187,7 +197,7 @@ class ScriptedService:
         self.find(model)
         if bad := [number for number in ids if not 0 <= number < 256]:
             raise BadRequest(f"token {bad[0]} is not in the vocabulary", "tokens")
-        return [b"<s>" if number == 1 else bytes([number]) for number in ids]
+        return [_piece(number) for number in ids]
 
     async def embed(
         self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True

@@ -9,13 +9,13 @@ import httpx
 import pytest
 
 from localllm.options import ServeOptions
+from localllm.scheduler.request import Started
 from localllm.server import admission as admission_module
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
 from localllm.server.errors import Draining, TooManyRequests
 from localllm.server.limits import Limits
 from localllm.server.settings import Settings, digest
-from localllm.server.turn import Begun
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService, done, said, script
 
@@ -135,7 +135,7 @@ def test_each_api_is_refused_in_its_own_shape(path: str, body: dict[str, Any], k
 
 async def together(settings: Settings, admission: Admission, headers: list[dict[str, str]]) -> list[httpx.Response]:
     """Send requests at once, each of which takes a while; then one more."""
-    service = ScriptedService([Begun(5, 0), *said("a"), 0.05, done()])
+    service = ScriptedService([Started(5, 0), *said("a"), 0.05, done()])
     app = make_app(service, settings, admission=admission)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         bodies: Any = [client.post("/completion", json={"prompt": "x"}, headers=each) for each in headers]

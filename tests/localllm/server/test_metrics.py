@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from localllm import __version__
+from localllm.generation.statistics import Usage
 from localllm.scheduler.interfaces import Load
-from localllm.scheduler.request import Usage
+from localllm.scheduler.request import Prefilled, Started, Token
 from localllm.server.metrics import Metrics
-from localllm.server.observed import Observed
+from localllm.server.observer import ServiceObserver
 from localllm.server.settings import Settings
-from localllm.server.turn import Begun, Completion, Evaluated, Generation, More
+from localllm.server.turn import Completion, Generation
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService, done, said, script
 
@@ -88,22 +89,22 @@ def test_answers_are_added_up() -> None:
 
 def test_tokens_are_counted_when_they_come_and_the_time_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
-    clock = iter([0.5, 1.0, 2.0, 2.25, 2.5, 9.0])  # of two beginnings, three tokens, and text without a token
-    monkeypatch.setattr("localllm.server.observed.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    clock = iter([0.5, 1.0, 2.0, 2.25, 2.5])  # of two beginnings and three tokens
+    monkeypatch.setattr("localllm.server.observer.time", SimpleNamespace(monotonic=lambda: next(clock)))
 
     async def main() -> None:
         script = [
-            Begun(50, 10, 0), Evaluated(30, 0), Begun(50, 50, 1), Evaluated(50, 0), *said("a", answer=0),
-            *said("b", answer=1), *said("c", answer=0), More((), answer=0), done(),
+            Started(50, 10), Prefilled(30), Started(50, 50, 1), Prefilled(50), *said("a"), *said("b", choice=1),
+            *said("c"), done(),
         ]  # fmt: skip
-        observed = Observed(ScriptedService(script), metrics)
+        service = ScriptedService(script, observer=ServiceObserver(metrics))
         seen = []
-        async for event in observed.complete("tiny", Completion("x", Generation(n=2))):
+        async for event in service.complete("tiny", Completion("x", Generation(n=2))):
             _, values = read(metrics.text().decode())
             seen.append((values["localllm_generated_tokens_total"], values["localllm_evaluated_tokens_total"]))
-            if isinstance(event, More) and event.parts:
-                rates.append(observed.open[0].rate)
-        assert seen == [(0, 0), (0, 20), (0, 20), (0, 40), (1, 40), (2, 40), (3, 40), (3, 40), (3, 40)]
+            if isinstance(event, Token) and event.parts:
+                rates.append(service.observer.open[0].rate)
+        assert seen == [(0, 0), (0, 20), (0, 20), (0, 40), (1, 40), (2, 40), (3, 40), (3, 40)]
 
     rates: list[float] = []
     asyncio.run(main())
@@ -170,13 +171,10 @@ def test_no_metrics() -> None:
 
 def test_answers_wait_run_and_end() -> None:
     async def main() -> None:
-        service = ScriptedService(
-            [Begun(5, 2, 0), Begun(5, 5, 1), Evaluated(5, 0), *said("a\n"), done(), done(answer=1)]
-        )
-        observed = Observed(service, Metrics())
+        service = ScriptedService([Started(5, 2), Started(5, 5, 1), Prefilled(5), *said("a\n"), done(), done(choice=1)])
         seen = []
-        async for _ in observed.complete("tiny", Completion("x", Generation(n=2))):
-            seen.append(observed.load())
+        async for _ in service.complete("tiny", Completion("x", Generation(n=2))):
+            seen.append(service.observer.load())
         assert seen == [(1, 1), (2, 0), (2, 0), (2, 0), (1, 0), (0, 0)]
 
     asyncio.run(main())
@@ -186,16 +184,16 @@ def test_an_answer_that_is_broken_off_counts_with_what_it_took() -> None:
     metrics = Metrics()
 
     async def main() -> None:
-        service = ScriptedService([Begun(50, 10), Evaluated(30), *said("a", "b"), 3600.0])
-        observed = Observed(service, metrics)
-        events = observed.complete("tiny", Completion("x"))
+        steps = [Started(50, 10), Prefilled(30), *said("a", "b"), 3600.0]
+        service = ScriptedService(steps, observer=ServiceObserver(metrics))
+        events = service.complete("tiny", Completion("x"))
         count = 0
         async for _ in events:
             count += 1
             if count == 4:
                 break
         await events.aclose()  # type: ignore[attr-defined]
-        assert observed.load() == (0, 0)
+        assert service.observer.load() == (0, 0)
         assert service.closed == 1
 
     asyncio.run(main())

@@ -48,12 +48,12 @@ def named(model: localllm.Model) -> bool:
 
 def test_what_is_around_a_gap(model: localllm.Model) -> None:
     assert Prompts(model).fills
-    assert filled(model) == [*([model.words.bos] if model.words.add_bos else []), *gap(model)]
+    assert filled(model) == [*([model.tokenizer.bos] if model.tokenizer.add_bos else []), *gap(model)]
 
 
 def test_files_come_first(model: localllm.Model) -> None:
     ids = filled(model, ("f.c", "x"), ("g.c", "y"), max_tokens=1)
-    start = [model.words.bos] if model.words.add_bos else []
+    start = [model.tokenizer.bos] if model.tokenizer.add_bos else []
     if named(model):
         files = [REPOSITORY, *plain(model, "myproject\n"), SEPARATOR, *plain(model, "f.c\n"), *plain(model, "x"),
                  SEPARATOR, *plain(model, "g.c\n"), *plain(model, "y"),
@@ -83,7 +83,7 @@ def test_a_gap_that_does_not_fit_is_refused(model: localllm.Model) -> None:
 
 def test_a_text_is_refused_by_its_length_as_the_model_refuses_it(model: localllm.Model) -> None:
     """Without tokenizing it, at the same length, and with llama-server's words."""
-    longest = "x" * (CONTEXT * model.words.longest)
+    longest = "x" * (CONTEXT * model.tokenizer.longest)
     assert len(filled(model, before=longest[:-2])) > CONTEXT  # "cd" is part of the prompt: the scheduler refuses it
     words = f"the prompt has at least {CONTEXT + 1} tokens and exceeds the available context size of {CONTEXT} tokens"
     with pytest.raises(PromptTooLong, match=words) as refused:

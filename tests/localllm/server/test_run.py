@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from localllm.scheduler.request import Started
 from localllm.server.limits import Limits
 from localllm.server.run import ListenError, listen
 from localllm.server.settings import Settings
-from localllm.server.turn import Begun
 from tests.localllm.server.calls import served
 from tests.localllm.server.scripted import ScriptedService, done, said, script
 from tests.localllm.server.test_streams import wait_for
@@ -175,7 +175,7 @@ def test_what_is_not_http_harms_nobody(sent: bytes) -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off() -> None:
-    endless = [Begun(1, 0), *said(*["x" * 1000] * 20_000)]
+    endless = [Started(1, 0), *said(*["x" * 1000] * 20_000)]
     service = ScriptedService(endless)
     with served(service, Settings(port=0, limits=Limits(send_seconds=0.2))) as port, connect(port) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -220,7 +220,7 @@ def _answers(port: int) -> bool:
 
 @pytest.mark.parametrize("path", ["/completion", "/tokenize"])
 def test_a_client_that_ends_its_side_gets_its_answer(path: str) -> None:
-    service = ScriptedService([Begun(1, 0), 0.3, *said("late"), done()])
+    service = ScriptedService([Started(1, 0), 0.3, *said("late"), done()])
     with served(service) as port, connect(port) as client:
         client.sendall(ask(path, "POST", b'{"prompt": "x", "content": "x"}'))
         client.shutdown(socket.SHUT_WR)
@@ -253,7 +253,7 @@ def test_a_broken_body_gets_one_response_and_no_error_in_the_log(host: str, capl
 @pytest.mark.parametrize("first", [3600.0, said("a")[0]])
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_ends_when_its_client_closes_the_connection(first: Any, stream: bool) -> None:
-    service = ScriptedService([Begun(1, 0), first, 3600.0, done()])
+    service = ScriptedService([Started(1, 0), first, 3600.0, done()])
     with served(service) as port:
         with connect(port) as client:
             client.sendall(
@@ -279,17 +279,17 @@ def test_two_ends_of_a_body_close_the_connection() -> None:
 PROGRAM = """
 import asyncio, sys
 from localllm.errors import LocalLLMError
+from localllm.scheduler.request import Started
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
 from localllm.server.run import listen, serve
 from localllm.server.settings import Settings
-from localllm.server.turn import Begun
 from tests.localllm.server.scripted import Model, ScriptedService, done, said
 settings = Settings(port=0)
 sockets = listen(settings)
 print(sockets[0].getsockname()[1], flush=True)
 model = Model(state="loading")
-service = ScriptedService([Begun(1, 0), *said("a"), float(sys.argv[1]), *said("last"), done()], [model])
+service = ScriptedService([Started(1, 0), *said("a"), float(sys.argv[1]), *said("last"), done()], [model])
 async def load():
     await asyncio.sleep(0.1)
     if len(sys.argv) > 2:

@@ -13,11 +13,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localllm.scheduler.request import Started
 from localllm.server.errors import BadRequest, Draining
 from localllm.server.fields import Fields
 from localllm.server.http import frame, ndjson, post, sse
 from localllm.server.limits import Limits
-from localllm.server.turn import Begun
 from tests.localllm.server.calls import call, events, lines, served
 from tests.localllm.server.scripted import ScriptedService, said
 
@@ -246,7 +246,7 @@ def test_a_client_that_goes_while_it_sends_is_nobody() -> None:
 
 
 def test_a_closed_socket_closes_the_source() -> None:
-    service = ScriptedService([Begun(5, 0), *said("a"), 3600.0])
+    service = ScriptedService([Started(5, 0), *said("a"), 3600.0])
     with served(service) as port:
         body = b'{"prompt": "x", "stream": true}'
         with socket.create_connection(("127.0.0.1", port), 10) as client:

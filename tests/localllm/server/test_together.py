@@ -20,10 +20,13 @@ from localllm.box import resolve
 from localllm.errors import LocalLLMError
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.server.app import make_app
+from localllm.server.metrics import Metrics
+from localllm.server.observer import ServiceObserver, Watched
 from localllm.server.served import Served
 from localllm.server.service import ModelService
 from localllm.server.settings import Settings
 from localllm.server.shelf import Shelf, models_in
+from localllm.server.turn import Generation, Turn
 from localllm.template import given_template
 from tests.conftest import reference
 from tests.localllm.server.calls import events
@@ -410,7 +413,7 @@ def test_content_is_the_text_of_its_tokens(tmp_path: Path, stream: bool) -> None
 def test_a_prompt_far_beyond_the_context_says_how_long_it_is_at_least() -> None:
     async def run() -> None:
         async with client(one_model(ctx_size=64)) as http:
-            longest = localllm.load(DEMO, backend="cpu", threads=1).words.longest
+            longest = localllm.load(DEMO, backend="cpu", threads=1).tokenizer.longest
             long = "x" * (longest * 64 + 1)
             for path, body in (
                 ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
@@ -440,3 +443,31 @@ def test_the_state_tells_the_options_of_the_server() -> None:
                 assert (found["seed"], found["temperature"]) == (42, 0.25)
 
     asyncio.run(run())
+
+
+class Noting(ServiceObserver):
+    """Notes the requests that begin."""
+
+    def begin(self, model: str, generation: Generation) -> Watched:
+        self.begun = generation
+        return super().begin(model, generation)
+
+
+@pytest.mark.parametrize(("allowed", "priority"), [(False, 0), (True, 1)])
+def test_the_service_tells_of_its_answers(allowed: bool, priority: int) -> None:
+    async def main() -> None:
+        shelf = one_model()
+        try:
+            service = ModelService(shelf)
+            service.observer = observer = Noting(Metrics(), lambda *one: spent.append(one), allowed)
+            turn = Turn([{"role": "user", "content": "Hi"}], Generation(n=2, max_tokens=3, priority=1, client="c/u"))
+            loads = [observer.load() async for _ in service.answer("demo", turn)]
+            assert loads[-1] == observer.load() == (0, 0)
+            assert any(running for running, _ in loads)
+            assert observer.begun.priority == priority
+            assert [client for client, _ in spent] == ["c", "c"]
+        finally:
+            shelf.end()
+
+    spent: list[tuple[str, int]] = []
+    asyncio.run(main())

@@ -1,24 +1,36 @@
-"""Shared by the tests of speculation: models that are tables, drafters with given drafts, and a clock."""
+"""Shared by the tests of speculation: models that are tables, drafts and costs that are given, and a clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.backends.base import Executable, Limits
+from localllm.cache import BlockPool
+from localllm.engine import Engine
 from localllm.model import Model
 from localllm.options import SamplingOptions
+from localllm.plan import BLOCK, Batch
 from localllm.sampling.sampler import Sampler
-from localllm.speculation.drafter import Drafting
-from localllm.speculation.policy import Costs, Judge
+from localllm.scheduler.answering import Answering
+from localllm.scheduler.draft_model import DraftModel
+from localllm.scheduler.drafts import Drafts
+from localllm.speculation import draft
+from localllm.speculation.ngram import NgramDrafter
+from localllm.speculation.policy import Acceptance, Costs, Judge
 from localllm.speculation.rule import Guess
-from localllm.speculation.speculator import SpeculativeDecoding, Speculator
+from localllm.speculation.setup import Speculation
 
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
+Guessing = Callable[[list[int], Sampler], Guess]
 
 # Seconds of a pass of 1 ... 16 rows, measured on two cores with the 1B geometry in Q4_0.
 MEASURED = dict(enumerate((24.6, 24.7, 25.7, 47.7, 54, 54, 61.5, 63, 70, 70, 74, 77, 81, 85, 87, 89.4), 1))
+GREEDY = SamplingOptions(temperature=0)
 
 
 class Clock:
@@ -31,42 +43,11 @@ class Clock:
         return self.now
 
 
-class TableSession:
-    """A session on a model that is a function of the tokens so far; a pass takes `costs[rows]` seconds of `clock`."""
-
-    def __init__(self, logits: Logits, clock: Clock, costs: dict[int, float], context: int = 1 << 20) -> None:
-        self._logits, self._clock, self._costs, self._context = logits, clock, costs, context
-        self.tokens: list[int] = []
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def room(self) -> int:
-        return self._context - len(self.tokens)
-
-    def rewind(self, length: int) -> None:
-        assert length <= len(self.tokens)
-        del self.tokens[length:]
-
-    def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:
-        assert len(tokens) <= self.room
-        rows = []
-        for token in tokens:
-            self.tokens.append(token)
-            rows.append(self._logits(self.tokens))
-        self._clock.now += self._costs[len(tokens)]
-        return np.stack(rows)
-
-
 class ToldDrafter:
-    """Drafts the tokens of `guess(text)`, in `seconds` each."""
+    """Drafts the tokens of `guess(text)`."""
 
-    name = "told"
-
-    def __init__(self, guess: Callable[[list[int], Sampler], Guess], clock: Clock, seconds: float = 0.0) -> None:
-        self._guess, self._clock, self.step_seconds = guess, clock, seconds
+    def __init__(self, guess: Guessing) -> None:
+        self._guess = guess
         self.text: list[int] = []
 
     def begin(self, text: Sequence[int]) -> None:
@@ -75,33 +56,38 @@ class ToldDrafter:
     def accept(self, token: int) -> None:
         self.text.append(token)
 
-    def delay(self) -> float:
-        return 0.0
-
     def propose(self, sampler: Sampler) -> Iterator[Guess]:
         text = self.text.copy()
         while True:
-            self._clock.now += self.step_seconds
             guess = self._guess(text, sampler)
             yield guess
             text.append(guess.token)
 
-    def close(self) -> None: ...
+
+class Table:
+    """The executable of a model that is a function of the tokens so far; a pass takes `costs[rows]` of `clock`."""
+
+    def __init__(self, logits: Logits, clock: Clock, costs: Callable[[int], float]) -> None:
+        self._logits, self._clock, self._costs = logits, clock, costs
+        self.memory = self
+
+    def read_after(self, length: int) -> int:
+        return 0
+
+    def step(self, batch: Batch) -> NDArray[np.float32]:
+        self._clock.now += self._costs(len(batch.tokens))
+        texts = (batch.histories[batch.sequence[row]][: batch.positions[row] + 1] for row in batch.logit_rows)
+        found = [self._logits(text) for text in texts]
+        return np.stack(found) if found else np.empty((0, 0), np.float32)
 
 
-class Reckless(Judge):
-    """Always drafts, whatever it costs."""
-
-    def __init__(self) -> None:
-        super().__init__([1.0] * 20)
-        self.acceptance.observe = lambda trust, likelihood: None  # type: ignore[method-assign]
-
-    def ready(self) -> bool:
-        return True
-
-    def settle(self, won: float) -> None: ...
-
-    def rest(self) -> None: ...
+def table_engine(
+    logits: Logits, clock: Clock | None = None, costs: Callable[[int], float] = lambda rows: 1.0
+) -> Engine:
+    """An engine of such a model, without weights and without a cache."""
+    limits = Limits(rows=64, logit_rows=64, blocks=64, positions=2048)
+    table = cast(Executable, Table(logits, clock or Clock(), costs))
+    return Engine(table, BlockPool(limits.blocks, BLOCK), limits)
 
 
 class Free(Costs):
@@ -113,34 +99,71 @@ class Free(Costs):
     def observe(self, rows: int, seconds: float) -> None: ...
 
 
-def reckless(drafter: ToldDrafter, longest: int = 15) -> Speculator:
-    """A speculator that verifies every draft."""
-    return Speculator((Drafting(drafter, Reckless()),), Free(), longest)
+class Told(Drafts):
+    """Drafts the tokens of `guess(text)` for every request. Without `costs`, all of them are verified."""
+
+    def __init__(self, guess: Guessing, longest: int = 15, costs: Costs | None = None) -> None:
+        super().__init__(costs or Free(), longest)
+        self._told = guess
+        self._acceptance = Acceptance([0.9])
+        self._acceptance.observe = lambda trust, likelihood: None  # type: ignore[method-assign]
+
+    def begin(self, one: Answering) -> None:
+        one.drafting = True
+        one.drafter = cast(NgramDrafter, ToldDrafter(self._told))
+        one.drafter.begin(one.tokens)
+
+
+class Reckless(Judge):
+    """Always drafts, whatever it costs."""
+
+    def __init__(self) -> None:
+        super().__init__(draft.PRIORS)
+        self.acceptance.observe = lambda trust, likelihood: None  # type: ignore[method-assign]
+
+    def ready(self) -> bool:
+        return True
+
+    def settle(self, won: float) -> None: ...
+
+    def rest(self) -> None: ...
+
+
+class _Given:
+    """Stands where a model keeps its `Speculation`; makes the drafts that are given."""
+
+    def __init__(self, make: Callable[[], Drafts | None]) -> None:
+        self._make = make
+
+    def drafts(self) -> Drafts | None:
+        return self._make()
+
+
+@contextmanager
+def drafting_by(model: Model, drafts: Drafts | None) -> Iterator[Model]:
+    """Have `drafts` draft the answers of an open model inside the block."""
+    before = model.speculation
+    model.draft_with(cast(Speculation, _Given(lambda: drafts)))
+    try:
+        yield model
+    finally:
+        model.draft_with(before)
 
 
 def eager(model: Model) -> None:
-    """Let the next sessions of an open model verify every draft, whatever it costs on this machine."""
+    """Have an open model verify every draft from now on, whatever it costs on this machine."""
     found = model.speculation
     assert found is not None
-    found.costs, found._ngram_judge, found._draft_judge = Free(), Reckless(), Reckless()
+    found.costs = Free()
     if found._draft_costs is not None:
         found._draft_costs = Free(1e-6)
 
+    def make() -> Drafts | None:
+        drafts = found.drafts()
+        assert drafts is not None
+        if isinstance(drafts._model, DraftModel):
+            drafts._model._judge = judge = Reckless()
+            drafts._model.acceptance = judge.acceptance
+        return drafts
 
-def write(
-    decoding: SpeculativeDecoding, sampler: Sampler, session: TableSession, prompt: list[int], count: int
-) -> list[int]:
-    """`count` tokens after `prompt`."""
-    for token in prompt:
-        sampler.accept(token)
-    decoding.start(session.evaluate(prompt, logits=True)[-1:])
-    answer: list[int] = []
-    while True:
-        answer.append(decoding.sample())
-        sampler.write(answer[-1])
-        if len(answer) == count:
-            return answer
-        decoding.feed(answer[-1], count - len(answer))
-
-
-GREEDY = SamplingOptions(temperature=0)
+    model.draft_with(cast(Speculation, _Given(make)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -13,12 +12,11 @@ from numpy.typing import NDArray
 from localllm.options import SamplingOptions
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.sampler import Sampler
+from localllm.scheduler.request import Request
 from localllm.speculation.rule import Guess
-from localllm.speculation.speculator import SpeculativeDecoding
-from tests.localllm.speculation.support import GREEDY, Clock, TableSession, ToldDrafter, reckless, write
-from tests.localllm.speculation.test_rule import ALL_ON, DRAFTERS, PLAIN, PROMPT, V, chi_square, table
-
-COSTS = dict.fromkeys(range(1, 17), 1.0)
+from tests.localllm.scheduler.support import Stepped, Watched
+from tests.localllm.speculation.support import GREEDY, Guessing, Told, table_engine
+from tests.localllm.speculation.test_rule import DRAFTERS, OPTIONS, PLAIN, PROMPT, V, table
 
 
 class Steps:
@@ -61,86 +59,40 @@ def plain(options: SamplingOptions, count: int) -> list[int]:
     return text[len(PROMPT) :]
 
 
-def drafted(options: SamplingOptions, drafter: str, count: int, sampler: Sampler | None = None) -> list[int]:
-    """The answer with drafts, all of which are verified."""
-    sampler, clock = sampler or Sampler(options), Clock()
-    sampler.restore(0)
-    sampler.constrain(Steps())
-    session = TableSession(table(1), clock, COSTS)
-    told = ToldDrafter(DRAFTERS[drafter], clock)
-    decoding = SpeculativeDecoding(reckless(told, 3), session, sampler, PROMPT)  # type: ignore[arg-type]
-    return write(decoding, sampler, session, PROMPT, count)
+def drafted(options: SamplingOptions, guess: Guessing, count: int) -> tuple[list[int], Watched]:
+    """The answer with drafts, all of which are verified, and the engine that made it."""
+    engine = Watched(table_engine(table(1)))
+    with Stepped(engine, Told(guess, 3)) as it:
+        _, answer = it.ask(Request(PROMPT, options, count, constraint=Steps))
+        it.finish()
+    return answer.tokens, engine
 
 
 def test_the_constraint_is_kept_and_matters() -> None:
     answer = plain(PLAIN, 200)
     assert all((after - before) % V in (1, 2, 3) for before, after in pairwise(answer))
-    assert len(Counter(answer)) == V
+    assert len(set(answer)) == V
 
 
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_greedy_answers_are_those_of_plain_decoding(drafter: str) -> None:
-    assert drafted(GREEDY, drafter, 100) == plain(GREEDY, 100)
+def test_answers_are_those_without_drafts(options: SamplingOptions, drafter: str) -> None:
+    answer, engine = drafted(options, DRAFTERS[drafter], 100)
+    assert answer == plain(options, 100)
+    assert any(len(rows.tokens) > 1 for step in engine.stepped[1:] for rows in step)
 
 
-@pytest.mark.parametrize("options", [ALL_ON, PLAIN], ids=["all on", "plain"])
-def test_sampled_answers_are_those_of_plain_decoding_if_a_draft_had_no_choice(options: SamplingOptions) -> None:
-    assert drafted(options, "certain", 100) == plain(options, 100)
-
-
-class Allowed(TableSession):
-    """A session that evaluates only what the constraint allows."""
-
-    def __init__(self) -> None:
-        super().__init__(table(1), Clock(), COSTS)
-        self.verified = 0
-
-    def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:
-        if len(self.tokens) > len(PROMPT):
-            text = [self.tokens[-1], *tokens]
-            assert all((after - before) % V in (1, 2, 3) for before, after in pairwise(text)), text
-            self.verified += len(tokens) - 1
-        return super().evaluate(tokens, logits)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1e-9], ids=["free", "a model"])
-def test_what_the_grammar_forbids_is_not_verified(seconds: float) -> None:
+def test_what_the_grammar_forbids_is_not_verified() -> None:
     """Drafts of three, the first of which is allowed, the second often and the third never."""
 
     def guess(text: list[int], sampler: Sampler) -> Guess:
-        drafted = len(text) - len(told.text)
-        return Guess((text[-1] + (2, 3 + drafted % 2, V // 2)[drafted % 3]) % V, 0, None)
+        return Guess((text[-1] + (2, 3 + len(text) % 2, V // 2)[len(text) % 3]) % V, 0)
 
-    told = ToldDrafter(guess, Clock(), seconds)
-    sampler, session = Sampler(PLAIN), Allowed()
-    sampler.constrain(Steps())
-    decoding = SpeculativeDecoding(reckless(told, 3), session, sampler, PROMPT)  # type: ignore[arg-type]
-    assert write(decoding, sampler, session, PROMPT, 100) == plain(PLAIN, 100)
-    assert session.verified > 60
-
-
-def exactly(length: int) -> dict[tuple[int, ...], float]:
-    """The probability of every answer, by the definition."""
-    found = {(): 1.0}
-    for _ in range(length):
-        longer = {}
-        for answer, probability in found.items():
-            sampler, constraint = Sampler(PLAIN), Steps()
-            for token in answer:
-                constraint.accept(token)
-            sampler.constrain(constraint)
-            for token, p in zip(*sampler.distribution(table(1)([*PROMPT, *answer])), strict=True):
-                longer[(*answer, int(token))] = probability * float(p)
-        found = longer
-    return found
-
-
-@pytest.mark.parametrize("drafter", ["alike", "hostile"])
-def test_drawn_drafts_keep_the_distribution(drafter: str) -> None:
-    sampler = Sampler(PLAIN)
-    counts = Counter(tuple(drafted(PLAIN, drafter, 3, sampler)) for _ in range(800))
-    statistic, most = chi_square(counts, exactly(3))
-    assert statistic < most
+    answer, engine = drafted(PLAIN, guess, 100)
+    assert answer == plain(PLAIN, 100)
+    parts = [rows.tokens for [rows] in engine.stepped[1:]]
+    assert all((after - before) % V in (1, 2, 3) for part in parts for before, after in pairwise(part))
+    assert sum(len(part) - 1 for part in parts) > 30
 
 
 class Nothing(Steps):

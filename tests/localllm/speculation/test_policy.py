@@ -7,19 +7,20 @@ from itertools import count
 import numpy as np
 import pytest
 
-import localllm.speculation.speculator as speculator_module
-from localllm.sampling.sampler import Sampler
-from localllm.speculation import draft, ngram
-from localllm.speculation.drafter import Drafting
-from localllm.speculation.ngram import NgramDrafter
-from localllm.speculation.policy import Acceptance, Costs, Judge, outlook, worth_checking
-from localllm.speculation.rule import Guess
-from localllm.speculation.speculator import SpeculativeDecoding, Speculator
-from tests.localllm.speculation.support import GREEDY, MEASURED, Clock, TableSession, ToldDrafter, write
+from localllm.generation import core
+from localllm.scheduler import draft_model
+from localllm.scheduler.draft_model import DraftModel
+from localllm.scheduler.drafts import Drafts
+from localllm.scheduler.request import Request
+from localllm.speculation.policy import Acceptance, Costs, Judge, outlook
+from localllm.speculation.vocabulary import Mapping
+from tests.localllm.scheduler.support import Stepped
+from tests.localllm.speculation.support import GREEDY, MEASURED, Clock, Logits, table_engine
 
 V = 50
 EVERY_ROW = dict.fromkeys(range(1, 17), 20.0)  # checking is free
 NO_GAIN = {rows: 20.0 * rows for rows in range(1, 17)}  # checking gains nothing
+SAME = Mapping(np.arange(V, dtype=np.int32), V, None, None)
 SHAPES = {"measured": MEASURED, "free": EVERY_ROW, "no gain": NO_GAIN}
 
 
@@ -30,75 +31,73 @@ def best_fixed(likelihood: float, step: float, costs: dict[int, float]) -> float
     )
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the loop and of the draft model: only passes take time."""
+    found = Clock()
+    monkeypatch.setattr(core, "perf_counter", found)
+    monkeypatch.setattr(draft_model, "perf_counter", found)
+    return found
+
+
+def says(text: list[int], right: list[bool] | None = None) -> Logits:
+    """A model that goes on with `text`, but with another token in the places that are not `right`."""
+
+    def logits(seen: list[int]) -> np.ndarray:
+        wrong = right is not None and not right[len(seen)]
+        return 9 * np.eye(V, dtype=np.float32)[(text[len(seen)] + wrong) % V]
+
+    return logits  # type: ignore[return-value]
+
+
 def speedup(
-    monkeypatch: pytest.MonkeyPatch, likelihood: float, step: float, costs: dict[int, float], tokens: int = 512
-) -> float:
-    """Of an answer with a draft model whose guesses are right with this likelihood."""
+    clock: Clock, likelihood: float, step: float, costs: dict[int, float],
+    known: dict[int, float] | None = None, tokens: int = 512,
+) -> float:  # fmt: skip
+    """Of an answer with a draft model whose drafts are right with this likelihood, and whose passes take `step`."""
     random = np.random.RandomState(1)
     text = random.randint(0, V, tokens + 40).tolist()
     right = (random.random_sample(len(text)) < likelihood).tolist()
-    clock = Clock()
-    monkeypatch.setattr(speculator_module, "perf_counter", clock)
-    session = TableSession(lambda seen: np.eye(V, dtype=np.float32)[text[len(seen)]], clock, costs)
-
-    def guess(seen: list[int], sampler: Sampler) -> Guess:
-        wanted = text[len(seen)]
-        return Guess(wanted if right[len(seen)] else (wanted + 1) % V, 5, None)
-
-    drafting = Drafting(ToldDrafter(guess, clock, step), Judge(draft.PRIORS))
-    known = {rows: costs[rows] for rows in (1, 2, 3, 4, 6, 8, 12, 16)}
-    sampler = Sampler(GREEDY)
-    decoding = SpeculativeDecoding(Speculator((drafting,), Costs(known), 15), session, sampler, text[:1])  # type: ignore[arg-type]
-    assert write(decoding, sampler, session, text[:1], tokens) == text[1 : tokens + 1]
-    return tokens * costs[1] / clock.now
+    engine = table_engine(says(text), clock, costs.__getitem__)
+    drafting = table_engine(says(text, right), clock, lambda rows: step)
+    verifying = Costs(known or {rows: costs[rows] for rows in (1, 2, 3, 4, 6, 8, 12, 16)})
+    drafts = Drafts(verifying, 15, DraftModel(drafting, SAME, Costs({1: step, 16: step}), verifying, 15), repeats=False)
+    with Stepped(engine, drafts) as it:
+        _, answer = it.ask(Request(text[:1], GREEDY, tokens))
+        it.finish()
+    assert answer.tokens == text[1 : tokens + 1]
+    return (tokens - 1) * costs[1] / answer.result().usage.decode_seconds
 
 
 @pytest.mark.parametrize("likelihood", [0, 0.2, 0.4, 0.6, 0.8, 0.95, 1])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_answer_is_nearly_as_fast_as_were_all_known_before(
-    monkeypatch: pytest.MonkeyPatch, likelihood: float, shape: str
-) -> None:
+def test_an_answer_is_nearly_as_fast_as_were_all_known_before(clock: Clock, likelihood: float, shape: str) -> None:
     """And never slower than 0.97 of plain decoding."""
-    gained = speedup(monkeypatch, likelihood, 2.0, SHAPES[shape])
+    gained = speedup(clock, likelihood, 2.0, SHAPES[shape])
     assert gained > 0.97
     assert gained > 0.9 * best_fixed(likelihood, 2.0, SHAPES[shape])
 
 
-def test_a_draft_as_slow_as_the_model_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert speedup(monkeypatch, 0.9, 25.0, MEASURED) > 0.97
+def test_a_draft_as_slow_as_the_model_is_left_alone(clock: Clock) -> None:
+    assert speedup(clock, 0.9, 25.0, MEASURED) > 0.97
 
 
-def test_passes_that_cost_more_than_was_measured_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_that_cost_more_than_was_measured_are_noticed(clock: Clock) -> None:
     """Costs that were wrong when the model was opened."""
-    random = np.random.RandomState(2)
-    text = random.randint(0, V, 600).tolist()
-    clock = Clock()
-    monkeypatch.setattr(speculator_module, "perf_counter", clock)
-    session = TableSession(lambda seen: np.eye(V, dtype=np.float32)[text[len(seen)]], clock, NO_GAIN)
-    told = ToldDrafter(lambda seen, sampler: Guess((text[len(seen)] + len(seen) % 2) % V, 5, None), clock)
-    wrong = Costs({1: 20.0, 16: 21.0})
-    sampler = Sampler(GREEDY)
-    speculator = Speculator((Drafting(told, Judge(draft.PRIORS)),), wrong, 15)
-    decoding = SpeculativeDecoding(speculator, session, sampler, text[:1])  # type: ignore[arg-type]
-    write(decoding, sampler, session, text[:1], 512)
-    assert 512 * 20.0 / clock.now > 0.93
+    assert speedup(clock, 0.5, 0.01, NO_GAIN, {1: 20.0, 16: 21.0}) > 0.93
 
 
-def test_repeated_text_is_guessed_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(speculator_module, "perf_counter", clock)
+def test_repeated_text_is_guessed_from_itself(clock: Clock) -> None:
     text = list(range(40)) * 8
-    session = TableSession(lambda seen: np.eye(V, dtype=np.float32)[text[len(seen)]], clock, MEASURED)
-    sampler = Sampler(GREEDY)
-    speculator = Speculator((Drafting(NgramDrafter(), Judge(ngram.PRIORS)),), Costs(MEASURED), 15)
-    decoding = SpeculativeDecoding(speculator, session, sampler, text[:60])  # type: ignore[arg-type]
-    before = clock.now
-    session._costs = MEASURED | {60: 0.0}
-    assert write(decoding, sampler, session, text[:60], 240) == text[60:300]
-    assert 240 * MEASURED[1] / (clock.now - before) > 2.5
-    done = decoding.speculated()
-    assert done.accepted > 0.9 * done.drafted
-    assert done.accepted + decoding.passes == 239  # a token a pass, and the guesses that stood
+    engine = table_engine(says(text), clock, lambda rows: (MEASURED | {60: 0.0})[rows])
+    with Stepped(engine, Drafts(Costs(MEASURED), 15)) as it:
+        _, answer = it.ask(Request(text[:60], GREEDY, 240))
+        it.finish()
+    assert answer.tokens == text[60:300]
+    usage = answer.result().usage
+    assert 239 * MEASURED[1] / usage.decode_seconds > 2.5
+    assert usage.accepted > 0.9 * usage.drafted
+    assert usage.accepted + usage.decode_passes == 239  # a token a pass, and the drafts that were right
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------
@@ -135,19 +134,6 @@ def test_acceptance_is_learned_class_by_class() -> None:
     for _ in range(100):  # the text has changed
         acceptance.observe(0, 0.0)
     assert acceptance.expect(0) < 0.1
-
-
-def test_what_is_checked_wins_most() -> None:
-    """Against trying every number of guesses."""
-    random = np.random.RandomState(3)
-    costs = Costs(MEASURED)
-    for pace in (5.0, 15.0, 24.6):
-        for _ in range(50):
-            likelihoods = random.random_sample(15) ** 0.3
-            gains = [np.cumprod(likelihoods[:k]).sum() * pace - (MEASURED[k + 1] - MEASURED[1]) for k in range(16)]
-            checked, won = worth_checking(costs, pace, likelihoods.tolist())
-            assert won == pytest.approx(max(gains))
-            assert checked == int(np.argmax(gains))
 
 
 def test_a_step_in_the_costs_is_looked_over() -> None:

@@ -1,9 +1,10 @@
-"""Speculation on real models: the same pieces as without it, whatever is guessed, and a session that stays usable."""
+"""Speculation on real models: the same answers as without it, whatever is drafted, however they end."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,22 +15,31 @@ import pytest
 
 import localllm
 from localllm.cli.terminal.answer import Roof, full_statistics
-from localllm.generation.statistics import Speculated
+from localllm.generation.statistics import Usage
 from localllm.gguf import open_gguf, write_gguf
-from localllm.options import OptionError, SamplingOptions
-from localllm.sampling.sampler import Sampler
-from localllm.session import Session
+from localllm.options import OptionError
+from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.speculation.policy import Costs
 from localllm.speculation.rule import Guess
-from localllm.speculation.speculator import Speculator
-from tests.localllm.speculation.support import Clock, ToldDrafter, reckless
+from tests.localllm.speculation.support import Told, drafting_by, eager
 from tests.localllm.support import SPECIAL, write_model
 from tests.localllm.support import localllm as cli
 
 PROMPT = "Once upon a time there was a little bird. The little bird"
-GREEDY = SamplingOptions(temperature=0)
-REPEATING = SamplingOptions(temperature=0, repeat_penalty=1.2, dry_multiplier=0.5, presence_penalty=0.1)
+GREEDY: dict[str, Any] = {"temperature": 0.0}
 END = SPECIAL.index("<|im_end|>")
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": GREEDY,
+    "greedy with penalties": {
+        "temperature": 0.0, "repeat_penalty": 1.2, "dry_multiplier": 0.5, "presence_penalty": 0.1
+    },
+    "temperature 0.8": {"temperature": 0.8, "seed": 3},
+    "seeded with penalties": {"seed": 3, "xtc_probability": 0.3, "repeat_penalty": 1.1, "frequency_penalty": 0.2},
+    "mirostat": {"seed": 3, "mirostat": 1},
+    "mirostat 2": {"seed": 3, "mirostat": 2},
+    "a grammar": {"temperature": 0.8, "seed": 3, "grammar": 'root ::= ([a-z]+ [ ,.])+'},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +49,18 @@ def demo() -> Iterator[localllm.Model]:
 
 
 @pytest.fixture(scope="module")
-def again() -> Iterator[localllm.Model]:
-    """The same with a cache of its own."""
-    with localllm.load("demo", ctx_size=160, threads=1) as model:
+def drafted() -> Iterator[localllm.Model]:
+    """With the draft model in the box, all drafts of which are verified."""
+    with localllm.load("demo", ctx_size=160, threads=1, model_draft="draft", spec="draft") as model:
+        eager(model)
         yield model
 
 
 @pytest.fixture(scope="module")
-def drafted() -> Iterator[localllm.Model]:
-    with localllm.load("demo", ctx_size=160, threads=1, model_draft="draft", spec="draft") as model:
+def repeating() -> Iterator[localllm.Model]:
+    """With n-grams, all drafts of which are verified."""
+    with localllm.load("demo", ctx_size=160, threads=1, spec="ngram") as model:
+        eager(model)
         yield model
 
 
@@ -57,31 +70,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
         yield model
 
 
-def answer(session: Session, model: localllm.Model, options: SamplingOptions, prompt: Any, **more: Any) -> list[Any]:
-    ids = model.tokenize(prompt) if isinstance(prompt, str) else prompt
-    return list(session.generate(ids, model.sampler(options), **more))
-
-
-def seen(pieces: list[Any]) -> tuple[Any, ...]:
+def seen(reply: localllm.Reply) -> tuple[Any, ...]:
     """All that a reader sees of an answer."""
-    last = pieces[-1].statistics
-    return [(piece.text, piece.token) for piece in pieces], last.reason, last.answer_tokens, last.decode_steps
-
-
-def guessing(model: localllm.Model, speculator: Speculator | None) -> Session:
-    session = model.session()
-    session._speculator = speculator
-    return session
-
-
-def believing(model: localllm.Model) -> Session:
-    """A session with the model's own draft, every guess of which is checked."""
-    assert model.speculation is not None
-    session = model.session()
-    assert session._speculator is not None
-    drafter = session._speculator.draftings[-1].drafter
-    session._speculator = reckless(drafter)
-    return session
+    pieces = [(piece.text, piece.token) for piece in reply]
+    return pieces, reply.end.reason, reply.end.stop, reply.usage.answer_tokens, reply.end.held
 
 
 # What is guessed after a text, given what the model itself will say.
@@ -97,32 +89,67 @@ HOSTILE: dict[str, Callable[[list[int], list[int], int], int]] = {
 }
 
 
-def hostile(kind: str, truth: list[int], size: int) -> Speculator:
-    return reckless(ToldDrafter(lambda text, _: Guess(HOSTILE[kind](text, truth, size), 0, None), Clock()))
+@contextmanager
+def sources(kind: str, truth: list[int], demo: localllm.Model, drafted: localllm.Model) -> Iterator[localllm.Model]:
+    """A model with drafts of this kind, all of which are verified."""
+    if kind == "its draft":
+        yield drafted
+    else:
+        size = demo.vocabulary
+        with drafting_by(demo, Told(lambda text, _: Guess(HOSTILE[kind](text, truth, size), 0))) as model:
+            yield model
 
 
 # -- the same answer -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [GREEDY, REPEATING], ids=["greedy", "greedy with penalties"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 @pytest.mark.parametrize("kind", ["its draft", *HOSTILE])
-def test_greedy_answers_are_the_same(
-    demo: localllm.Model, again: localllm.Model, drafted: localllm.Model, kind: str, options: SamplingOptions
+def test_answers_are_the_same(
+    demo: localllm.Model, drafted: localllm.Model, kind: str, options: dict[str, Any]
 ) -> None:
     """To the bit: every logit that a token was chosen by is the same, or the texts would part."""
-    plain = demo.session()
-    expected = seen(answer(plain, demo, options, PROMPT, max_tokens=120))
-    model = drafted if kind == "its draft" else again
-    truth = demo.tokenize(PROMPT) + [token for _, token in expected[0] if token is not None]
-    session = believing(drafted) if kind == "its draft" else guessing(again, hostile(kind, truth, demo.vocabulary))
-    assert seen(answer(session, model, options, PROMPT, max_tokens=120)) == expected
-    assert session.tokens == plain.tokens
-    plain.close()
-    session.close()
+    demo.new_core(SchedulerLimits())
+    plain = demo.generate(PROMPT, max_tokens=100, **options)
+    expected = seen(plain)
+    truth = demo.tokenize(PROMPT) + plain.tokens
+    with sources(kind, truth, demo, drafted) as model:
+        model.new_core(SchedulerLimits())
+        reply = model.generate(PROMPT, max_tokens=100, **options)
+        assert seen(reply) == expected
+        assert reply.usage.drafting
+        if kind != "the end of the answer" or "grammar" not in options:  # which forbids that everywhere but at the end
+            assert reply.usage.drafted > 0
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_n_grams_give_the_same_answers(
+    demo: localllm.Model, repeating: localllm.Model, options: dict[str, Any]
+) -> None:
+    prompt = f"{PROMPT} sang. {PROMPT} sang. {PROMPT}"
+    expected = demo.generate(prompt, max_tokens=80, **options)
+    reply = repeating.generate(prompt, max_tokens=80, **options)
+    assert reply.tokens == expected.tokens
+    assert reply.text == expected.text
+    if options is GREEDY:
+        assert reply.usage.accepted > 0
+
+
+@pytest.mark.parametrize("options", [OPTIONS["greedy"], OPTIONS["temperature 0.8"]], ids=["greedy", "seeded"])
+def test_a_chat_is_the_same(
+    demo: localllm.Model, drafted: localllm.Model, repeating: localllm.Model, options: dict[str, Any]
+) -> None:
+    expected = demo.chat("Tell me of a bird.", max_tokens=60, **options)
+    for model in (drafted, repeating):
+        reply = model.chat("Tell me of a bird.", max_tokens=60, **options)
+        assert (reply.tokens, reply.text, reply.finish_reason) == (
+            expected.tokens, expected.text, expected.finish_reason
+        )  # fmt: skip
 
 
 def test_logits_of_a_checked_row_are_those_of_a_single_one(demo: localllm.Model) -> None:
     ids = demo.tokenize(PROMPT)
+    demo.new_core(SchedulerLimits())
     session = demo.session()
     session.evaluate(ids[:4], logits=False)
     together = session.evaluate(ids[4:12], logits=True).copy()
@@ -132,85 +159,60 @@ def test_logits_of_a_checked_row_are_those_of_a_single_one(demo: localllm.Model)
     assert (together == alone).all()
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_a_certain_guess_leaves_the_dice_alone(demo: localllm.Model, again: localllm.Model, kind: str) -> None:
-    """At a temperature too, n-grams and their like do not change what a seed gives."""
-    options = SamplingOptions(seed=3, xtc_probability=0.3, repeat_penalty=1.1)
-    plain = demo.session()
-    expected = seen(answer(plain, demo, options, PROMPT, max_tokens=60))
-    truth = demo.tokenize(PROMPT) + [token for _, token in expected[0] if token is not None]
-    session = guessing(again, hostile(kind, truth, demo.vocabulary))
-    assert seen(answer(session, again, options, PROMPT, max_tokens=60)) == expected
-    plain.close()
-    session.close()
-
-
 @pytest.mark.parametrize("kind", ["its draft", "always right", "right, then wrong"])
-def test_however_an_answer_ends_it_ends_the_same(
-    demo: localllm.Model, again: localllm.Model, drafted: localllm.Model, kind: str
-) -> None:
+def test_however_an_answer_ends_it_ends_the_same(demo: localllm.Model, drafted: localllm.Model, kind: str) -> None:
     """By any number of tokens, a stop string, the end of the context, the model's own end, a reader who leaves."""
     ids = demo.tokenize(PROMPT)
-    plain = demo.session()
-    whole = answer(plain, demo, GREEDY, ids, max_tokens=300, ignore_eos=True)
-    truth = ids + [piece.token for piece in whole if piece.token is not None]
-    text = "".join(piece.text for piece in whole)
-    model = drafted if kind == "its draft" else again
-    session = believing(drafted) if kind == "its draft" else guessing(again, hostile(kind, truth, demo.vocabulary))
-    assert whole[-1].statistics.reason == "context"
+    whole = demo.generate(ids, max_tokens=300, ignore_eos=True, **GREEDY)
+    assert whole.end.reason == "context"
+    text = whole.text
     endings: list[dict[str, Any]] = [{"max_tokens": n} for n in (0, 1, 2, 3, 5, 17, 18)]
     endings += [{"stop": (text[at : at + 5],)} for at in (0, 30, 100)] + [{"stop": ("never",)}, {}]
-    for more in endings:
-        expected = seen(answer(plain, demo, GREEDY, ids, ignore_eos=more != {}, **more))
-        assert seen(answer(session, model, GREEDY, ids, ignore_eos=more != {}, **more)) == expected, more
-        assert session.tokens == plain.tokens, more
-    for leave_after in (1, 2, 7):
-        for each, owner in ((plain, demo), (session, model)):
-            pieces = each.generate(ids, owner.sampler(GREEDY))
+    expected = [seen(demo.generate(ids, ignore_eos=more != {}, **GREEDY, **more)) for more in endings]
+    with sources(kind, ids + whole.tokens, demo, drafted) as model:
+        for more, wanted in zip(endings, expected, strict=True):
+            assert seen(model.generate(ids, ignore_eos=more != {}, **GREEDY, **more)) == wanted, more
+        for leave_after in (1, 2, 7):
+            reply = model.generate(ids, ignore_eos=True, **GREEDY)
             for _ in range(leave_after):
-                next(pieces)
-            pieces.close()  # type: ignore[attr-defined]
-        assert session.tokens == plain.tokens
-    plain.close()
-    session.close()
-    assert model.pool.free_blocks == model.pool.blocks
+                next(reply)
+            reply.close()
+            assert reply.tokens == whole.tokens[:leave_after]
+        model.stepper.core.running.end(None)
+        assert model.pool.free_blocks == model.pool.blocks
+        assert model.draft is None or model.draft.pool.free_blocks == model.draft.pool.blocks
 
 
-def test_an_answer_is_cancelled_at_once(drafted: localllm.Model) -> None:
-    """After the token that was being read, though more were checked already."""
-    session, cancel = believing(drafted), threading.Event()
-    pieces = []
-    for piece in session.generate(drafted.tokenize(PROMPT), drafted.sampler(GREEDY), cancel=cancel, ignore_eos=True):
-        pieces.append(piece)
-        if len(pieces) == 5:
-            cancel.set()
-    assert (len(pieces), pieces[-1].statistics.reason) == (6, "cancelled")
-    assert session.tokens == [*drafted.tokenize(PROMPT), *(piece.token for piece in pieces[:5])]
-    session.close()
+def test_a_cancelled_answer_has_what_was_verified(drafted: localllm.Model, demo: localllm.Model) -> None:
+    """The tokens of the step that is over, and no more."""
+    expected, cancel = demo.generate(PROMPT, ignore_eos=True, **GREEDY).tokens, threading.Event()
+    reply = drafted.generate(PROMPT, cancel=cancel, ignore_eos=True, **GREEDY)
+    for _ in range(5):
+        next(reply)
+    cancel.set()
+    assert reply.end.reason == "cancelled"
+    assert 5 <= len(reply.tokens) <= 5 + 16
+    assert reply.tokens == expected[: len(reply.tokens)]
 
 
 def test_an_end_that_was_guessed_ends_the_answer(tiny: localllm.Model) -> None:
     """A model that always ends: its end token is accepted out of a pass, and nothing after it is shown."""
-    options = SamplingOptions(temperature=0, logit_bias={END: 50.0})
-    session = guessing(tiny, hostile("the end of the answer", [], tiny.vocabulary))
-    pieces = answer(session, tiny, options, [1, 70])
-    assert seen(pieces) == ([("", None)], "end", 0, 0)
-    session.close()
+    with drafting_by(tiny, Told(lambda text, _: Guess(END, 0))) as model:
+        reply = model.generate([1, 70], logit_bias={END: 50.0}, **GREEDY)
+        assert (reply.tokens, reply.text, reply.end.reason) == ([], "", "end")
 
 
 def test_turns_go_on_from_what_the_cache_holds(drafted: localllm.Model, demo: localllm.Model) -> None:
     """Three turns, the second from the middle of the first: draft and model both go back to where the text parts."""
-    session, plain = believing(drafted), demo.session()
+    for model in (drafted, demo):
+        model.new_core(SchedulerLimits())
     prompt = demo.tokenize(PROMPT)
     for cut in (None, 12, None):
-        expected = answer(plain, demo, GREEDY, prompt, max_tokens=20)
-        found = answer(session, drafted, GREEDY, prompt, max_tokens=20)
+        expected = demo.generate(prompt, max_tokens=20, **GREEDY)
+        found = drafted.generate(prompt, max_tokens=20, **GREEDY)
         assert seen(found) == seen(expected)
-        assert found[-1].statistics.reused_tokens == expected[-1].statistics.reused_tokens
-        prompt = [*prompt, *(piece.token for piece in expected if piece.token is not None)][:cut]
-        prompt += [500, 501]
-    session.close()
-    plain.close()
+        assert found.usage.reused_tokens == expected.usage.reused_tokens
+        prompt = [*[*prompt, *expected.tokens][:cut], 500, 501]
 
 
 # -- drafts that are not what they should be -----------------------------------------------------------------------
@@ -220,44 +222,38 @@ def test_a_draft_of_another_vocabulary(tmp_path: Path, demo: localllm.Model) -> 
     """Bytes and letters of the one are tokens of the other: slow, but right."""
     path = write_model(tmp_path / "m.gguf", context=256)
     with localllm.load("demo", ctx_size=128, threads=1, model_draft=path, spec="draft") as model:
-        session = believing(model)
-        plain = demo.session()
-        assert (
-            seen(answer(session, model, GREEDY, PROMPT, max_tokens=40))[0]
-            == seen(answer(plain, demo, GREEDY, PROMPT, max_tokens=40))[0]
-        )
-        plain.close()
-        session.close()
+        eager(model)
+        for options in (GREEDY, OPTIONS["temperature 0.8"]):
+            reply = model.generate(PROMPT, max_tokens=40, **options)
+            assert reply.tokens == demo.generate(PROMPT, max_tokens=40, **options).tokens
+            assert reply.usage.drafted > 0
 
 
-def test_a_damaged_draft_guesses_nothing(drafted: localllm.Model, demo: localllm.Model) -> None:
+def test_a_damaged_draft_guesses_nothing(demo: localllm.Model) -> None:
     """Logits that are no numbers."""
-    session, plain = believing(drafted), demo.session()
-    assert session._speculator is not None
-    drafter: Any = session._speculator.draftings[0].drafter
-    evaluate = drafter._evaluate
-    drafter._evaluate = lambda tokens: evaluate(tokens) * np.float32("nan")
-    for options in (GREEDY, SamplingOptions(seed=1)):
-        found = answer(session, drafted, options, PROMPT, max_tokens=20)
-        assert seen(found) == seen(answer(plain, demo, options, PROMPT, max_tokens=20))
-        assert found[-1].statistics.speculation.drafted == 0
-    session.close()
-    plain.close()
+    with localllm.load("demo", ctx_size=160, threads=1, model_draft="draft", spec="draft") as model:
+        eager(model)
+        assert model.draft is not None
+        executable: Any = model.draft.executable
+        step = executable.step
+        executable.step = lambda batch: step(batch) * np.float32("nan")
+        for options in (GREEDY, {"seed": 1}):
+            found = model.generate(PROMPT, max_tokens=20, **options)
+            assert found.tokens == demo.generate(PROMPT, max_tokens=20, **options).tokens
+            assert found.usage.drafted == 0
 
 
 def test_a_draft_whose_context_is_full_guesses_nothing(demo: localllm.Model) -> None:
     with localllm.load("demo", ctx_size=128, threads=1, model_draft="draft", spec="draft") as model:
+        eager(model)
         assert model.draft is not None
         model.draft.engine.limits = replace(model.draft.engine.limits, positions=24)
-        session, plain = believing(model), demo.session()
-        found = answer(session, model, GREEDY, PROMPT, max_tokens=40)
-        assert seen(found) == seen(answer(plain, demo, GREEDY, PROMPT, max_tokens=40))
-        assert found[-1].statistics.speculation.drafted > 0
-        session.close()
-        plain.close()
+        found = model.generate(PROMPT, max_tokens=40, **GREEDY)
+        assert found.tokens == demo.generate(PROMPT, max_tokens=40, **GREEDY).tokens
+        assert found.usage.drafted > 0
 
 
-# -- options and statistics ------------------------------------------------------------------------------------------
+# -- options and usage -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -278,10 +274,7 @@ def test_more_drafted_tokens_than_a_pass_takes_are_clamped_with_a_note() -> None
     """16 is llama-server's default, which its users write out."""
     with pytest.warns(UserWarning, match="draft_max=16: at most 15 tokens are drafted"):
         model = localllm.load("demo", ctx_size=64, spec="ngram", draft_max=16)
-    with model:
-        speculator = model.session()._speculator
-        assert speculator is not None
-        assert speculator.longest == 15
+    model.close()
 
 
 @pytest.mark.parametrize(("kind", "drafts"), [(None, False), ("draft", True)])
@@ -299,67 +292,60 @@ def test_nothing_guesses_unless_it_is_asked_to(demo: localllm.Model) -> None:
         assert model.speculation is None
 
 
-@pytest.mark.parametrize(("kind", "names"), [("draft", ["draft model"]), ("auto", ["n-grams", "draft model"])])
-def test_who_guesses(kind: str, names: list[str]) -> None:
-    with localllm.load("demo", ctx_size=64, spec=kind, model_draft="draft", draft_max=4) as model:
-        assert model.speculation is not None
-        model.speculation.costs = Costs({1: 0.02, 16: 0.02})
-        speculator = model.speculation.speculator()
-        assert speculator is not None
-        assert [drafting.drafter.name for drafting in speculator.draftings] == names
-        assert speculator.longest == 4
-        speculator.close()
+@pytest.mark.parametrize("longest", [2, 4])
+def test_at_most_draft_max_tokens_are_drafted(longest: int) -> None:
+    with localllm.load("demo", ctx_size=160, spec="draft", model_draft="draft", draft_max=longest) as model:
+        eager(model)
+        usage = model.generate(PROMPT, max_tokens=60, ignore_eos=True, **GREEDY).usage
+        assert longest < usage.drafted <= longest * usage.rounds
 
 
 def test_auto_leaves_a_model_alone_whose_passes_are_shorter_than_guessing() -> None:
     with localllm.load("demo", ctx_size=64, model_draft="draft") as model:
         assert model.speculation is not None
         model.speculation.costs = Costs({1: 0.0001, 16: 0.001})
-        assert model.session()._speculator is None
+        model.draft_with(model.speculation)
+        assert not model.generate(PROMPT, max_tokens=20, **GREEDY).usage.drafting
+        model.speculation.costs = Costs({1: 0.02, 16: 0.02})
+        model.draft_with(model.speculation)
+        assert model.generate(PROMPT, max_tokens=20, **GREEDY).usage.drafting
 
 
-def test_statistics_count_what_was_guessed(demo: localllm.Model, again: localllm.Model) -> None:
+def test_drafts_may_change_while_an_answer_is_made(demo: localllm.Model) -> None:
+    expected = demo.generate(PROMPT, max_tokens=60, **GREEDY).tokens
+    with localllm.load("demo", ctx_size=160, threads=1, spec="ngram") as model:
+        reply = model.generate(PROMPT, max_tokens=60, **GREEDY)
+        for turn in range(4):
+            for _ in range(10):
+                next(reply)
+            model.draft_with(None if turn % 2 else model.speculation)
+        assert reply.tokens == expected
+
+
+def test_usage_counts_what_was_guessed(demo: localllm.Model) -> None:
     ids = demo.tokenize(PROMPT)
-    plain = demo.session()
-    truth = ids + [piece.token for piece in answer(plain, demo, GREEDY, ids, max_tokens=33) if piece.token is not None]
-    plain.close()
-    session = guessing(again, hostile("always right", truth, demo.vocabulary))
-    statistics = answer(session, again, GREEDY, ids, max_tokens=33)[-1].statistics
-    done = statistics.speculation
-    assert (done.drafted, done.accepted, done.rounds) == (30, 30, 2)  # 32 tokens after the first: 16 and 16
-    assert (statistics.decode_steps, statistics.decode_passes) == (32, 2)
-    assert done.mean_accepted == 15
-    assert statistics.speedup == pytest.approx(32 / statistics.decode_seconds)  # a pass of one row takes a second here
-    session.close()
+    truth = ids + demo.generate(ids, max_tokens=33, **GREEDY).tokens
+    right = HOSTILE["always right"]
+    with drafting_by(demo, Told(lambda text, _: Guess(right(text, truth, demo.vocabulary), 0))) as model:
+        usage = model.generate(ids, max_tokens=33, **GREEDY).usage
+    assert (usage.drafted, usage.accepted, usage.rounds) == (30, 30, 2)  # 32 tokens after the first: 16 and 16
+    assert (usage.decode_steps, usage.decode_passes) == (32, 2)
+    assert usage.mean_accepted == 15
+    assert usage.speedup == pytest.approx(32 / usage.decode_seconds)  # a pass of one row takes a second here
 
 
-def test_statistics_of_two_parts_add_up() -> None:
-    parts = Speculated(3, 1, 2, 0.5), Speculated(2, 2, 1, 0.25)
-    assert parts[0].and_then(parts[1]) == Speculated(5, 3, 3, 0.75)
-    assert parts[0].and_then(None) == parts[0]
-    assert Speculated(0, 0, 0, 0.0).mean_accepted == 0
-
-
-def test_a_draft_model_guesses_what_it_would_say(drafted: localllm.Model) -> None:
-    """Against the draft asked alone; and again after a guess was taken back."""
-    assert drafted.speculation is not None
-    draft = drafted.draft
-    assert draft is not None
-    ids = drafted.tokenize(PROMPT)
-    expected = [piece.token for piece in draft.generate(ids, temperature=0, max_tokens=6)][:6]
-    speculator = drafted.speculation.speculator()
-    assert speculator is not None
-    drafter = speculator.draftings[-1].drafter
-    sampler = Sampler(GREEDY)
-    drafter.begin(ids)
-    for _ in range(2):
-        guesses = [guess.token for guess, _ in zip(drafter.propose(sampler), range(6), strict=False)]
-        assert guesses == expected[:6]
-    drafter.accept(expected[0])
-    drafter.accept(600)
-    other = draft.generate([*ids, expected[0], 600], temperature=0, max_tokens=3)
-    assert [next(drafter.propose(sampler)).token] == [next(other).token]
-    drafter.close()
+def test_a_draft_model_guesses_what_it_would_say(demo: localllm.Model) -> None:
+    """The model as its own draft is always right, also from turn to turn."""
+    with pytest.warns(UserWarning, match="it is the model itself"):
+        model = localllm.load("demo", ctx_size=160, threads=1, model_draft="demo", spec="draft")
+    with model:
+        eager(model)
+        ids = model.tokenize(PROMPT)
+        for _ in range(3):
+            reply = model.generate(ids, max_tokens=30, ignore_eos=True, **GREEDY)
+            assert reply.tokens == demo.generate(ids, max_tokens=30, ignore_eos=True, **GREEDY).tokens
+            assert reply.usage.accepted == reply.usage.drafted > 20
+            ids = [*ids, *reply.tokens[:12], 500]
 
 
 def test_run_says_what_guessing_has_gained(tmp_path: Path) -> None:
@@ -371,14 +357,17 @@ def test_run_says_what_guessing_has_gained(tmp_path: Path) -> None:
     assert "tokens drafted" in guessed.stderr or "drafted tokens" in guessed.stderr
 
 
-def test_statistics_in_a_line() -> None:
+def test_usage_in_a_line() -> None:
     unknown = Roof(SimpleNamespace(executable=SimpleNamespace(read_bandwidth=lambda: 0.0)))  # type: ignore[arg-type]
-    done = Speculated(drafted=20, accepted=15, rounds=6, plain_seconds=3.0)
-    statistics = localllm.Statistics(1, 0, 0.1, 21, 1.5, 20, 0.1, 10**9, "length", decode_passes=6, speculation=done)
-    line = full_statistics(statistics, unknown)
+    usage = Usage(
+        prompt_tokens=1, prompt_seconds=0.1, first_token_seconds=0.1, answer_tokens=21, decode_seconds=1.5,
+        decode_steps=20, decode_passes=6, bytes_per_step=10**9, drafting=True, drafted=20, accepted=15, rounds=6,
+        plain_seconds=3.0,
+    )  # fmt: skip
+    line = full_statistics(usage, unknown)
     assert "answer 21, 13 tokens/s | first token 0.10 s | 4.00 GB/s | " in line
     assert line.endswith("accepted 15 of 20 drafted tokens (2.5 a pass), estimated x2.00 of plain decoding")
-    nothing = localllm.Statistics(1, 0, 0.1, 1, 0.0, 0, 0.1, 1, "end", speculation=Speculated(0, 0, 0, 0.0))
+    nothing = Usage(prompt_tokens=1, answer_tokens=1, first_token_seconds=0.1, drafting=True)
     assert full_statistics(nothing, unknown).endswith("no tokens drafted")
 
 

@@ -11,15 +11,14 @@ from starlette.responses import Response
 from localllm.server.collected import closing
 from localllm.server.fields import Fields
 from localllm.server.http import client, sse
+from localllm.server.interface import Service
 from localllm.server.openai.generation import settled
 from localllm.server.openai.head import new_head
-from localllm.server.openai.logprobs import load
 from localllm.server.openai.responses.request import ResponseRequest, read_response
 from localllm.server.openai.responses.writer import ResponseWriter
-from localllm.server.pieces import Pieces
 from localllm.server.refusal import refusal_of
 from localllm.server.settings import Settings
-from localllm.server.turn import Json, ModelInfo, Service, Turn
+from localllm.server.turn import Json, ModelInfo, Turn
 from localllm.server.wire import frame
 
 
@@ -34,9 +33,8 @@ class Responses:
         info = self._service.find(fields.text("model", ""))
         asked = read_response(fields, client(request), self._settings.max_tokens)
         turn = await self._turn(info, asked)
-        pieces = Pieces(self._service, info.id)
-        writer = ResponseWriter(new_head("resp_", info.id), asked.repeated, asked.tools, asked.show, pieces)
-        events = _nothing(writer) if asked.empty else self._events(info.id, turn, writer, pieces)
+        writer = ResponseWriter(new_head("resp_", info.id), asked.repeated, asked.tools, asked.show)
+        events = _nothing(writer) if asked.empty else self._events(info.id, turn, writer)
         if asked.show.stream:
             return sse(_framed(events, writer), self._settings.limits, asked.show.ping_seconds)
         async with closing(events):
@@ -54,10 +52,9 @@ class Responses:
     async def _turn(self, info: ModelInfo, asked: ResponseRequest) -> Turn:
         return replace(asked.turn, generation=await settled(asked.asked, self._service, info.id, info.vocabulary))
 
-    async def _events(self, model: str, turn: Turn, writer: ResponseWriter, pieces: Pieces) -> AsyncIterator[Json]:
+    async def _events(self, model: str, turn: Turn, writer: ResponseWriter) -> AsyncIterator[Json]:
         async with closing(self._service.answer(model, turn)) as events:
             async for event in events:
-                await load(pieces, event)
                 for made in writer.events(event):
                     yield made
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Clock, Stopwatch, timings
 from localllm.server.openai.head import Head
@@ -13,15 +14,14 @@ from localllm.server.openai.logprobs import chat_entry
 from localllm.server.openai.request import Show
 from localllm.server.openai.responses.output import CustomCall, FunctionCall, Item, Message, Thought
 from localllm.server.openai.responses.tools import Named
-from localllm.server.pieces import Pieces
 from localllm.server.refusal import Refusal
-from localllm.server.turn import Begun, Done, Evaluated, Json, More, TurnEvent
+from localllm.server.turn import Json
 
 CODES = {"rate_limit": "rate_limit_exceeded", "invalid_request": "invalid_prompt"}  # of errors
 
 
 class ResponseWriter:
-    """Turns events into those of a response. The tokens that log-probabilities name must be in `pieces`."""
+    """Turns events into those of a response."""
 
     def __init__(
         self,
@@ -29,10 +29,9 @@ class ResponseWriter:
         repeated: Json,
         tools: Mapping[str, Named],
         show: Show,
-        pieces: Pieces,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._head, self._repeated, self._tools, self._show, self._pieces = head, repeated, tools, show, pieces
+        self._head, self._repeated, self._tools, self._show = head, repeated, tools, show
         self._watch = Stopwatch(clock)
         self._answer = Collected()
         self._items: list[Item] = []
@@ -42,7 +41,7 @@ class ResponseWriter:
         self._error: Json | None = None
         self._number = -1
 
-    def events(self, event: TurnEvent) -> Iterator[Json]:
+    def events(self, event: Event) -> Iterator[Json]:
         """Yield the events that one of the turn makes."""
         self._answer.add(event)
         self._watch.add(event)
@@ -90,24 +89,26 @@ class ResponseWriter:
         """llama.cpp's `timings` of a finished response."""
         return timings(self._answer.usage)
 
-    def _events(self, event: TurnEvent) -> Iterator[Json]:
+    def _events(self, event: Event) -> Iterator[Json]:
         match event:
-            case Begun():
+            case Started():
                 yield self._response_event("created")
                 yield self._progress(event)
-            case Evaluated() if self._show.progress:
+            case Prefilled() if self._show.progress:
                 yield self._progress(event)
-            case More():
+            case Token():
                 if event.logprob is not None:
-                    self._entries.append(chat_entry(event.logprob, self._pieces))
+                    self._entries.append(chat_entry(event.logprob))
                 for part in event.parts:
                     yield from self._part(part)
-            case Done():
+            case Finished():
+                for part in event.parts:
+                    yield from self._part(part)
                 self._status = "incomplete" if event.reason in ("length", "cancelled") else "completed"
                 yield from self._close(self._status)
                 yield self._response_event(self._status) | {"timings": self.timings}
 
-    def _progress(self, event: Begun | Evaluated) -> Json:
+    def _progress(self, event: Started | Prefilled) -> Json:
         made = self._response_event("in_progress")
         return made | ({"prompt_progress": self._watch.progress(event)} if self._show.progress else {})
 
@@ -157,8 +158,8 @@ class ResponseWriter:
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {
-                "cached_tokens": usage.reused,
-                "cache_write_tokens": usage.prompt_tokens - usage.reused,
+                "cached_tokens": usage.reused_tokens,
+                "cache_write_tokens": usage.prompt_tokens - usage.reused_tokens,
             },
             "output_tokens": usage.answer_tokens,
             "output_tokens_details": {"reasoning_tokens": self._answer.thinking_tokens},

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import pytest
 
 from localllm.errors import LocalLLMError
+from localllm.scheduler.request import Prefilled, Started
 from localllm.server.anthropic.writer import SIGNATURE
 from localllm.server.app import make_app
 from localllm.server.settings import Settings
-from localllm.server.turn import Begun, Evaluated
 from tests.localllm.server.openai.support import USER, ok, refusal, send, stream
 from tests.localllm.server.scripted import ScriptedService, Step, called, done, said, script, thought
 
@@ -23,7 +23,7 @@ TOOL: Any = {"name": "add", "input_schema": {"type": "object", "properties": {}}
 
 def everything() -> list[Step]:
     return [
-        Begun(20, 12),
+        Started(20, 12),
         *thought("I ", "add"),
         *said("No", "w"),
         *called("add", '{"a":', "1}", id="t1"),
@@ -113,7 +113,7 @@ def test_the_events_of_a_stream() -> None:
 
 
 def test_pings_stand_for_progress_with_the_prompt() -> None:
-    steps = [Begun(100, 0), Evaluated(64), Evaluated(100), *said("a"), done()]
+    steps = [Started(100, 0), Prefilled(64), Prefilled(100), *said("a"), done()]
     names = [name for name, _ in stream(ScriptedService(steps), PATH, max_tokens=9, messages=USER)]
     assert names[:5] == ["message_start", "ping", "ping", "content_block_start", "ping"]
 
@@ -129,13 +129,13 @@ def test_pings_stand_for_progress_with_the_prompt() -> None:
     ],
 )
 def test_stop_reasons(end: Any, reason: str, sequence: str | None) -> None:
-    service = ScriptedService([Begun(5, 0), *said("a"), end])
+    service = ScriptedService([Started(5, 0), *said("a"), end])
     body = ok(service, PATH, max_tokens=9, messages=USER, stop_sequences=["END"])
     assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
 
 
 def test_arguments_that_are_cut_off_are_left_out() -> None:
-    service = ScriptedService([Begun(5, 0), *called("add", '{"a": [1, '), done("length")])
+    service = ScriptedService([Started(5, 0), *called("add", '{"a": [1, '), done("length")])
     body = ok(service, PATH, max_tokens=9, messages=USER, tools=[TOOL])
     assert body["content"][0]["input"] == {}
     assert body["stop_reason"] == "max_tokens"
@@ -143,7 +143,7 @@ def test_arguments_that_are_cut_off_are_left_out() -> None:
 
 def test_thoughts_are_omitted_if_asked() -> None:
     thinking = {"type": "adaptive", "display": "omitted"}
-    steps = [Begun(5, 0), *thought("secret"), *said("a"), done()]
+    steps = [Started(5, 0), *thought("secret"), *said("a"), done()]
     body = ok(ScriptedService(steps), PATH, max_tokens=9, messages=USER, thinking=thinking)
     assert body["content"][0] == {"type": "thinking", "thinking": "", "signature": SIGNATURE}
     assert "secret" not in str(stream(ScriptedService(steps), PATH, max_tokens=9, messages=USER, thinking=thinking))
@@ -172,7 +172,7 @@ def test_a_thread_is_refused_so_that_the_client_sends_the_whole_conversation() -
 
 
 def test_an_error_within_a_stream_is_an_event() -> None:
-    service = ScriptedService([Begun(5, 0), *said("a"), LocalLLMError("the schema is wrong")])
+    service = ScriptedService([Started(5, 0), *said("a"), LocalLLMError("the schema is wrong")])
     name, data = stream(service, PATH, max_tokens=9, messages=USER)[-1]
     assert name == "error"
     assert data == {"type": "error", "error": {"type": "invalid_request_error", "message": "the schema is wrong"}}

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from localllm.answer.parts import Content
+from localllm.scheduler.request import Prefilled, Started
 from localllm.server.settings import Settings
-from localllm.server.turn import Begun, Completion, Evaluated, More, Structure
+from localllm.server.turn import Completion, Structure
 from tests.localllm.server.calls import call, events
 from tests.localllm.server.llamacpp.completing import asked, complete, refusal
-from tests.localllm.server.scripted import ScriptedService, done, said, script
+from tests.localllm.server.scripted import ScriptedService, done, said, script, wrote
 
 FINAL = {
     "index", "content", "tokens", "id_slot", "stop", "model", "tokens_predicted", "tokens_evaluated",
@@ -57,17 +59,17 @@ def test_the_answer(path: str) -> None:
     [("end", "", "eos"), ("stop", "User:", "word"), ("length", "", "limit"), ("cancelled", "", "none")],
 )
 def test_why_it_ended(reason: Any, stop: str, expected: str) -> None:
-    body = complete([Begun(5, 2), *said("a"), done(reason, stop=stop)])
+    body = complete([Started(5, 2), *said("a"), done(reason, stop=stop)])
     assert (body["stop_type"], body["stopping_word"]) == (expected, stop)
 
 
 def test_a_full_context_is_truncated() -> None:
     for tokens, truncated in ((4096 - 5, True), (4096 - 6, False)):
-        assert complete([Begun(5, 0), *said("a"), done("length", answer_tokens=tokens)])["truncated"] is truncated
+        assert complete([Started(5, 0), *said("a"), done("length", answer_tokens=tokens)])["truncated"] is truncated
 
 
 def test_the_first_token_takes_no_step() -> None:
-    timings = complete([Begun(5, 0), *said("a"), done("length", answer_tokens=1)])["timings"]
+    timings = complete([Started(5, 0), *said("a"), done("length", answer_tokens=1)])["timings"]
     assert (timings["predicted_per_second"], timings["predicted_per_token_ms"]) == (0.0, 0.0)
     assert all(value is not None and value >= 0 for value in timings.values())
 
@@ -77,7 +79,7 @@ def test_tokens_if_wanted() -> None:
 
 
 def test_a_text_that_was_held_back_belongs_to_it() -> None:
-    steps = [Begun(5, 0), *said("a"), More((), 9), More(said("bc")[0].parts), done()]
+    steps = [Started(5, 0), *said("a"), wrote((), 9), done(last=[Content("bc")])]
     assert complete(steps, return_tokens=True)["content"] == "abc"
     assert complete(steps, return_tokens=True)["tokens"] == [7, 9]
     stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "stream": True}))
@@ -113,7 +115,7 @@ def test_a_stream() -> None:
 
 
 def test_progress_and_timings() -> None:
-    steps = [Begun(50, 10), Evaluated(10), Evaluated(30), Evaluated(50), *said("a", "b"), done(prompt=50, reused=10)]
+    steps = [Started(50, 10), Prefilled(10), Prefilled(30), Prefilled(50), *said("a", "b"), done(prompt=50, reused=10)]
     found = events(
         call(
             ScriptedService(steps),
@@ -191,7 +193,14 @@ def test_other_shapes_are_refused(prompt: Any) -> None:
 
 
 def test_several_answers() -> None:
-    steps = [Begun(5, 0, 0), Begun(5, 5, 1), *said("a", answer=1), *said("b", answer=0), done(answer=0), done(answer=1)]
+    steps = [
+        Started(5, 0, 0),
+        Started(5, 5, 1),
+        *said("a", choice=1),
+        *said("b", choice=0),
+        done(choice=0),
+        done(choice=1),
+    ]
     body = complete(steps, n_cmpl=2)
     assert [(each["index"], each["content"]) for each in body] == [(0, "b"), (1, "a")]
     both = complete(steps, prompt=["x", "y"], n=2)

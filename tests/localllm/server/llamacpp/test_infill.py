@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from localllm.scheduler.request import Logprob
+from localllm.scheduler.request import Started
 from localllm.server.llamacpp.answer import Cut
-from localllm.server.turn import Begun, Completion
+from localllm.server.turn import Completion
 from tests.localllm.server.calls import call, events
 from tests.localllm.server.llamacpp.completing import asked, complete
-from tests.localllm.server.scripted import Model, ScriptedService, done, said, script
+from tests.localllm.server.scripted import Model, ScriptedService, done, likely, said, script
 
 # -- log-probabilities -----------------------------------------------------------------------------------------------
 
-PROBABILITY = Logprob(97, -0.25, ((97, -0.25), (200, -math.inf)))
+PROBABILITY = likely(97, -0.25, ((97, -0.25), (200, -math.inf)))
 SHOWN = {
     "id": 97, "token": "a", "bytes": [97], "logprob": -0.25, "top_logprobs": [
         {"id": 97, "token": "a", "bytes": [97], "logprob": -0.25},
@@ -26,7 +26,7 @@ SHOWN = {
 
 
 def test_probabilities() -> None:
-    steps = [Begun(5, 0), *said("a", "b", logprob=PROBABILITY), done(answer_tokens=2)]
+    steps = [Started(5, 0), *said("a", "b", logprob=PROBABILITY), done(answer_tokens=2)]
     assert asked(n_probs=2).generation.logprobs == 2
     assert asked(logprobs=3).generation.logprobs == 3
     assert asked().generation.logprobs is None
@@ -44,10 +44,10 @@ def test_probabilities_after_sampling() -> None:
             {"id": 98, "token": "b", "bytes": [98], "prob": 0.25},
         ],
     }  # fmt: skip
-    chances = Logprob(97, math.log(0.75), ((97, math.log(0.75)), (98, math.log(0.25))))
+    chances = likely(97, math.log(0.75), ((97, math.log(0.75)), (98, math.log(0.25))))
     assert asked(n_probs=2, post_sampling_probs=True).generation.sampled
     assert not asked(n_probs=2).generation.sampled
-    steps = [Begun(5, 0), *said("a", logprob=chances), done(answer_tokens=1)]
+    steps = [Started(5, 0), *said("a", logprob=chances), done(answer_tokens=1)]
     body = complete(steps, n_probs=2, post_sampling_probs=True)
     assert body["completion_probabilities"] == [after | {"prob": pytest.approx(0.75), "top_probs": [
         each | {"prob": pytest.approx(each["prob"])} for each in after["top_probs"]]}]  # fmt: skip
@@ -55,7 +55,7 @@ def test_probabilities_after_sampling() -> None:
 
 
 def test_the_tokens_of_a_stop_string_have_none() -> None:
-    steps = [Begun(5, 0), *said("a", "", "", logprob=PROBABILITY), done("stop", stop="xy")]
+    steps = [Started(5, 0), *said("a", "", "", logprob=PROBABILITY), done("stop", stop="xy")]
     assert complete(steps, n_probs=2)["completion_probabilities"] == [SHOWN]
 
 
@@ -84,14 +84,21 @@ def test_indentation(indent: int, texts: list[str], kept: str) -> None:
 
 
 def test_an_answer_ends_at_its_indentation_and_the_service_is_told() -> None:
-    service = ScriptedService([Begun(5, 0), *said("a\n", "b", "c"), 3600.0])
+    service = ScriptedService([Started(5, 0), *said("a\n", "b", "c"), 3600.0])
     body = call(service, "/completion", {"prompt": "x", "n_indent": 2}).json()
     assert (body["content"], body["stop_type"], body["tokens_predicted"]) == ("a\n", "limit", 2)
     assert service.closed == 1
 
 
 def test_an_answer_that_was_cut_off_stays_so_while_its_siblings_go_on() -> None:
-    steps = [Begun(5, 0, 0), Begun(5, 5, 1), *said("a\nb", "c", answer=0), *said("d", answer=1), done(answer=1), 3600.0]
+    steps = [
+        Started(5, 0, 0),
+        Started(5, 5, 1),
+        *said("a\nb", "c", choice=0),
+        *said("d", choice=1),
+        done(choice=1),
+        3600.0,
+    ]
     service = ScriptedService(steps)
     body = call(service, "/completion", {"prompt": "x", "n_indent": 2, "n": 2}).json()
     assert [each["content"] for each in body] == ["a\n", "d"]

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from localllm.scheduler.request import Started
 from localllm.server.app import make_app
 from localllm.server.settings import Settings
-from localllm.server.turn import Begun
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import Model, ScriptedService, done, said
 
@@ -88,7 +88,7 @@ def test_idle_slots() -> None:
 
 def test_busy_slots() -> None:
     async def main() -> None:
-        service = ScriptedService([Begun(5, 2), *said("a\n", "b"), 0.1, done()])
+        service = ScriptedService([Started(5, 2), *said("a\n", "b"), 0.1, done()])
         app = make_app(service, Settings(parallel=2))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             body = {"prompt": "secret", "n_predict": 9, "temperature": 0.5}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from localllm.answer.parts import CallStart, Content
-from localllm.scheduler.request import Logprob
+from localllm.scheduler.request import Started
 from localllm.server.settings import Settings
-from localllm.server.turn import Begun, Completion, More, Structure, Thinking, Turn
+from localllm.server.turn import Completion, Structure, Thinking, Turn
 from tests.localllm.server.calls import call, lines
-from tests.localllm.server.scripted import Model, ScriptedService, called, done, said, script, thought
+from tests.localllm.server.scripted import Model, ScriptedService, called, done, likely, said, script, thought, wrote
 
 USER = [{"role": "user", "content": "why"}]
 TIMES = {"total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration"}
@@ -97,7 +97,7 @@ def test_why_it_ended(reason: Any, expected: str) -> None:
 
 
 def test_thinking() -> None:
-    steps = [Begun(5, 0), *thought("so", "!"), *said("a"), done()]
+    steps = [Started(5, 0), *thought("so", "!"), *said("a"), done()]
     assert chat(steps)["message"] == {"role": "assistant", "content": "a", "thinking": "so!"}
     assert [each["message"] for each in streamed(steps)][:3] == [
         {"role": "assistant", "content": "", "thinking": "so"},
@@ -110,7 +110,7 @@ def test_thinking() -> None:
 
 def test_calls_of_tools_come_whole_with_an_object() -> None:
     steps = [
-        Begun(5, 0), *said("ok"), *called("f", '{"a": ', "[1, 2]}", id="x"), *called("g", index=1, id="y"),
+        Started(5, 0), *said("ok"), *called("f", '{"a": ', "[1, 2]}", id="x"), *called("g", index=1, id="y"),
         done("tool_calls"),
     ]  # fmt: skip
     calls = [
@@ -130,14 +130,14 @@ def test_calls_of_tools_come_whole_with_an_object() -> None:
 
 
 def test_a_broken_call_is_text_and_not_lost() -> None:
-    steps = [Begun(5, 0), *called("f", '{"a": '), done("length")]
+    steps = [Started(5, 0), *called("f", '{"a": '), done("length")]
     assert chat(steps)["message"] == {"role": "assistant", "content": 'f {"a": '}
     assert streamed(steps)[0]["message"]["content"] == 'f {"a": '
 
 
 def test_a_call_between_texts_in_one_event() -> None:
-    event = More((Content("a"), CallStart(0, "x", "f"), Content("b")), 7)
-    message = chat([Begun(5, 0), event, done()])["message"]
+    event = wrote((Content("a"), CallStart(0, "x", "f"), Content("b")), 7)
+    message = chat([Started(5, 0), event, done()])["message"]
     assert message["content"] == "ab"
     assert [each["function"]["name"] for each in message["tool_calls"]] == ["f"]
 
@@ -145,7 +145,7 @@ def test_a_call_between_texts_in_one_event() -> None:
 def test_errors_in_a_stream_are_lines() -> None:
     from localllm.server.errors import BadRequest
 
-    found = streamed([Begun(5, 0), *said("a"), BadRequest("no more")])
+    found = streamed([Started(5, 0), *said("a"), BadRequest("no more")])
     assert found[0]["message"]["content"] == "a"
     assert found[1] == {"error": "no more"}
     early = call(ScriptedService([BadRequest("not at all")]), "/api/chat", {"messages": USER})
@@ -153,8 +153,8 @@ def test_errors_in_a_stream_are_lines() -> None:
 
 
 def test_logprobs() -> None:
-    logprob = Logprob(97, -0.5, ((97, -0.5), (200, -math.inf)))
-    steps = [Begun(5, 0), *said("a", logprob=logprob), done()]
+    logprob = likely(97, -0.5, ((97, -0.5), (200, -math.inf)))
+    steps = [Started(5, 0), *said("a", logprob=logprob), done()]
     shown = {
         "token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [
             {"token": "a", "logprob": -0.5, "bytes": [97]},

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from localllm.scheduler.request import Started
 from localllm.server.errors import BadRequest
-from localllm.server.turn import Begun, Completion, Turn
+from localllm.server.turn import Completion, Turn
 from tests.localllm.server.calls import served
 from tests.localllm.server.scripted import ScriptedService, Step, called, done, said, script, thought
 
@@ -21,9 +22,9 @@ def answer(asked: Turn | Completion) -> list[Step]:
         return script("raw")
     last = asked.messages[-1]
     if last["content"] == "fail":
-        return [Begun(1, 0), *said("a"), BadRequest("it failed")]
+        return [Started(1, 0), *said("a"), BadRequest("it failed")]
     if asked.tools and last["role"] == "user":
-        return [Begun(5, 0), *thought("hm"), *called("add", '{"a": 2, ', '"b": 3}'), done("tool_calls")]
+        return [Started(5, 0), *thought("hm"), *called("add", '{"a": 2, ', '"b": 3}'), done("tool_calls")]
     return script("It is ", f"{last['content']}.")
 
 

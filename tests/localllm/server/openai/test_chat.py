@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from localllm.answer.parts import Content
-from localllm.scheduler.request import Logprob
+from localllm.scheduler.request import Prefilled, Started
 from localllm.server.errors import BadRequest
 from localllm.server.openai.chunks import ChatStream
 from localllm.server.openai.head import new_head
 from localllm.server.openai.request import Show
-from localllm.server.pieces import Pieces
-from localllm.server.turn import Begun, Evaluated, More, Turn
+from localllm.server.turn import Turn
 from tests.localllm.server.openai.support import USER, chunks, ok, send
-from tests.localllm.server.scripted import ScriptedService, Step, called, done, said, script, thought
+from tests.localllm.server.scripted import ScriptedService, Step, called, done, likely, said, script, thought, wrote
 
 PATH = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
@@ -32,8 +31,8 @@ def deltas(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def thinking_call() -> list[Step]:
     return [
-        Begun(20, 12),
-        Evaluated(20),
+        Started(20, 12),
+        Prefilled(20),
         *thought("I ", "add"),
         *said("Now:"),
         *called("add", '{"a":', "1}", id="call_a"),
@@ -98,14 +97,14 @@ def test_thoughts_and_calls() -> None:
 
 
 def test_content_is_null_beside_calls_and_empty_arguments_are_an_object() -> None:
-    service = ScriptedService([Begun(5, 0), *called("add"), done("tool_calls")])
+    service = ScriptedService([Started(5, 0), *called("add"), done("tool_calls")])
     message = ok(service, PATH, messages=USER, tools=TOOLS)["choices"][0]["message"]
     assert message["content"] is None
     assert message["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
 def test_an_empty_answer_has_empty_content() -> None:
-    message = ok(ScriptedService([Begun(5, 0), done(answer_tokens=0)]), PATH, messages=USER)["choices"][0]["message"]
+    message = ok(ScriptedService([Started(5, 0), done(answer_tokens=0)]), PATH, messages=USER)["choices"][0]["message"]
     assert message["content"] == ""
 
 
@@ -119,7 +118,7 @@ def test_finish_reasons(reason: Any, expected: str) -> None:
 
 
 def test_functions_are_answered_with_a_function_call() -> None:
-    steps = [Begun(5, 0), *called("add", "{}"), done("tool_calls")]
+    steps = [Started(5, 0), *called("add", "{}"), done("tool_calls")]
     body = ok(ScriptedService(steps), PATH, messages=USER, functions=[TOOLS[0]["function"]])
     choice = body["choices"][0]
     assert choice["message"]["function_call"] == {"name": "add", "arguments": "{}"}
@@ -137,12 +136,12 @@ def two_answers(turn: Any) -> list[Step]:
     assert isinstance(turn, Turn)
     assert turn.generation.n == 2
     return [
-        Begun(5, 2),
-        Begun(5, 5, answer=1),
-        *said("b", answer=1),
+        Started(5, 2),
+        Started(5, 5, choice=1),
+        *said("b", choice=1),
         *said("a"),
         done(answer_tokens=1),
-        done("length", reused=5, answer_tokens=1, answer=1),
+        done("length", reused=5, answer_tokens=1, choice=1),
     ]
 
 
@@ -208,21 +207,21 @@ def test_timings_of_each_token() -> None:
 @pytest.mark.parametrize(("progress", "expected"), [(False, [0, 0, 2, 1]), (True, [1, 1, 1, 1])])
 def test_the_first_chunk_comes_with_the_first_token(progress: bool, expected: list[int]) -> None:
     show = Show(stream=True, progress=progress)
-    stream = ChatStream(new_head("x", "tiny"), 1, show, Pieces(ScriptedService(), "tiny"))
-    made = [list(stream.chunks(event)) for event in (Begun(5, 0), Evaluated(5), *said("a"), done())]
+    stream = ChatStream(new_head("x", "tiny"), 1, show)
+    made = [list(stream.chunks(event)) for event in (Started(5, 0), Prefilled(5), *said("a"), done())]
     assert [len(chunks) for chunks in made] == expected
     first = made[0 if progress else 2][0]
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
 
 
 def test_a_prompt_that_fails_has_its_status() -> None:
-    service = ScriptedService([Begun(5, 0), Evaluated(3), BadRequest("no room")])
+    service = ScriptedService([Started(5, 0), Prefilled(3), BadRequest("no room")])
     response = send(service, PATH, {"messages": USER, "stream": True})
     assert (response.status_code, response.json()["error"]["message"]) == (400, "no room")
 
 
 def test_progress_with_the_prompt() -> None:
-    steps = [Begun(100, 20), Evaluated(64), Evaluated(100), *said("a"), done()]
+    steps = [Started(100, 20), Prefilled(64), Prefilled(100), *said("a"), done()]
     found = chunks(ScriptedService(steps), PATH, messages=USER, return_progress=True)
     progress = [chunk["prompt_progress"] for chunk in found if "prompt_progress" in chunk]
     assert [(each["total"], each["cache"], each["processed"]) for each in progress] == [
@@ -245,10 +244,10 @@ def test_several_answers_in_one_stream() -> None:
 def with_logprobs() -> list[Step]:
     """Two tokens of one character (its bytes are 0xC3 0xBC), then one that ends within a possible stop."""
     return [
-        Begun(5, 0),
-        More((), 0xC3, Logprob(0xC3, -0.5, ((0xC3, -0.5), (65, -1.0)))),
-        More((Content("ü"),), 0xBC, Logprob(0xBC, -0.25, ((0xBC, -0.25), (66, float("-inf"))))),
-        More((), 67, Logprob(67, -2.0, ())),
+        Started(5, 0),
+        wrote((), 0xC3, likely(0xC3, -0.5, ((0xC3, -0.5), (65, -1.0)))),
+        wrote((Content("ü"),), 0xBC, likely(0xBC, -0.25, ((0xBC, -0.25), (66, float("-inf"))))),
+        wrote((), 67, likely(67, -2.0, ())),
         done(answer_tokens=3),
     ]
 

@@ -6,8 +6,8 @@ import pytest
 
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
+from localllm.scheduler.request import Started
 from localllm.server.errors import PromptTooLong
-from localllm.server.turn import Begun
 from tests.localllm.server.openai.support import USER, chunks, ok, refusal, send, stream
 from tests.localllm.server.scripted import Model, ScriptedService, said
 
@@ -25,14 +25,14 @@ def test_a_prompt_that_is_too_long_says_so_before_a_stream_begins() -> None:
 
 
 def test_an_error_within_a_stream_is_its_last_event() -> None:
-    service = ScriptedService([Begun(5, 0), *said("a"), LocalLLMError("the schema is wrong")])
+    service = ScriptedService([Started(5, 0), *said("a"), LocalLLMError("the schema is wrong")])
     events = stream(service, PATH, messages=USER)
     assert events[-1][1]["error"]["message"] == "the schema is wrong"
     assert service.closed == 1
 
 
 def test_an_answer_is_closed_when_it_fails_and_another_error_is_not_told() -> None:
-    service = ScriptedService([Begun(5, 0), ValueError("a secret")])
+    service = ScriptedService([Started(5, 0), ValueError("a secret")])
     response = send(service, PATH, {"messages": USER})
     assert response.status_code == 500
     assert "secret" not in response.text

@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from localllm.scheduler.request import Logprob
+from localllm.scheduler.request import Prefilled, Started
 from localllm.server.app import make_app
 from localllm.server.settings import Settings
-from localllm.server.turn import Begun, Evaluated
 from tests.localllm.server.openai.test_responses import ADD, PATCH, everything
-from tests.localllm.server.scripted import ScriptedService, called, done, said, script, thought
+from tests.localllm.server.scripted import ScriptedService, called, done, likely, said, script, thought
 
 openai = pytest.importorskip("openai", reason="the openai package is not installed")
 pydantic = pytest.importorskip("pydantic", reason="the openai package is not installed")
@@ -52,7 +51,7 @@ def strict(value: Any) -> None:
 
 
 def test_a_chat() -> None:
-    steps = [Begun(5, 2), *thought("hm"), *said("Hel", "lo"), *called("add", '{"a":1}'), done("tool_calls")]
+    steps = [Started(5, 2), *thought("hm"), *said("Hel", "lo"), *called("add", '{"a":1}'), done("tool_calls")]
     body = use(ScriptedService(steps), lambda it: it.chat.completions.create(model="x", messages=USER, tools=[TOOL]))
     strict(body)
     assert body.choices[0].message.content == "Hello"
@@ -62,7 +61,7 @@ def test_a_chat() -> None:
 
 
 def test_a_streamed_chat() -> None:
-    steps = [Begun(5, 2), *thought("hm"), *said("Hel", "lo"), *called("add", '{"a"', ":1}"), done("tool_calls")]
+    steps = [Started(5, 2), *thought("hm"), *said("Hel", "lo"), *called("add", '{"a"', ":1}"), done("tool_calls")]
 
     async def work(it: Any) -> Any:
         asked = {"model": "x", "messages": USER, "tools": [TOOL], "stream_options": {"include_usage": True}}
@@ -78,7 +77,7 @@ def test_a_streamed_chat() -> None:
 
 
 def test_chunks_are_what_the_types_say() -> None:
-    steps = [Begun(5, 2), *said("A", token=65, logprob=Logprob(65, -1.0, ((65, -1.0),))), done()]
+    steps = [Started(5, 2), *said("A", token=65, logprob=likely(65, -1.0, ((65, -1.0),))), done()]
 
     async def work(it: Any) -> list[Any]:
         asked = {"model": "x", "messages": USER, "logprobs": True, "top_logprobs": 1}
@@ -136,7 +135,7 @@ def test_a_streamed_response() -> None:
                 pass
         return await events.get_final_response()
 
-    steps = [Begun(5, 0), Evaluated(5), *thought("hm"), *said("Hi"), *called("add", '{"a":1}'), done("tool_calls")]
+    steps = [Started(5, 0), Prefilled(5), *thought("hm"), *said("Hi"), *called("add", '{"a":1}'), done("tool_calls")]
     response = use(ScriptedService(steps), gathered)
     assert response.output_text == "Hi"
     assert json.loads(response.output[2].arguments) == {"a": 1}
@@ -171,4 +170,4 @@ def test_errors_are_the_clients_own() -> None:
             pass
 
     with pytest.raises(openai.APIError, match="internal error"):
-        use(ScriptedService([Begun(5, 0), *said("a"), RuntimeError("x")]), late)
+        use(ScriptedService([Started(5, 0), *said("a"), RuntimeError("x")]), late)

@@ -8,10 +8,10 @@ import pytest
 
 from localllm.answer.parts import Content
 from localllm.errors import LocalLLMError
-from localllm.scheduler.request import Logprob
-from localllm.server.turn import Begun, Completion, Evaluated, More
+from localllm.scheduler.request import Prefilled, Started
+from localllm.server.turn import Completion
 from tests.localllm.server.openai.support import chunks, ok, refusal, send
-from tests.localllm.server.scripted import ScriptedService, Step, done, said, script
+from tests.localllm.server.scripted import ScriptedService, Step, done, likely, said, script, wrote
 
 PATH = "/v1/completions"
 
@@ -80,12 +80,12 @@ def test_several_prompts_have_n_choices_each() -> None:
     def steps(completion: Any) -> list[Step]:
         text = completion.prompt
         return [
-            Begun(5, 2),
-            Begun(5, 5, answer=1),
+            Started(5, 2),
+            Started(5, 5, choice=1),
             *said(text + "0"),
             done(answer_tokens=1),
-            *said(text + "1", answer=1),
-            done(answer_tokens=1, reused=5, answer=1),
+            *said(text + "1", choice=1),
+            done(answer_tokens=1, reused=5, choice=1),
         ]
 
     body = ok(ScriptedService(steps), PATH, prompt=["a", "b", "c"], n=2)
@@ -137,12 +137,12 @@ def test_suffix_and_best_of() -> None:
 def scored(completion: Any) -> list[Step]:
     """An answer to tokens: each of the prompt after the first has a log-probability, and so has "!"."""
     prompt = list(completion.prompt)
-    known = tuple(Logprob(token, -float(token), ((token, -float(token)),)) for token in prompt[1:])
+    known = tuple(likely(token, -float(token), ((token, -float(token)),)) for token in prompt[1:])
     mark = ord("!")
     return [
-        Begun(len(prompt), 0),
-        Evaluated(len(prompt), logprobs=known if completion.echo_logprobs else ()),
-        More((Content("!"),), mark, Logprob(mark, -0.5, ((66, -0.25), (mark, -0.5)))),
+        Started(len(prompt), 0),
+        Prefilled(len(prompt), logprobs=known if completion.echo_logprobs else ()),
+        wrote((Content("!"),), mark, likely(mark, -0.5, ((66, -0.25), (mark, -0.5)))),
         done(prompt=len(prompt), reused=0, answer_tokens=1),
     ]
 
@@ -196,7 +196,7 @@ def test_logprobs_have_a_limit() -> None:
 
 def test_an_error_of_one_prompt_ends_all() -> None:
     def steps(completion: Any) -> list[Step]:
-        return [Begun(1, 0), LocalLLMError("no") if completion.prompt == "b" else 30.0]
+        return [Started(1, 0), LocalLLMError("no") if completion.prompt == "b" else 30.0]
 
     service = ScriptedService(steps)
     response = send(service, PATH, {"prompt": ["a", "b", "c"]})

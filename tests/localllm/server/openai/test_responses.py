@@ -7,10 +7,20 @@ from typing import Any
 import pytest
 
 from localllm.errors import LocalLLMError
-from localllm.scheduler.request import Logprob
-from localllm.server.turn import Begun, Evaluated, More
+from localllm.scheduler.request import Prefilled, Started
 from tests.localllm.server.openai.support import ok, refusal, send, stream
-from tests.localllm.server.scripted import Content, ScriptedService, Step, called, done, said, script, thought
+from tests.localllm.server.scripted import (
+    Content,
+    ScriptedService,
+    Step,
+    called,
+    done,
+    likely,
+    said,
+    script,
+    thought,
+    wrote,
+)
 
 PATH = "/v1/responses"
 ADD = {"type": "function", "name": "add", "description": "d", "parameters": {"type": "object", "properties": {"a": {}}}}
@@ -30,8 +40,8 @@ FILES = {
 
 def everything() -> list[Step]:
     return [
-        Begun(20, 12),
-        Evaluated(20),
+        Started(20, 12),
+        Prefilled(20),
         *thought("I ", "add"),
         *said("No", "w"),
         *called("add", '{"a":', "1}", id="c1"),
@@ -106,7 +116,7 @@ def test_the_events_of_a_stream() -> None:
 
 
 def test_a_tool_of_a_namespace_has_its_own_name() -> None:
-    steps = [Begun(5, 0), *called("files__read", "{}"), *called("files__write", "plain", index=1), done("tool_calls")]
+    steps = [Started(5, 0), *called("files__read", "{}"), *called("files__write", "plain", index=1), done("tool_calls")]
     first, second = ok(ScriptedService(steps), PATH, input="Hi", tools=[FILES])["output"]
     assert (first["namespace"], first["name"], first["type"]) == ("files", "read", "function_call")
     assert (second["namespace"], second["name"], second["input"]) == ("files", "write", "plain")
@@ -114,7 +124,7 @@ def test_a_tool_of_a_namespace_has_its_own_name() -> None:
 
 @pytest.mark.parametrize("written", ["[1]", '{"input": 5}', '{"other": 1}', "{", ""])
 def test_a_custom_tool_gets_what_the_model_wrote(written: str) -> None:
-    steps = [Begun(5, 0), *called("apply_patch", written), done("tool_calls")]
+    steps = [Started(5, 0), *called("apply_patch", written), done("tool_calls")]
     (item,) = ok(ScriptedService(steps), PATH, input="Hi", tools=[PATCH])["output"]
     assert item["input"] == {'{"input": 5}': "5"}.get(written, written)
 
@@ -130,7 +140,7 @@ def test_an_answer_that_is_cut_off_is_incomplete() -> None:
 
 
 def test_an_error_within_a_stream_fails_the_response() -> None:
-    service = ScriptedService([Begun(5, 0), *said("a"), LocalLLMError("the schema is wrong")])
+    service = ScriptedService([Started(5, 0), *said("a"), LocalLLMError("the schema is wrong")])
     name, data = stream(service, PATH, input="Hi")[-1]
     assert name == "response.failed"
     assert data["response"]["status"] == "failed"
@@ -157,10 +167,10 @@ def test_the_tokens_of_a_prompt(path: str) -> None:
 
 def test_logprobs_come_with_the_text() -> None:
     steps = [
-        Begun(5, 0),
+        Started(5, 0),
         *thought("x"),
-        More((), 65, Logprob(65, -1.0)),
-        More((Content("AB"),), 66, Logprob(66, -2.0, ((66, -2.0),))),
+        wrote((), 65, likely(65, -1.0)),
+        wrote((Content("AB"),), 66, likely(66, -2.0, ((66, -2.0),))),
         done(),
     ]
     events = stream(ScriptedService(steps), "/responses", input="Hi", include=["message.output_text.logprobs"])
@@ -170,7 +180,7 @@ def test_logprobs_come_with_the_text() -> None:
 
 
 def test_timings_and_progress_of_llamacpp() -> None:
-    steps = [Begun(100, 20), Evaluated(64), Evaluated(100), *said("a", "b"), done()]
+    steps = [Started(100, 20), Prefilled(64), Prefilled(100), *said("a", "b"), done()]
     events = stream(ScriptedService(steps), PATH, input="Hi", timings_per_token=True, return_progress=True)
     progress = [data["prompt_progress"]["processed"] for _, data in events if "prompt_progress" in data]
     assert progress == [20, 64, 100]

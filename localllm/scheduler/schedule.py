@@ -1,23 +1,18 @@
-"""A step: which rows of which requests it takes, and what they make of its results.
+"""Which rows of which requests a step takes.
 
-A step takes the newest token of every answer that is being written, its drafted tokens if verifying them pays, and then
+It takes the newest token of every answer that is being written, its drafted tokens if verifying them pays, and then
 parts of prompts as the budget allows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import perf_counter
 
-from localllm.backends.base import BackendError
 from localllm.cache import CacheFull, Sequence
-from localllm.engine import Engine, Result, Rows, Wanted
-from localllm.errors import LocalLLMError
-from localllm.notice import said
+from localllm.engine import Engine, Rows, Wanted
 from localllm.scheduler.answering import Answering
 from localllm.scheduler.budget import Budget
-from localllm.scheduler.drafts import Drafts
-from localllm.scheduler.interfaces import Observer, SchedulerLimits
+from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.running import Running
 
 
@@ -37,39 +32,37 @@ class Part:
         return sequence
 
 
-class Steps:
-    """Runs the steps of a scheduler."""
+class Schedule:
+    """Chooses the rows of steps."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        limits: SchedulerLimits,
-        running: Running,
-        drafts: Drafts | None,
-        observer: Observer | None,
-    ) -> None:
+    def __init__(self, engine: Engine, limits: SchedulerLimits, running: Running) -> None:
         self._engine, self._limits, self._running = engine, limits, running
-        self._drafts, self._observer = drafts, observer
         self._budget = Budget(engine.limits.rows, limits.step_seconds)
+        self._most_largest = engine.most_largest
 
-    def step(self) -> None:
-        """Take one step, if a running request has rows for it."""
-        parts = self._fitting(self._parts())
-        if parts:
-            self._run(parts)
+    def parts(self) -> list[Part]:
+        """Return the rows of the next step; none if no running request needs a step."""
+        active = self._running.active
+        if len(active) == 1 and self._running.drafts is None:  # an answer alone: microseconds count
+            [one] = active
+            sequence = one.sequence
+            if sequence is not None and not one.reading and self._engine.room(sequence) and not one.ticket.paused:
+                return [Part(one, 1, "all")]
+        return self._fitting(self._parts())
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def _parts(self) -> list[Part]:
         """Choose the rows of the next step."""
-        writing = [one for one in self._running.active if not one.reading]
-        reading = [one for one in self._running.active if one.reading]
+        active = [one for one in self._running.active if not one.ticket.paused]
+        writing = [one for one in active if not one.reading]
+        reading = [one for one in active if one.reading]
         limits = self._engine.limits
         most = min(limits.rows, limits.logit_rows)
         if len(writing) + bool(reading) > most:  # take turns, and leave a row for a prompt
             writing = sorted(writing, key=lambda one: one.answered)[: max(most - bool(reading), 1)]
-        if self._drafts is not None:
-            self._drafts.propose(writing, limits)
+        if self._running.drafts is not None:
+            self._running.drafts.propose(writing, limits)
         parts = [Part(one, 1 + one.verified, "all") for one in writing]
         rows = sum(part.count for part in parts)
         if rows > most:  # too many drafted tokens: verify none
@@ -154,61 +147,22 @@ class Steps:
             one.fail(CacheFull(one.pending, 0, blocks, self._engine.block_tokens))
         self._running.leave(one)
 
-    # -- results ---------------------------------------------------------------------------------------------------
+    # -- the step --------------------------------------------------------------------------------------------------
 
-    def _run(self, parts: list[Part]) -> None:
-        began = perf_counter()
-        rows = [self._rows(part) for part in parts]
-        try:
-            results = self._engine.step(rows)
-        except (BackendError, LocalLLMError) as error:
-            for part in parts:
-                part.answering.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
-                self._running.leave(part.answering)
-            return
-        self._observe(parts, perf_counter() - began)
-        for part, result in zip(parts, results, strict=True):
-            self._take(part, result)
+    def rows(self, part: Part) -> Rows:
+        """Return what the engine evaluates of a part."""
+        one, start = part.answering, part.sequence.length
+        tokens = one.tokens[start : start + part.count]
+        if one.verified and not part.prompt:
+            tokens += [guess.token for guess in one.guesses[: one.verified]]
+        if part.wanted == "none" or one.verified or one.request.prompt_logprobs or not self._most_largest:
+            return Rows(part.sequence, tokens, part.wanted)
+        largest = one.looks_at
+        return Rows(part.sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
 
-    def _rows(self, part: Part) -> Rows:
-        one = part.answering
-        start = part.sequence.length
-        pending = one.tokens[start : start + part.count]
-        drafted = [guess.token for guess in one.guesses[: one.verified]] if not part.prompt else []
-        picks = one.looks_at if not one.verified and not one.request.prompt_logprobs and part.wanted != "none" else 0
-        return Rows(part.sequence, [*pending, *drafted], part.wanted, picks)
-
-    def _observe(self, parts: list[Part], seconds: float) -> None:
-        """Record what a step cost, for the budget, the drafts and whoever looks."""
+    def observe(self, parts: list[Part], seconds: float) -> None:
+        """Record what a step cost, for the budget and the drafts."""
         prompt = sum(part.count for part in parts if part.prompt)
         self._budget.observe(sum(not part.prompt for part in parts), prompt, seconds)
-        if self._observer is not None:
-            self._observer.step(len(parts), sum(part.answering.verified > 0 for part in parts))
-        if self._drafts is not None:
-            self._drafts.observe(sum(part.count for part in parts), prompt, seconds)
-
-    def _take(self, part: Part, result: Result) -> None:
-        """Let a request choose from its logits, and move on."""
-        one, sequence = part.answering, part.sequence
-        try:
-            one.evaluated(result.logits if part.wanted == "all" else None)
-            if sequence.length >= len(one.tokens) and one.left <= 0:
-                one.finish("length")  # only the prompt was wanted, in the cache
-            elif sequence.length >= len(one.tokens):
-                if result.largest.ids.size:
-                    one.take_largest(result.largest)
-                else:
-                    one.take(result.logits[-1 - one.verified :])
-                if self._drafts is not None:
-                    self._drafts.judge(one)
-                if one.verified:
-                    self._engine.truncate(sequence, max(min(sequence.length, len(one.tokens) - 1), 0))
-            elif one.checkpoints and sequence.length == one.checkpoints[0]:
-                self._running.prefixes.keep(self._engine.fork(sequence))
-        except LocalLLMError as error:
-            one.fail(error)
-        one.guesses, one.verified = [], 0
-        if not one.done and len(one.tokens) > self._engine.limits.positions:
-            one.finish("context")
-        if one.done:
-            self._running.leave(one)
+        if self._running.drafts is not None:
+            self._running.drafts.observe(sum(part.count for part in parts), prompt, seconds)

@@ -1,0 +1,53 @@
+"""The OpenCL devices of this machine. This file imports nothing of the GPU code, which takes a tenth of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from localllm.backends.base import BackendError
+from localllm.notice import Notice, Setting
+
+SIMULATOR = "oclgrind"  # for tests; it presents itself as a card, but is a thousand times slower
+
+
+def package() -> Any:
+    """Import PyOpenCL. BackendError if it is missing."""
+    try:
+        import pyopencl
+    except ImportError as error:
+        problem = f"the opencl backend needs PyOpenCL ({error}); pip install 'localllm[opencl]', or use "
+        raise BackendError(Notice(problem, Setting("backend", "cpu"))) from None
+    return pyopencl
+
+
+def devices() -> list[Any]:
+    """Return PyOpenCL's devices, GPUs first. BackendError if PyOpenCL, a driver or a device is missing."""
+    cl = package()
+    try:
+        platforms = [each for each in cl.get_platforms() if SIMULATOR not in each.name.lower()]
+        found = [device for platform in platforms for device in platform.get_devices()]
+    except cl.Error as error:
+        instead = "install the card's driver, or pip install pocl-binary-distribution to run OpenCL on the CPU"
+        raise BackendError(f"no OpenCL driver ({reason_of(error)}); {instead}") from None
+    if not found:
+        problem = "OpenCL finds no device; install the card's driver, or use "
+        raise BackendError(Notice(problem, Setting("backend", "cpu")))
+    return sorted(found, key=lambda device: kind_of(device) != "GPU")
+
+
+def of_kinds(kinds: Collection[str]) -> list[Any]:
+    """Return the devices of these kinds. BackendError if there is none."""
+    found = [each for each in devices() if kind_of(each) in kinds]
+    if not found:
+        raise BackendError(Notice(f"OpenCL finds no {' or '.join(kinds)}; use ", Setting("backend", "cpu")))
+    return found
+
+
+def kind_of(device: Any) -> str:
+    types = package().device_type
+    return "GPU" if device.type & types.GPU else "CPU" if device.type & types.CPU else "other"
+
+
+def reason_of(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,100 @@
+"""Tokens a second of whole answers: one alone, several in the server's scheduler, and several threads on one model.
+
+    python benchmarks/answers.py MODEL [-t 2] [--counts 4,8,16]
+
+Prints one JSON object. It runs with the localllm of the Python that starts it, 0.2.0 included, so that against.py can
+compare two installations. Without threads on one model (0.2.0) these are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from time import perf_counter
+from typing import Any
+
+import localllm
+
+PROMPT, ANSWER = 8, 48
+
+
+def alone(model: Any, options: Any) -> float:
+    """Return the rate of one answer after its first token."""
+    pieces = iter(model.generate(prompt_of(0), sampling=options, max_tokens=4 * ANSWER, ignore_eos=True))
+    next(pieces)
+    began = perf_counter()
+    count = sum(piece.token is not None for piece in pieces)
+    return count / (perf_counter() - began)
+
+
+def scheduled(model: Any, options: Any, count: int) -> float:
+    """Return the rate of `count` requests in a scheduler, prompts included."""
+    from localllm.scheduler.interfaces import SchedulerLimits
+    from localllm.scheduler.request import Failed, Finished, Request
+    from localllm.scheduler.scheduler import Scheduler
+
+    limits = SchedulerLimits(parallel=count)
+    if hasattr(model, "new_core"):
+        scheduler = Scheduler(model.new_core(limits))
+    else:
+        scheduler = Scheduler(model.engine, model.tokenizer, model.sampler, limits)
+    with scheduler:
+        left, over = [count], threading.Event()
+
+        def listen(event: Any) -> None:
+            if isinstance(event, Finished | Failed):
+                left[0] -= 1
+                if not left[0]:
+                    over.set()
+
+        began = perf_counter()
+        for number in range(count):
+            scheduler.submit(Request(prompt_of(number), options, ANSWER, ignore_eos=True), listen)
+        over.wait()
+        return count * ANSWER / (perf_counter() - began)
+
+
+def threaded(model: Any, options: Any, count: int) -> float:
+    """Return the rate of `count` threads on one model, prompts included."""
+    from localllm.scheduler.interfaces import SchedulerLimits
+
+    model.new_core(SchedulerLimits(parallel=count))
+
+    def answer(number: int) -> None:
+        for _ in model.generate(prompt_of(number), sampling=options, max_tokens=ANSWER, ignore_eos=True):
+            pass
+
+    workers = [threading.Thread(target=answer, args=(number,)) for number in range(count)]
+    began = perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return count * ANSWER / (perf_counter() - began)
+
+
+def prompt_of(number: int) -> list[int]:
+    return [(7 * i + 13 * number) % 200 + 3 for i in range(PROMPT)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("-t", "--threads", type=int, default=None)
+    parser.add_argument("--counts", default="4,8,16")
+    args = parser.parse_args()
+    counts = [int(count) for count in args.counts.split(",")]
+    options, found = localllm.SamplingOptions(temperature=0), {}
+    with localllm.load(args.model, threads=args.threads, ctx_size=512, sequences=max(counts)) as model:
+        alone(model, options)
+        found["alone"] = max(alone(model, options) for _ in range(3))
+        for count in counts:
+            found[f"{count} sequences"] = max(scheduled(model, options, count) for _ in range(2))
+            if hasattr(model, "new_core"):
+                found[f"{count} threads"] = max(threaded(model, options, count) for _ in range(2))
+    print(json.dumps({name: round(rate, 3) for name, rate in found.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What the cache of a model holds of a text, in files: put there, and taken up again, between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from localllm.cache import Sequence as Cached
+from localllm.cache.prompt_cache import Kept, restore, save
+from localllm.predictor import Predictor
+
+
+def take_up(kept: Kept, model: Predictor) -> list[int]:
+    """Put what a file holds into the model's cache; return its tokens."""
+
+    def restored() -> tuple[Cached, int]:
+        sequence = model.engine.add()
+        restore(kept, model, sequence)
+        return sequence, 0
+
+    places = model.stepper.core.running.places
+    return model.stepper.run(lambda: places.take_up(restored)[0])
+
+
+def keep_in_file(
+    path: Path, model: Predictor, tokens: Sequence[int], messages: Sequence[dict[str, str]], force: bool
+) -> tuple[list[int], int]:
+    """Write what the model's cache holds of `tokens`; return those, and the file's size. Errors as in `save`."""
+    places = model.stepper.core.running.places
+
+    def write(sequence: Cached) -> tuple[list[int], int]:
+        return list(sequence.tokens), save(path, model, sequence, messages, force)
+
+    return model.stepper.run(lambda: places.held(tokens, write))

@@ -1,0 +1,118 @@
+"""The one loop that makes tokens: `step` admits requests, runs a batch of their rows, and gives each its results.
+
+The tokens of a request do not depend on its company: the engine's rows do not, drafted tokens are accepted only if they
+would have been chosen anyway, and each request has its own random numbers. stream.py steps the core in the threads that
+read; `localllm.scheduler.scheduler` steps it in a thread, for a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from localllm.backends.base import BackendError
+from localllm.engine import ContextFull, Engine, Result
+from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting, said
+from localllm.options import SamplingOptions
+from localllm.sampling.repetition import Breakers
+from localllm.scheduler.answering import Answering
+from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
+from localllm.scheduler.request import Ticket
+from localllm.scheduler.running import Running
+from localllm.scheduler.schedule import Part, Schedule
+from localllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.sampling.sampler import Sampler
+    from localllm.scheduler.drafts import Drafts
+
+
+class Core:
+    """The requests of one engine. `add` may be called from any thread; only one thread at a time may step."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        sampler: Callable[[SamplingOptions, Breakers | None], Sampler],
+        limits: SchedulerLimits | None = None,
+        drafts: Drafts | None = None,
+        observer: Observer | None = None,
+        store: Store | None = None,
+    ) -> None:
+        """`observer` hears of each step. `store` keeps sequences that the cache evicts."""
+        self.engine, self.limits = engine, limits or SchedulerLimits()
+        self._tokenizer, self._sampler, self._observer = tokenizer, sampler, observer
+        self.running = Running(engine, self.limits, drafts, store)
+        self._schedule = Schedule(engine, self.limits, self.running)
+        self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # run at the start of a step
+        self._numbers = count(1)
+
+    def answering(self, ticket: Ticket, sampler: Sampler | None = None) -> Answering:
+        """Return the state of a new request. ContextFull for a prompt that does not fit, LocalLLMError for an empty
+        one."""
+        request = ticket.request
+        if not request.prompt:
+            raise LocalLLMError("the prompt has no tokens; give some text")
+        prompt, context = self.engine.opened(request.prompt), self.engine.limits.positions
+        if len(prompt) > context:
+            counts = f"the prompt has {len(prompt)} tokens, the context holds {context}"
+            raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
+        if prompt is not request.prompt:
+            ticket.request = replace(request, prompt=prompt)
+        sampler = sampler or self._sampler(request.sampling, request.breakers)
+        return Answering(ticket, next(self._numbers), sampler, self._tokenizer, self.engine.read_after)
+
+    def step(self) -> bool:
+        """Admit requests, run their next rows in one pass, and give each its results. Return whether there was work."""
+        worked = self.receive()
+        self.running.drop_cancelled()
+        self.running.admit()
+        began = perf_counter()
+        parts = self._schedule.parts()
+        drafted = perf_counter()
+        results = self._run(parts)
+        ended = perf_counter()
+        self._process(parts, results, ended - began, ended - drafted)
+        return worked or bool(parts)
+
+    def receive(self) -> bool:
+        """Run the jobs in the inbox; return whether there were any."""
+        worked = False
+        while not self.inbox.empty():
+            self.inbox.get()()  # only the thread that steps takes jobs
+            worked = True
+        return worked
+
+    def _run(self, parts: list[Part]) -> list[Result]:
+        """Run the rows in one pass. Requests fail with an error of the backend; an interrupt goes through."""
+        if not parts:
+            return []
+        try:
+            return self.engine.step([self._schedule.rows(part) for part in parts])
+        except (BackendError, LocalLLMError) as error:
+            for part in parts:
+                part.answering.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
+                self.running.leave(part.answering)
+            return []
+
+    def _process(self, parts: list[Part], results: list[Result], seconds: float, passing: float) -> None:
+        """Let each request choose its next tokens. The step took `seconds`, the pass in it `passing`."""
+        if not results:
+            return
+        self._schedule.observe(parts, passing)
+        if self._observer is not None:
+            self._observer.step(len(parts), sum(part.answering.verified > 0 for part in parts))
+        for number, (part, result) in enumerate(zip(parts, results, strict=True)):
+            try:
+                self.running.take(part.answering, result, part.prompt, seconds)
+            except BaseException:  # an interrupt: the other results are lost
+                for lost in parts[number:]:
+                    lost.answering.fail(LocalLLMError("the answer was interrupted"))
+                    self.running.leave(lost.answering)
+                raise

@@ -1,0 +1,218 @@
+"""The events of one request, for a thread that reads them: it steps the core until its own are there.
+
+Several threads may read streams of one core. One of them steps for all; the others wait for its steps. Between its
+reads a stream runs ahead by at most AHEAD events, so that threads that read at about the same time share steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from localllm.errors import LocalLLMError
+from localllm.generation.core import Core
+from localllm.generation.interrupts import Uninterrupted
+from localllm.sampling.sampler import Sampler
+from localllm.scheduler.answering import Answering
+from localllm.scheduler.request import Event, Failed, Finished, Request, Ticket
+
+T = TypeVar("T")
+_MOST_IDLE = 10_000  # steps without work while a thread waits: a bug, not a hang
+AHEAD = 8  # unread events of a stream, above which it waits
+
+
+class Stepper:
+    """Steps a core, one thread at a time, for all threads that wait."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._turn = threading.Condition()  # reentrant: a stream may be collected at any point
+        self._thread: int | None = None  # the thread that steps
+        self._waiting = 0  # threads that wait
+        self._closed: LocalLLMError | None = None
+        self._swept = True  # whether nothing was cancelled since a step looked
+
+    def stream(
+        self,
+        request: Request,
+        stop: threading.Event | None = None,
+        ahead: int | None = AHEAD,
+        sampler: Sampler | None = None,
+    ) -> Stream:
+        """Add a request; return its events. ContextFull for a prompt that does not fit. `stop` ends the answer.
+
+        At most `ahead` events wait to be read; None: any number. `sampler` continues its random numbers.
+        """
+        if self._closed is not None:
+            raise self._closed
+        self.refuse_within()
+        events = deque[Event]()
+        wanted = None if ahead is None else lambda: len(events) < ahead
+        ticket = Ticket(request, events.append, wanted, stop)
+        one = self.core.answering(ticket, sampler)
+        stream = Stream(self, ticket, events)  # first: an interrupt closes it
+        self.put(lambda: self._add(one))
+        return stream
+
+    def _add(self, one: Answering) -> None:
+        if self._closed is not None:  # meanwhile
+            one.fail(self._closed)
+        else:
+            self.core.running.waiting.append(one)
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Have a job run between two steps by the thread that steps next."""
+        with Uninterrupted():
+            self.core.inbox.put(job)
+            self._wake()
+
+    def run(self, job: Callable[[], T]) -> T:
+        """Run a job between two steps; return its result."""
+        done: list[T] = []
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                done.append(job())
+            except BaseException as error:
+                failed.append(error)
+
+        if self._closed is not None:
+            raise self._closed
+        self.refuse_within()
+        self.put(work)
+        self.until(lambda: done or failed)
+        if failed:
+            raise failed[0]
+        return done[0]
+
+    def until(self, ready: Callable[[], object]) -> None:
+        """Step until `ready`, or wait while another thread does. Ctrl-C interrupts it between two steps."""
+        with Uninterrupted() as interrupts:
+            self._until(ready, interrupts)
+
+    def _until(self, ready: Callable[[], object], interrupts: Uninterrupted) -> None:
+        """Return when `ready`, or early after an interrupt."""
+        with self._turn:
+            while self._thread is not None and not ready():
+                self.refuse_within()
+                self._wait()
+                if interrupts.pending:
+                    return
+            if ready():
+                return
+            self._thread = threading.get_ident()
+        try:
+            idle = 0
+            while not ready() and not interrupts.pending:
+                idle = 0 if self.core.step() else idle + 1
+                assert idle < _MOST_IDLE, "a request waits for ever"
+                if self._waiting:
+                    self._wake()
+        finally:
+            self._leave()
+
+    def refuse_within(self) -> None:
+        """Raise LocalLLMError within a step of this very thread, which would wait for itself."""
+        if self._thread == threading.get_ident():
+            raise LocalLLMError("the model is in the middle of a step; a function that it calls cannot use it")
+
+    def step(self) -> None:
+        """Take one step, once no other thread steps. Wait while there is nothing to do."""
+        with self._turn:
+            while self._thread is not None or not (self.core.running.busy or not self.core.inbox.empty()):
+                self._wait()
+            self._thread = threading.get_ident()
+        try:
+            self.core.step()
+        finally:
+            self._leave()
+
+    def sweep(self) -> None:
+        """Free what cancelled requests hold, unless a thread steps, which then does it. Never waits for a step."""
+        with Uninterrupted():
+            self._swept = False
+            with self._turn:
+                if self._thread is not None:
+                    return
+                self._thread = threading.get_ident()
+            self._leave()
+
+    def close(self, error: LocalLLMError, afterwards: Callable[[], None] = lambda: None) -> None:
+        """End all requests with an error, which later ones get too. `afterwards` runs when no step uses the model."""
+        with Uninterrupted():
+            self._closed = error
+            self.put(lambda: self.core.running.end(error))
+            self.put(afterwards)
+            self.sweep()
+
+    def settle(self) -> None:
+        """Wait until no other thread steps."""
+        with self._turn:
+            while self._thread not in (None, threading.get_ident()):
+                self._wait()
+
+    def _leave(self) -> None:
+        """Let others step, after what they could not sweep meanwhile."""
+        try:
+            while not self._let_go(unswept=False):
+                self.core.receive()
+                self.core.running.drop_cancelled()
+        except BaseException:  # an interrupt
+            self._let_go(unswept=True)
+            raise
+
+    def _let_go(self, unswept: bool) -> bool:
+        """Let others step, unless something is left to sweep; with `unswept` anyway. Return whether they may."""
+        with self._turn:
+            if not self._swept and not unswept:
+                self._swept = True
+                return False
+            self._thread = None
+            if self._waiting:
+                self._turn.notify_all()
+            return True
+
+    def _wait(self) -> None:
+        self._waiting += 1
+        try:
+            self._turn.wait()
+        finally:
+            self._waiting -= 1
+
+    def _wake(self) -> None:
+        with self._turn:
+            self._turn.notify_all()
+
+
+class Stream(Iterator[Event]):
+    """Yields the events of a request, up to `Finished`. Raises the error of a failed request. `close` cancels it."""
+
+    def __init__(self, stepper: Stepper, ticket: Ticket, events: deque[Event]) -> None:
+        self._stepper, self._ticket, self._events = stepper, ticket, events
+        self._over = False
+
+    def __next__(self) -> Event:
+        if self._over:
+            raise StopIteration
+        if not self._events:
+            self._stepper.until(lambda: self._events)
+        event = self._events.popleft()
+        if isinstance(event, Failed):
+            self._over = True
+            raise event.error
+        self._over = isinstance(event, Finished)
+        return event
+
+    def close(self) -> None:
+        """End the request, and free its blocks."""
+        if not self._over:
+            with Uninterrupted():
+                self._over = True
+                self._ticket.cancel()
+                self._stepper.sweep()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,189 @@
+"""A model that chooses tokens: its sampler, its drafts, and the core that makes its answers."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeVar
+
+from localllm.backends.base import Progress
+from localllm.errors import LocalLLMError
+from localllm.gguf import GGUFFile
+from localllm.loaded import LoadedModel
+from localllm.notice import NotUsed
+from localllm.options import LoadOptions, SamplingOptions, SpeculationOptions
+from localllm.sampling.infill import Spellings
+from localllm.sampling.repetition import Breakers, BreakerTokens
+from localllm.sampling.sampler import Sampler
+from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
+
+if TYPE_CHECKING:
+    from localllm.answer.constraint import GrammarVocabulary
+    from localllm.generation.stream import Stepper
+    from localllm.scheduler.drafts import Drafts
+    from localllm.speculation.setup import Speculation
+
+T = TypeVar("T")
+PARALLEL = 16  # answers of a model that run together; others wait
+
+
+class Predictor(LoadedModel):
+    """An open model with a core, which is made when it is first needed."""
+
+    def __init__(self, file: GGUFFile, force: bool = False) -> None:
+        """`force`: if the file's tokenizer rule is unknown, take the nearest."""
+        super().__init__(file, force)
+        self.draft: Predictor | None = None  # drafts tokens; closed with this model
+        self._stepper: Stepper | None = None
+        self._opening = threading.RLock()
+
+    # -- the core --------------------------------------------------------------------------------------------------
+
+    @property
+    def stepper(self) -> Stepper:
+        """The core that makes this model's answers, and whose turn it is to step it."""
+        with self._opening:
+            return self._stepper or self.new_core(SchedulerLimits(parallel=PARALLEL))
+
+    def new_core(
+        self, limits: SchedulerLimits, observer: Observer | None = None, store: Store | None = None
+    ) -> Stepper:
+        """Replace the core. Running answers of the old one end with an error."""
+        from localllm.generation.core import Core
+        from localllm.generation.stream import Stepper
+
+        self._check_open()
+        with self._opening:
+            if self._stepper is not None:
+                self._stepper.close(LocalLLMError("the model has begun to answer in another way"))
+                self._stepper.settle()
+            core = Core(self._predicting(), self.maybe_tokenizer, self.sampler, limits, self.drafts(), observer, store)
+            self._stepper = Stepper(core)
+            return self._stepper
+
+    def exclusively(self, tokens: int, job: Callable[[], T]) -> T:
+        """Run a job between two steps, with room in the cache for a sequence of `tokens` tokens."""
+        if (stepper := self._stepper) is None:
+            return super().exclusively(tokens, job)
+        running = stepper.core.running
+
+        def alone() -> T:
+            running.make_room(tokens)
+            return job()
+
+        return stepper.run(alone)
+
+    def close(self) -> None:
+        """Free the weights and the cache, once no step uses them. Answers end with an error."""
+        self._closed = True
+        if self._stepper is not None:
+            self._stepper.close(self.closed_error(), self._release)
+        else:
+            self._release()
+
+    def _release(self) -> None:
+        if self.draft is not None:
+            self.draft.close()
+        super().close()
+
+    # -- drafts ----------------------------------------------------------------------------------------------------
+
+    def speculate(
+        self,
+        options: LoadOptions,
+        load: Callable[..., Predictor],
+        progress: Progress | None = None,
+        sequences: int = 0,
+    ) -> None:
+        """Enable drafting: load the draft model if there is one, and time passes.
+
+        `load` is `localllm.load`. `sequences` prepares for a server, as in `bind`. The draft model gets the GPU memory
+        that the target leaves, or none if the target uses no GPU.
+        """
+        from localllm.speculation.setup import Speculation
+
+        speculation, draft = options.speculation, None
+        if speculation.model_draft:
+            draft = load(
+                speculation.model_draft,
+                progress=progress,
+                sequences=sequences,
+                ctx_size=self.context,
+                threads=options.threads,
+                backend=options.backend,
+                gpu_layers=0 if options.gpu_layers == 0 else "auto",
+                device=options.device,
+                force=options.force,
+                any_cache=True,  # no warnings: what a draft gets wrong costs only time
+            )
+        try:
+            self.draft_with(Speculation(self.reader(), speculation, draft.reader() if draft is not None else None))
+        except BaseException:
+            if draft is not None:
+                draft.close()
+            raise
+        assert self.speculation is not None
+        for note in self.speculation.notes:
+            warnings.warn(note, NotUsed, stacklevel=2)
+        if self.speculation.refused and draft is not None:
+            draft.close()
+            draft = None
+        self.draft = draft
+
+    def use_speculation(self, options: SpeculationOptions) -> None:
+        """Draft by other options from now on, with the draft model that is loaded. SpeculationError if it cannot.
+
+        OptionError if they need one and none is loaded.
+        """
+        from localllm.speculation.setup import Speculation
+
+        if options.kind == "off":
+            self.draft_with(None)
+            return
+        drafts = self.draft is not None and bool(options.model_draft)
+        speculation = Speculation(self.reader(), options, self.draft.reader() if drafts and self.draft else None)
+        self.draft_with(speculation)
+        for note in speculation.notes:
+            warnings.warn(note, NotUsed, stacklevel=2)
+
+    def draft_with(self, speculation: Speculation | None) -> None:
+        """Draft by `speculation` from now on, or not at all."""
+        self.speculation = speculation
+        if (stepper := self._stepper) is not None:
+            stepper.run(lambda: stepper.core.running.use(self.drafts()))
+
+    def drafts(self) -> Drafts | None:
+        """Return what drafts tokens for a new core; None if nothing does."""
+        return self.speculation.drafts() if self.speculation is not None else None
+
+    # -- sampling --------------------------------------------------------------------------------------------------
+
+    def sampler(self, options: SamplingOptions, breakers: Breakers | None = None) -> Sampler:
+        """Return a sampler for this vocabulary. `breakers`: DRY's sequence breakers, if they have been found before."""
+        if breakers is None and options.dry_multiplier and self.breakers is not None:
+            breakers = self.breakers.find(options.dry_sequence_breaker)
+        words = self.maybe_tokenizer
+        if words is None:
+            return Sampler(options, breakers)
+        spellings = Spellings(partial(words.piece, special=False), words.eog, words.end)
+        return Sampler(options, breakers, words.suppressed, spellings)
+
+    @cached_property
+    def breakers(self) -> BreakerTokens | None:
+        """What finds DRY's sequence breakers in the vocabulary; None without a tokenizer."""
+        words = self.maybe_tokenizer
+        if words is None:
+            return None
+        return BreakerTokens(
+            lambda: [words.piece(token) for token in range(words.vocab_size)],
+            lambda text: words.encode(text, add_special=False),
+        )
+
+    @cached_property
+    def grammars(self) -> GrammarVocabulary:
+        """The vocabulary in llguidance's form, made for the first constrained answer."""
+        from localllm.answer.constraint import GrammarVocabulary
+
+        return GrammarVocabulary(self.tokenizer, self.vocabulary)

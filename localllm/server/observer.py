@@ -1,0 +1,136 @@
+"""Follows answers for /slots, /metrics and limits of tokens: the service calls the observer at each event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from localllm.generation.statistics import Usage
+from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token, account_of
+from localllm.server.metrics import Metrics
+from localllm.server.turn import Completion, EmbedResult, Generation, Turn
+
+A = TypeVar("A", Turn, Completion)
+BROKEN_OFF = "broken off"  # the reason of an answer whose reader went away, or that failed
+
+
+@dataclass(eq=False, slots=True)
+class Open:
+    """An answer that is not finished."""
+
+    number: int  # counts up from 0
+    model: str
+    generation: Generation
+    running: bool = False  # else it waits
+    prompt_tokens: int = 0
+    reused: int = 0
+    evaluated: int = 0
+    tokens: int = 0
+    lines: bool = False  # whether the answer has a line break
+    submitted: float = field(default_factory=time.monotonic)
+    began: float = 0.0
+    first: float = 0.0  # when the first token came
+    last: float = 0.0  # when the last one came
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second after the first one; 0 until there are two."""
+        return (self.tokens - 1) / (self.last - self.first) if self.last > self.first > 0 else 0.0
+
+    def usage(self) -> Usage:
+        """Return what the answer took until now, for one that ends before its time."""
+        began, first, last = self.began or self.submitted, self.first or time.monotonic(), self.last
+        return Usage(
+            prompt_tokens=max(self.evaluated, self.reused),
+            reused_tokens=self.reused,
+            answer_tokens=self.tokens,
+            queued_seconds=began - self.submitted,
+            first_token_seconds=first - self.submitted,
+            prompt_seconds=first - began if self.began else 0.0,
+            decode_seconds=max(last - first, 0.0) if last else 0.0,
+        )
+
+
+class ServiceObserver:
+    """Counts the answers of a service: called when a request begins, at each event, and at its end."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        spend: Callable[[str, int], None] = lambda client, tokens: None,
+        priorities: bool = False,
+    ) -> None:
+        """`spend` gets the client and the tokens of each finished answer. `priorities`: requests may have one."""
+        self._spend, self._priorities = spend, priorities
+        self.metrics = metrics
+        self.open: dict[int, Open] = {}
+        self._next = 0
+        metrics.load = self.load
+
+    def load(self) -> tuple[int, int]:
+        """Return how many answers are being written, and how many wait."""
+        running = sum(each.running for each in tuple(self.open.values()))
+        return running, len(self.open) - running
+
+    def admitted(self, asked: A) -> A:
+        """Return a request without what the operator does not allow."""
+        if not asked.generation.priority or self._priorities:
+            return asked
+        return replace(asked, generation=replace(asked.generation, priority=0))
+
+    def begin(self, model: str, generation: Generation) -> Watched:
+        """Count the answers to a new request as waiting."""
+        return Watched(self, [self._add(model, generation) for _ in range(generation.n)])
+
+    def end(self, each: Open, usage: Usage, reason: str) -> None:
+        """Count the end of an answer, once."""
+        if self.open.pop(each.number, None) is not None and (each.running or reason != BROKEN_OFF):
+            self.metrics.answered(usage, reason)
+            client, evaluated = account_of(each.generation.client), usage.prompt_tokens - usage.reused_tokens
+            self._spend(client, evaluated + usage.answer_tokens)
+
+    def embedded(self, found: EmbedResult, seconds: float, texts: int) -> EmbedResult:
+        """Count texts that became vectors or scores; return the result."""
+        self.metrics.embedded(found.tokens, seconds, texts, found.steps)
+        return found
+
+    def _add(self, model: str, generation: Generation) -> Open:
+        made = Open(self._next, model, generation)
+        self.open[made.number] = made
+        self._next += 1
+        return made
+
+
+class Watched:
+    """The answers to one request. Leaving the context breaks off those that have not ended."""
+
+    def __init__(self, observer: ServiceObserver, answers: Sequence[Open]) -> None:
+        self._observer, self._answers = observer, answers
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for each in self._answers:
+            self._observer.end(each, each.usage(), BROKEN_OFF)
+
+    def event(self, event: Event) -> None:
+        """Follow an event, before the protocol gets it."""
+        each, metrics = self._answers[event.choice], self._observer.metrics
+        match event:
+            case Started():
+                each.running, each.began = True, time.monotonic()
+                each.prompt_tokens, each.reused = event.prompt_tokens, event.reused_tokens
+            case Prefilled():
+                metrics.evaluated(max(event.evaluated - max(each.evaluated, each.reused), 0))
+                each.evaluated = event.evaluated
+            case Token():
+                last, each.last = each.last, time.monotonic()
+                each.first = each.first or each.last
+                metrics.token(each.last - last if each.tokens else None)
+                each.tokens += 1
+                each.lines = each.lines or any("\n" in getattr(part, "text", "") for part in event.parts)
+            case Finished():
+                self._observer.end(each, event.usage, event.reason)
