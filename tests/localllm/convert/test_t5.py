@@ -118,7 +118,7 @@ def test_the_converted_file_answers(tmp_path: Path) -> None:
             assert first == STORED["t5-gated"][row].argmax()
             given.append(said)
         assert loaded.tokenize("a house")[-1] == 1
-        assert loaded.words.piece(319) == b"<extra_id_0>"
+        assert loaded.tokenizer.piece(319) == b"<extra_id_0>"
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, np.ndarray | None], str]] = {

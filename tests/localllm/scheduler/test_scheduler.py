@@ -257,7 +257,7 @@ def test_what_is_asked_while_it_closes_is_told_the_end(model: localllm.Model) ->
         def __call__(self, event: Event) -> None:
             super().__call__(event)
             if not late:
-                scheduler._turns.put(scheduler._close)
+                scheduler._stepper.put(scheduler._close)
                 late.append(ask(scheduler, Request([3], GREEDY, 2)))
 
     first = Late()
