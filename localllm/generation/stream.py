@@ -155,7 +155,7 @@ class Stepper:
                 self._wait()
 
     def _leave(self) -> None:
-        """Let others step, after what they could not sweep meanwhile."""
+        """Clean up for requests cancelled during the step, then let another thread step."""
         try:
             while not self._let_go(unswept=False):
                 self.core.receive()

@@ -9,7 +9,7 @@ from localllm.tokenizer import Tokenizer
 
 
 class AnswerText:
-    """Holds back half characters and text that may become a stop string. Without a tokenizer there is no text.
+    """Holds back half characters and text that may become a stop string. Without a tokenizer every text is empty.
 
     `resumed`: the answer continues in the middle of a text, so a first space belongs to the text. `visible` are control
     tokens whose text is shown; that of others is not.

@@ -40,7 +40,7 @@ class Open:
         return (self.tokens - 1) / (self.last - self.first) if self.last > self.first > 0 else 0.0
 
     def usage(self) -> Usage:
-        """Return what the answer took until now, for one that ends before its time."""
+        """Return the usage so far, for an answer that ends early."""
         began, first, last = self.began or self.submitted, self.first or time.monotonic(), self.last
         return Usage(
             prompt_tokens=max(self.evaluated, self.reused),
