@@ -146,7 +146,8 @@ class Shell(ABC):
         check_batch(batch, self.limits, self._vocabulary_in, self._window)
         if self._looks_up:
             check_histories(batch)
-        self._last_position = int(batch.positions.max())
+        positions = batch.positions
+        self._last_position = int(positions.max() if len(positions) > 1 else positions[0])
         self._ropes.reach(self._last_position + 1)
         self._counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}
         self._stage = 0

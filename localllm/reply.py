@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from localllm.errors import LocalLLMError
-from localllm.generation.interrupts import Uninterrupted
 from localllm.generation.statistics import Usage
 
 if TYPE_CHECKING:
@@ -109,7 +108,8 @@ class Reply(Iterator[Piece]):
             self._logprobs.append(piece.logprob)
         if piece.parts:
             self._collect(piece.parts)
-        self._end = piece.finished or self._end
+        if piece.finished is not None:
+            self._end = piece.finished
 
     def _collect(self, parts: Iterable[Part]) -> None:
         from localllm.answer.parts import CallArguments, CallStart
@@ -207,6 +207,8 @@ class Reply(Iterator[Piece]):
 
     def _end_now(self) -> None:
         """Close the pieces, unless a thread reads one, which then does it."""
+        from localllm.generation.stream import Uninterrupted
+
         with Uninterrupted():
             if (close := getattr(self._pieces, "close", None)) is None or not self._lock.acquire(blocking=False):
                 return

@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import Limits
 from localllm.backends.cpu.kernels.common import Step
 from localllm.backends.cpu.memory import address
-from localllm.plan import Batch, Rows
-
-_COUNTS = [Step.rows, Step.logit_rows, Step.runs]
+from localllm.plan import BLOCK, Batch, Rows
 
 
 class Inputs:
@@ -20,10 +18,11 @@ class Inputs:
     """
 
     def __init__(self, limits: Limits, wanted: bool, causal: bool) -> None:
-        self._steps: dict[Rows, _Steps] = {"batch": _Steps(limits.rows, limits.logit_rows)}
+        blocks = -(-limits.positions // BLOCK)
+        self._steps: dict[Rows, _Steps] = {"batch": _Steps(limits.rows, limits.logit_rows, blocks)}
         self._causal = causal
         if wanted:
-            self._steps["logits"] = _Steps(limits.logit_rows, limits.logit_rows)
+            self._steps["logits"] = _Steps(limits.logit_rows, limits.logit_rows, blocks)
 
     def step(self, rows: Rows = "batch", windowed: bool = False) -> NDArray[np.int64]:
         steps = self._steps[rows]
@@ -47,13 +46,15 @@ class _Steps:
     Layers with a window and separate cache blocks read `window_step`, which has other slots and tables.
     """
 
-    def __init__(self, rows: int, logit_rows: int) -> None:
+    def __init__(self, rows: int, logit_rows: int, blocks: int) -> None:
         self.step, self.window_step = np.zeros(Step.size, np.int64), np.zeros(Step.size, np.int64)
         self._rows = np.zeros((5, rows), np.int32)
         self._logit_rows = np.zeros(logit_rows, np.int32)
         self._run_starts = np.zeros(rows + 2, np.int32)
         self.ends = np.zeros(rows, np.int32)
-        self._tables: list[NDArray[np.int32]] = []
+        self._tables: list[NDArray[np.int32]] = []  # kept while kernels read them
+        lists = [np.zeros(blocks, np.int32) for _ in range(2)]
+        self._table_rows = [(one, address(one)) for one in lists]  # of a single sequence
         for step, slots in zip((self.step, self.window_step), self._rows[3:], strict=True):
             for slot, array in zip((Step.tokens, Step.positions, Step.sequence), self._rows, strict=False):
                 step[slot] = address(array)
@@ -62,17 +63,27 @@ class _Steps:
 
     def fill(self, batch: Batch) -> None:
         count, wanted = len(batch.tokens), len(batch.logit_rows)
-        window_slots = batch.slots if batch.window_slots is None else batch.window_slots
-        window_tables = batch.tables if batch.window_tables is None else batch.window_tables
-        rows = (batch.tokens, batch.positions, batch.sequence, batch.slots, window_slots)
-        for target, source in zip(self._rows, rows, strict=True):
+        steps = [(self.step, batch.slots, batch.tables)]
+        if batch.window_slots is not None and batch.window_tables is not None:
+            steps.append((self.window_step, batch.window_slots, batch.window_tables))
+        for target, source in zip(self._rows, (batch.tokens, batch.positions, batch.sequence), strict=False):
             target[:count] = source
         self._logit_rows[:wanted] = batch.logit_rows
         runs = self._fill_runs(batch.sequence)
-        self._tables = [np.ascontiguousarray(t, np.int32) for t in (batch.tables, window_tables)]
-        for step, tables in zip((self.step, self.window_step), self._tables, strict=True):
-            step[_COUNTS] = count, wanted, runs
-            step[Step.tables], step[Step.table_stride] = address(tables), tables.shape[1] * 4
+        self._tables.clear()
+        for (step, slots, tables), target, row in zip(steps, self._rows[3:], self._table_rows, strict=False):
+            target[:count] = slots
+            step[Step.rows], step[Step.logit_rows], step[Step.runs] = count, wanted, runs
+            step[Step.tables], step[Step.table_stride] = self._placed(tables, row), tables.shape[1] * 4
+
+    def _placed(self, tables: NDArray[np.int32], row: tuple[NDArray[np.int32], int]) -> int:
+        """Return where kernels find the tables. One table is copied to `row`, whose address is known."""
+        one, at = row
+        if len(tables) == 1 and tables.shape[1] <= len(one):
+            one[: tables.shape[1]] = tables[0]
+            return at
+        self._tables.append(np.ascontiguousarray(tables, np.int32))
+        return address(self._tables[-1])
 
     def _fill_runs(self, sequence: NDArray[np.int32]) -> int:
         """Fill in where the rows of each sequence start, and return the number of sequences."""

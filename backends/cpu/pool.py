@@ -35,6 +35,8 @@ class Pool:
         self._library = library  # keeps the code that the workers run
         self.threads = threads
         self._sync = np.zeros(own_slot(threads), np.int64)
+        self._at = address(self._sync)  # each call of `address` takes a microsecond
+        self._plan, self._plan_at = self._sync, self._at  # the last plan
         self.spins = executor.SPINS
         self._sync[Sync.sched_yield] = _system("SwitchToThread" if sys.platform == "win32" else "sched_yield")
         if sys.platform == "linux" and platform.machine() in FUTEX:
@@ -91,12 +93,14 @@ class Pool:
         with self._running:
             if sync[Sync.quit]:
                 raise BackendError("the cpu backend is closed; open it again")
-            sync[Sync.plan], sync[Sync.count] = address(plan), len(plan)
+            if plan is not self._plan:
+                self._plan, self._plan_at = plan, address(plan)
+            sync[Sync.plan], sync[Sync.count] = self._plan_at, len(plan)
             counters[:] = 0
             try:
                 sync[Sync.asked] = sync[Sync.command] + 1  # before waking anyone, so that no worker goes back to sleep
                 self._wake()
-                self._step(address(sync), self.threads)
+                self._step(self._at, self.threads)
             finally:
                 sync[Sync.asked] = sync[Sync.command]  # if Ctrl-C came before the batch started, drop the request
 

@@ -18,7 +18,6 @@ SPLIT_ROWS = 32  # maximum rows of a batch for split tasks; more rows give enoug
 SPLIT_BYTES = 16 << 20  # bytes for the states of partitions, unless a single row needs more
 TASKS_PER_THREAD = 6  # minimum, so that threads finish at about the same time
 READING = 0.3  # cost of reading the rows of a block for some pieces, in those of a piece's arithmetic (Zen 4)
-_SLOTS = [Work.tiles, Work.tile_rows, Work.split, Work.heads, Work.partitions]
 
 
 class Sharing:
@@ -30,6 +29,7 @@ class Sharing:
         self._tiles = np.zeros((most, 2), np.int32)
         self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
+        self._wanted, self._found = (False, 0, False), 0  # arguments and result of the last `_heads`
         self._of_partition = shape.pieces * shape.state_bytes(shape.piece)
         longest = shape.listed(limits.positions - 1, window)
         row = -(-longest // (BLOCK * PARTITION)) * self._of_partition
@@ -42,11 +42,18 @@ class Sharing:
         partitions = -(-shape.listed(last, self._window) // (BLOCK * PARTITION))
         seen = min(partitions, self._window // (BLOCK * PARTITION) + 2) if shape.window else partitions
         split = seen > 1 and rows <= SPLIT_ROWS and rows * partitions * self._of_partition <= self.partial_bytes
-        heads = self._heads(rows, tiles * (seen if split else 1), split)
-        self.work[_SLOTS] = tiles, self._at, split, heads, partitions
+        wanted = (rows > SPLIT_ROWS, tiles * (seen if split else 1), split)
+        if wanted != self._wanted:  # most steps divide like the one before
+            self._wanted, self._found = wanted, self._heads(*wanted)
+        work = self.work
+        work[Work.tiles], work[Work.tile_rows], work[Work.split] = tiles, self._at, split
+        work[Work.heads], work[Work.partitions] = self._found, partitions
 
-    def _heads(self, rows: int, parts: int, split: bool) -> int:
-        """Return how many pieces a task has. `parts` counts tiles, or their partitions if tasks are split."""
+    def _heads(self, many: bool, parts: int, split: bool) -> int:
+        """Return how many pieces a task has. `parts` counts tiles, or their partitions if tasks are split.
+
+        `many`: the batch has more than SPLIT_ROWS rows.
+        """
         shape, threads = self._shape, self._threads
         if split:
             most = shape.kv_heads if shape.slices == 1 else 1  # heads with selections of their own: one to a task
@@ -54,7 +61,7 @@ class Sharing:
             enough = [n for n in found if parts * (shape.kv_heads // n) >= TASKS_PER_THREAD * threads]
             if enough or shape.of_head == 1:
                 return shape.of_head * max(enough, default=1)
-        if rows > SPLIT_ROWS:
+        if many:
             return shape.of_head
         divisors = [n for n in range(1, shape.of_head + 1) if shape.of_head % n == 0]
         turns = {n: -(-parts * shape.pieces // (n * threads)) for n in divisors}  # of the thread with most tasks
@@ -67,7 +74,10 @@ def fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:
     A tile is a run of rows of one sequence at consecutive positions. It ends before a multiple of `size`, so that all
     its rows see the same cache blocks."""
     count = len(batch.tokens)
-    if count <= 1 or size == 1:
+    if count == 1:
+        tiles[0, 0], tiles[0, 1] = 0, 1
+        return 1
+    if not count or size == 1:
         tiles[:count, 0], tiles[:count, 1] = np.arange(count), 1
         return count
     follows = (np.diff(batch.positions) == 1) & (np.diff(batch.sequence) == 0) & (batch.positions[1:] % size != 0)

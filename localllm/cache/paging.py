@@ -159,9 +159,18 @@ class _Table:
         size, free = self.pool.block_size, self.pool.takeable - self._must_copy()
         return (self.start + len(self.blocks) + free) * size - self.length if free >= 0 else 0
 
+    def fits(self, count: int) -> bool:
+        """Return whether `count` tokens fit now; other sequences use the same blocks."""
+        within = (self.start + len(self.blocks)) * self.pool.block_size - self.length  # what the last block takes
+        return (0 < count <= within and not self._must_copy()) or count <= self.room
+
     def append(self, count: int) -> Int32s:
         """Append `count` tokens, which must fit, and return their cache slots (count,)."""
         pool, size = self.pool, self.pool.block_size
+        if count == 1 and (offset := self.length % size) and pool._users[self.blocks[-1]] == 1:  # decoding
+            self._newest = self.length
+            self.length += 1
+            return np.array([self.blocks[-1] * size + offset], np.int32)
         copy, more = count > 0 and self._must_copy(), self._more(count)
         self._newest = self.length
         pool._make_free(more + copy, self)
@@ -204,7 +213,7 @@ class _Table:
 
     def numbers(self) -> Int32s:
         """Return physical blocks (blocks,) in order of position; freed ones are 0, which is never read."""
-        return np.array([0] * self.start + self.blocks, np.int32)
+        return np.array([0] * self.start + self.blocks if self.start else self.blocks, np.int32)
 
     def _more(self, count: int) -> int:
         """Return how many more blocks these tokens take, not counting copies."""
@@ -239,6 +248,10 @@ class Sequence:
         """Number of tokens that still fit now; other sequences use the same blocks."""
         return min(map(_room, self._tables))
 
+    def fits(self, count: int) -> bool:
+        """Return whether `count` tokens fit now; other sequences use the same blocks."""
+        return all(table.fits(count) for table in self._tables)
+
     @property
     def pool(self) -> BlockPool:
         """The pool of the sequence."""
@@ -249,7 +262,7 @@ class Sequence:
 
         The next step must evaluate them; if it cannot, `truncate` removes them. Raises CacheFull before any change.
         """
-        if len(tokens) > self.room:
+        if not self.fits(len(tokens)):
             raise self._full(len(tokens))
         slots = [table.append(len(tokens)) for table in self._tables]
         self.tokens.extend(tokens)

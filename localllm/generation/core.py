@@ -20,9 +20,8 @@ from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting, said
 from localllm.options import SamplingOptions
 from localllm.sampling.repetition import Breakers
-from localllm.scheduler.answering import Answering
+from localllm.scheduler.answering import Answering, Ticket
 from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
-from localllm.scheduler.request import Ticket
 from localllm.scheduler.running import Running
 from localllm.scheduler.schedule import Part, Schedule
 from localllm.tokenizer import Tokenizer

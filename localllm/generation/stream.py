@@ -7,20 +7,53 @@ reads a stream runs ahead by at most AHEAD events, so that threads that read at 
 from __future__ import annotations
 
 import threading
+from _signal import getsignal, signal  # type: ignore[import-not-found]
 from collections import deque
 from collections.abc import Callable, Iterator
+from signal import SIGINT, default_int_handler
+from threading import get_ident, main_thread
+from time import perf_counter
+from types import FrameType
 from typing import TypeVar
 
 from localllm.errors import LocalLLMError
 from localllm.generation.core import Core
-from localllm.generation.interrupts import Uninterrupted
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.answering import Answering
-from localllm.scheduler.request import Event, Failed, Finished, Request, Ticket
+from localllm.scheduler.answering import Answering, Ticket
+from localllm.scheduler.request import Event, Failed, Finished, Request
 
 T = TypeVar("T")
 _MOST_IDLE = 10_000  # steps without work while a thread waits: a bug, not a hang
 AHEAD = 8  # unread events of a stream, above which it waits
+
+BURST = 0.0005  # seconds that a stream may run ahead of its reader: a read costs as much as a token of a small model
+# The functions of the module `signal` would take 10 microseconds, for enums, and each token enters a block.
+_SIGINT = int(SIGINT)
+
+
+class Uninterrupted:
+    """Inside the block, KeyboardInterrupt waits until the end of the block.
+
+    A handler that the program itself has set for SIGINT stays.
+    """
+
+    pending = False  # whether Ctrl-C has been pressed
+    _held = False
+
+    def __enter__(self) -> Uninterrupted:
+        if get_ident() == main_thread().ident and getsignal(_SIGINT) is default_int_handler:
+            signal(_SIGINT, self._hold)
+            self._held = True
+        return self
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        self.pending = True
+
+    def __exit__(self, *error: object) -> None:
+        if self._held:
+            signal(_SIGINT, default_int_handler)
+            if self.pending:
+                raise KeyboardInterrupt
 
 
 class Stepper:
@@ -88,12 +121,15 @@ class Stepper:
             raise failed[0]
         return done[0]
 
-    def until(self, ready: Callable[[], object]) -> None:
-        """Step until `ready`, or wait while another thread does. Ctrl-C interrupts it between two steps."""
-        with Uninterrupted() as interrupts:
-            self._until(ready, interrupts)
+    def until(self, ready: Callable[[], object], burst: float = 0.0) -> None:
+        """Step until `ready`, or wait while another thread does. Ctrl-C interrupts it between two steps.
 
-    def _until(self, ready: Callable[[], object], interrupts: Uninterrupted) -> None:
+        If it steps, it goes on for `burst` seconds from now while there is work.
+        """
+        with Uninterrupted() as interrupts:
+            self._until(ready, burst, interrupts)
+
+    def _until(self, ready: Callable[[], object], burst: float, interrupts: Uninterrupted) -> None:
         """Return when `ready`, or early after an interrupt."""
         with self._turn:
             while self._thread is not None and not ready():
@@ -105,12 +141,14 @@ class Stepper:
                 return
             self._thread = threading.get_ident()
         try:
-            idle = 0
-            while not ready() and not interrupts.pending:
+            idle, end = 0, perf_counter() + burst
+            while not interrupts.pending and (not (done := ready()) or perf_counter() < end):
                 idle = 0 if self.core.step() else idle + 1
                 assert idle < _MOST_IDLE, "a request waits for ever"
                 if self._waiting:
                     self._wake()
+                if done and idle:
+                    break
         finally:
             self._leave()
 
@@ -192,13 +230,14 @@ class Stream(Iterator[Event]):
 
     def __init__(self, stepper: Stepper, ticket: Ticket, events: deque[Event]) -> None:
         self._stepper, self._ticket, self._events = stepper, ticket, events
+        self._ready = events.__len__
         self._over = False
 
     def __next__(self) -> Event:
         if self._over:
             raise StopIteration
         if not self._events:
-            self._stepper.until(lambda: self._events)
+            self._stepper.until(self._ready, BURST)
         event = self._events.popleft()
         if isinstance(event, Failed):
             self._over = True

@@ -7,7 +7,9 @@ last one give the next token.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -29,8 +31,8 @@ from localllm.scheduler.request import (  # fmt: skip
     Logprob,
     Prefilled,
     Reason,
+    Request,
     Started,
-    Ticket,
     Token,
 )
 from localllm.tokenizer import Tokenizer
@@ -40,6 +42,30 @@ if TYPE_CHECKING:
     from localllm.speculation.rule import Guess
 
 F32 = NDArray[np.float32]
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A submitted request. `cancel` may be called from any thread, and ends it at the next step."""
+
+    request: Request
+    listener: Callable[[Event], None]  # called by the thread that steps; it must not block
+    wanted: Callable[[], bool] | None = None  # whether its reader can take more; None: always
+    stop: threading.Event | None = None  # ends it too
+    ended: Callable[[], None] | None = None  # called by the thread that steps when it has ended
+    _cancelled: bool = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled or (self.stop is not None and self.stop.is_set())
+
+    @property
+    def paused(self) -> bool:
+        """Whether its reader has enough for now."""
+        return self.wanted is not None and not self.wanted()
 
 
 class Answering:
@@ -196,8 +222,8 @@ class Answering:
             chosen = self.sampler.sample(row)
             if observer is not None:
                 observer.chose(chosen, self._choosing(row, at), self.sampler)
-            logprob = self._logprob(row, chosen)
-            right = self._was_guessed(chosen, at)
+            logprob = self._logprob(row, chosen) if self.request.logprobs is not None else None
+            right = at < len(self.guesses) and self._was_guessed(chosen, at)
             if right and at < self.verified:
                 self._accepted += 1
                 self._plain_seconds += self._plain
@@ -207,7 +233,8 @@ class Answering:
     def take_largest(self, found: Largest) -> None:
         """Choose the next token from the `looks_at` largest logits (1, n)."""
         chosen = self.sampler.sample_largest(found.ids[-1], found.logits[-1])
-        self._was_guessed(chosen, 0)
+        if self.guesses:
+            self._was_guessed(chosen, 0)
         self._append(chosen, None)
 
     def _processed(self, row: F32) -> F32:
@@ -231,28 +258,27 @@ class Answering:
         return Choosing(row, self.guesses[at].token, at < self.verified, by)
 
     def _logprob(self, logits: F32, chosen: int) -> Logprob | None:
-        """Return the log-probability of a token if it is wanted."""
+        """Return the log-probability of a token that does not end the answer."""
         top = self.request.logprobs
-        if top is None or self.sampler.is_end(chosen):
+        assert top is not None
+        if self.sampler.is_end(chosen):
             return None
         if self.request.sampled:
             return sampled_logprob(*self.sampler.distribution(logits), chosen, top, self._bytes)
         return logprob_of(logits, chosen, top, self._bytes)
 
     def _was_guessed(self, chosen: int, at: int) -> bool:
-        """Return whether the guess number `at` is right, and record that if there is one, verified or not."""
-        if at >= len(self.guesses):
-            return False
+        """Return whether the guess number `at` is right, and record that, verified or not."""
         guess = self.guesses[at]
         self.outcome.append((guess.trust, guess.token == chosen))
         return guess.token == chosen
 
     def _append(self, token: int, logprob: Logprob | None) -> bool:
         """Take the next token; return whether the answer goes on."""
-        now = perf_counter()
-        self._prompted = self._prompted or now
-        self._first = self._first or now
-        self.writes_since = self.writes_since or now
+        if not self.writes_since:
+            self.writes_since = now = perf_counter()
+            self._prompted = self._prompted or now
+            self._first = self._first or now
         if self.sampler.is_end(token):
             self._complete = True
             self.finish("end")

@@ -6,7 +6,6 @@ ids and their text. Who reads an answer adds its `parts` (`localllm.answer.reade
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -182,27 +181,3 @@ class Failed:
 
 
 Event = Started | Prefilled | Token | Finished | Failed
-
-
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """A submitted request. `cancel` may be called from any thread, and ends it at the next step."""
-
-    request: Request
-    listener: Callable[[Event], None]  # called by the thread that steps; it must not block
-    wanted: Callable[[], bool] | None = None  # whether its reader can take more; None: always
-    stop: threading.Event | None = None  # ends it too
-    ended: Callable[[], None] | None = None  # called by the thread that steps when it has ended
-    _cancelled: bool = False
-
-    def cancel(self) -> None:
-        self._cancelled = True
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled or (self.stop is not None and self.stop.is_set())
-
-    @property
-    def paused(self) -> bool:
-        """Whether its reader has enough for now."""
-        return self.wanted is not None and not self.wanted()

@@ -55,7 +55,7 @@ class Running:
     # -- the end of requests ---------------------------------------------------------------------------------------
 
     def drop_cancelled(self) -> None:
-        for one in (*self.active, *self.waiting):
+        for one in [*self.active, *self.waiting]:
             if one.ticket.cancelled:
                 one.finish("cancelled")
                 self.leave(one)

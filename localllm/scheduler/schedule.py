@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from localllm.cache import CacheFull, Sequence
 from localllm.engine import Engine, Rows, Wanted
 from localllm.scheduler.answering import Answering
-from localllm.scheduler.budget import Budget
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.running import Running
+
+LEAST = 16  # prompt rows in a step: fewer read the weights too often
+MOST_PATIENCE = 2.5
+LEAST_SHARE = 2.0  # a step may take this many times what its answers take: many answers leave prompts their half
+_WEIGHT = 0.1  # of the newest step
+_WORST = 4.0  # a stall of the machine counts as at most this many times the expected cost
 
 
 @dataclass(slots=True)
@@ -46,7 +51,8 @@ class Schedule:
         if len(active) == 1 and self._running.drafts is None:  # an answer alone: microseconds count
             [one] = active
             sequence = one.sequence
-            if sequence is not None and not one.reading and self._engine.room(sequence) and not one.ticket.paused:
+            fits = sequence is not None and sequence.length < self._engine.limits.positions and sequence.fits(1)
+            if fits and not one.reading and not one.ticket.paused:
                 return [Part(one, 1, "all")]
         return self._fitting(self._parts())
 
@@ -151,18 +157,60 @@ class Schedule:
 
     def rows(self, part: Part) -> Rows:
         """Return what the engine evaluates of a part."""
-        one, start = part.answering, part.sequence.length
-        tokens = one.tokens[start : start + part.count]
+        one, sequence = part.answering, part.sequence
+        tokens = one.tokens[sequence.length :][: part.count]
         if one.verified and not part.prompt:
             tokens += [guess.token for guess in one.guesses[: one.verified]]
         if part.wanted == "none" or one.verified or one.request.prompt_logprobs or not self._most_largest:
-            return Rows(part.sequence, tokens, part.wanted)
+            return Rows(sequence, tokens, part.wanted)
         largest = one.looks_at
-        return Rows(part.sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
+        return Rows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
 
     def observe(self, parts: list[Part], seconds: float) -> None:
         """Record what a step cost, for the budget and the drafts."""
-        prompt = sum(part.count for part in parts if part.prompt)
-        self._budget.observe(sum(not part.prompt for part in parts), prompt, seconds)
+        prompts = [part.count for part in parts if part.prompt]
+        prompt = sum(prompts)
+        self._budget.observe(len(parts) - len(prompts), prompt, seconds)
         if self._running.drafts is not None:
             self._running.drafts.observe(sum(part.count for part in parts), prompt, seconds)
+
+
+class Budget:
+    """Chooses prompt rows for steps of at most `rows` rows, `seconds` long while answers are being written.
+
+    It measures what steps cost. A step of d decoding rows and p prompt rows is expected to take decode(d) + p * row
+    seconds.
+    """
+
+    def __init__(self, rows: int, seconds: float) -> None:
+        self.rows, self.seconds = rows, seconds
+        self._row = 0.0  # seconds per prompt row; 0: not measured yet
+        self._decode = 0.0  # seconds of a step without prompt rows
+
+    def prompt_rows(self, decoding: int, waiting: int = 1) -> int:
+        """Return the number of prompt rows beside `decoding` rows of answers; unlimited if nobody reads.
+
+        Steps may take longer than `seconds` if more prompts wait than answers are written (up to MOST_PATIENCE times),
+        and if the answers alone take more than half of it.
+        """
+        most = self.rows - decoding
+        if not decoding:
+            return most
+        if not self._row:
+            return min(most, 4 * LEAST)
+        patience = min(MOST_PATIENCE, max(1.0, waiting / decoding))
+        longest = max(patience * self.seconds, LEAST_SHARE * self._decode)
+        wanted = int((longest - self._decode) / self._row)
+        return max(0, min(most, max(LEAST, wanted - wanted % LEAST)))
+
+    def observe(self, decoding: int, prompt: int, seconds: float) -> None:
+        """Record a step."""
+        if not prompt:
+            self._decode = _mixed(self._decode, seconds)
+        elif prompt >= LEAST:
+            rest = seconds - (self._decode if decoding else 0.0)
+            self._row = _mixed(self._row, max(rest, 0.1 * seconds) / prompt)
+
+
+def _mixed(old: float, new: float) -> float:
+    return old + _WEIGHT * (min(new, _WORST * old) - old) if old else new

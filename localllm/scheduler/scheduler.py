@@ -18,11 +18,11 @@ from typing import TypeVar
 from localllm.closing import Closing
 from localllm.errors import LocalLLMError
 from localllm.generation.stream import Stepper
-from localllm.scheduler.answering import Answering
+from localllm.scheduler.answering import Answering, Ticket
 from localllm.scheduler.errors import QueueFull, Stopped
 from localllm.scheduler.interfaces import Load, Slot
 from localllm.scheduler.places import Places
-from localllm.scheduler.request import Event, Request, Ticket, within_share
+from localllm.scheduler.request import Event, Request, within_share
 
 T = TypeVar("T")
 SEEN_SECONDS = 0.1  # between looks at the cache for `load`: counting the blocks of windows takes up to 0.3 ms

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from localllm.scheduler.request import Event, Failed, Finished, Request, Ticket
+from localllm.scheduler.answering import Ticket
+from localllm.scheduler.request import Event, Failed, Finished, Request
 
 T = TypeVar("T")
 Submit = Callable[[Request, Callable[[Event], None]], Ticket]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from localllm.tokenizer.errors import TokenizerError
-from localllm.tokenizer.stream import StreamDecoder
-from localllm.tokenizer.tokenizer import Tokenizer
+from localllm.tokenizer.tokenizer import StreamDecoder, Tokenizer
 from localllm.tokenizer.vocab import has_tokenizer
 
 __all__ = ["StreamDecoder", "Tokenizer", "TokenizerError", "has_tokenizer"]

@@ -5,10 +5,11 @@ Everything is built on demand: decoding uses the token table only, merges are re
 
 from __future__ import annotations
 
+import codecs
 import operator
 import re
 from bisect import insort
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -19,7 +20,6 @@ from localllm.tokenizer.encoders import BYTE_LETTERS, SPACE, Encoder, text_encod
 from localllm.tokenizer.errors import TokenizerError
 from localllm.tokenizer.kinds import ESCAPES, LETTERS, SPACES
 from localllm.tokenizer.plain import unescaped
-from localllm.tokenizer.stream import StreamDecoder
 from localllm.tokenizer.vocab import BYTE, HIDDEN, NORMAL, SPECIAL, Vocab, read_vocab
 
 _C_SPACES = " \t\n\v\f\r"
@@ -275,3 +275,28 @@ def _valid(text: str) -> str:
     except UnicodeEncodeError:
         return _SURROGATE.sub("\ufffd", text)
     return text
+
+
+class StreamDecoder:
+    """`push(id)` returns the text that the token completes, `finish()` the rest; joined they equal `decode(ids)`.
+
+    Half a character waits for its other half; bytes that never form one become U+FFFD. With `drop_space`, the space
+    that the vocabulary writes before a first word is dropped.
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], drop_space: bool) -> None:
+        self._piece = piece
+        self._drop_space = drop_space
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Return the text that `token` completes, possibly empty. TokenizerError for an id outside the vocabulary."""
+        piece = self._piece(token)
+        if self._drop_space and piece:
+            self._drop_space = False
+            piece = piece.removeprefix(b" ")
+        return self._decoder.decode(piece)
+
+    def finish(self) -> str:
+        """Return the rest at the end: U+FFFD for an incomplete character, else nothing."""
+        return self._decoder.decode(b"", True)

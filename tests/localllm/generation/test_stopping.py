@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.errors import LocalLLMError
-from localllm.generation.stopping import StopStrings
+from localllm.generation.text import StopStrings
 
 
 def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool, list[str]]:

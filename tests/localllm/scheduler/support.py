@@ -13,11 +13,11 @@ from localllm.engine import Engine, Result, Rows
 from localllm.generation.core import Core
 from localllm.generation.stream import Stepper
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.answering import Answering
+from localllm.scheduler.answering import Answering, Ticket
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import Stopped
 from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.scheduler.request import Event, Failed, Finished, Request, Started, Ticket, Token
+from localllm.scheduler.request import Event, Failed, Finished, Request, Started, Token
 from localllm.scheduler.scheduler import Scheduler
 
 WAIT = 60  # seconds: a test that hangs fails

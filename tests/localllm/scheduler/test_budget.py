@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localllm.scheduler.budget import LEAST, Budget
+from localllm.scheduler.schedule import LEAST, Budget
 
 ROW, DECODE = 0.002, 0.05  # seconds
 
