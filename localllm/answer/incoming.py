@@ -29,6 +29,8 @@ class Markers:
         self._any = re.compile("|".join(map(re.escape, self.texts)) or r"(?!)")
         self._starts = {text[:length] for text in self.texts for length in range(1, len(text))}
         self._longest = max(map(len, self.texts), default=1) - 1
+        firsts = re.escape("".join({text[0] for text in self.texts}))
+        self.starts = re.compile(f"[{firsts}]" if firsts else r"(?!)")
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
         return self._any.search(text, start)
@@ -56,6 +58,11 @@ class Incoming:
         self._at -= keep
         for record in self._records:
             record.start -= keep if record.start != _NOWHERE else 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether all text has been taken, and none of it may be read again."""
+        return self._at == len(self._text) and not self._records
 
     def close(self) -> None:
         self.ended = True

@@ -33,6 +33,7 @@ class Output:
         self._skipped = ""  # white space dropped since then
         self.blank = True
         self.called = False  # the last thing was a call
+        self.within_text = False  # text was shown, up to its last character, and more of it may follow
 
     def drain(self) -> tuple[Part, ...]:
         """Return the parts since the last time, parts of one kind joined."""
@@ -45,6 +46,7 @@ class Output:
 
         `resumed`: the text has begun before, so white space at its start belongs to it.
         """
+        self.within_text = False
         if self._kind == "content":
             self._gap = self._gap if self.blank else self._held
         self._skipped = ""
@@ -55,6 +57,7 @@ class Output:
         """Drop the white space before a marker that shows nothing, if it is the first thing."""
         if self.blank:
             self._held, self._stripping = "", True
+            self.within_text = False
 
     def text(self, text: str) -> None:
         """Show more of the thought or the content."""
@@ -68,6 +71,7 @@ class Output:
             self._held, self._flowing, self._stripping = "", False, False
             self.blank = self.called = False
             text = text[len(body) :]
+        self.within_text = bool(body) and not text
         if self._flowing:
             self._show(text)
             return
@@ -83,6 +87,11 @@ class Output:
         gap = (self._gap or self._skipped) if self._spoke and self.blank else ""
         self._spoke, self._gap, self._skipped = True, "", ""
         return gap
+
+    @property
+    def kind(self) -> type[Content | Reasoning]:
+        """The kind of the text that is being shown."""
+        return Content if self._kind == "content" else Reasoning
 
     def trial(self) -> Output:
         """Return an output for calls that may turn out to be none."""

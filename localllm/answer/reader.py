@@ -11,6 +11,7 @@ parts, joined, do not depend on how the text is cut. Nothing raises: a call that
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +29,10 @@ from localllm.answer.grammars import (
     TaggedCalls,
     ThoughtMarks,
 )
-from localllm.answer.incoming import Incoming, Markers, Wait
+from localllm.answer.incoming import SPACES, Incoming, Markers, Wait
 from localllm.answer.literal import LOOSE, literal
 from localllm.answer.output import Output, whole_calls
-from localllm.answer.parts import Content, Part
+from localllm.answer.parts import Content, Part, Reasoning
 from localllm.answer.tags import nested_call, tagged_call
 from localllm.answer.thought import thought_of
 from localllm.answer.values import Schemas
@@ -82,15 +83,23 @@ class AnswerReader:
         called = opens if format_.calls_in_thought else ()
         self._thought_markers = Markers((thought.end, *thought.ended_by, *called))
         tail = prompt_tail
-        self._run = self._channels(tail, resumed) if channels is not None else self._plain(tail, resumed)
+        self._run = self._channels(tail, resumed) if channels is not None else self._headless(tail, resumed)
         self._finished = self._cut = False
+        self._markers: Markers | None = None  # what the text is searched for, in content and thoughts
+        self._plain: tuple[re.Pattern[str], type[Content | Reasoning]] | None = None
         next(self._run, None)
 
     def push(self, text: str) -> tuple[Part, ...]:
         """Return the parts that more text completed."""
         assert not self._finished, "the answer has ended"
+        if self._plain is not None and text and text[-1] not in SPACES:  # most tokens
+            starts, kind = self._plain
+            if not starts.search(text):
+                return (kind(text),)
         self._text.push(text)
         next(self._run, None)
+        through = self._markers is not None and self._text.empty and self._out.within_text
+        self._plain = (self._markers.starts, self._out.kind) if through and self._markers is not None else None
         return self._out.drain()
 
     def finish(self, cut: bool = False) -> tuple[Part, ...]:
@@ -108,7 +117,18 @@ class AnswerReader:
 
     # -- text with markers -----------------------------------------------------------------------------------------
 
-    def _plain(self, prompt_tail: str, resumed: bool) -> Wait[None]:
+    def _until(self, markers: Markers) -> Wait[str]:
+        """Show text up to a marker and return the marker, or "" at the end.
+
+        In the meantime `push` itself shows text that cannot begin one: `_plain` has the first characters of markers,
+        and the kind of the text.
+        """
+        self._markers = markers
+        marker = yield from self._text.until(markers, self._out.text)
+        self._markers = None
+        return marker
+
+    def _headless(self, prompt_tail: str, resumed: bool) -> Wait[None]:
         if thought_of(self._format, prompt_tail) == "open":
             start = self._format.thinking.start.rstrip()
             yield from self._thought("" if resumed else prompt_tail[prompt_tail.rindex(start) :], resumed)
@@ -120,7 +140,7 @@ class AnswerReader:
         while True:
             if calls:
                 yield from self._bare_call()
-            marker = yield from self._text.until(markers, self._out.text)
+            marker = yield from self._until(markers)
             if not marker or marker in self._ends:
                 return marker
             yield from self._marker(marker)
@@ -146,7 +166,7 @@ class AnswerReader:
             start = ""  # it has nothing but its start
         self._enter_thought(start, resumed)
         while True:
-            marker = yield from self._text.until(self._thought_markers, self._out.text)
+            marker = yield from self._until(self._thought_markers)
             if not marker:
                 return
             if marker == thinking.end or marker in thinking.ended_by:
@@ -281,7 +301,7 @@ class AnswerReader:
         thinking = self._format.thinking
         if header.kind == "reasoning":
             self._enter_thought("" if begun else thinking.start, begun)
-            marker = yield from self._text.until(self._end_markers, self._out.text)
+            marker = yield from self._until(self._end_markers)
             self._leave_thought(marker and thinking.end)
             return marker
         if header.kind != "goes on" and not self._inline:

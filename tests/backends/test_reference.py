@@ -314,6 +314,37 @@ def test_a_batch_that_does_not_fit_is_refused(changes: dict[str, Any], message: 
         executable.step(replace(BATCH, **{name: np.array(values, np.int32) for name, values in changes.items()}))
 
 
+ROW = Batch(
+    tokens=np.array([1], np.int32),
+    positions=np.array([65], np.int32),
+    slots=np.array([129], np.int32),
+    sequence=np.array([0], np.int32),
+    tables=np.array([[1, 2]], np.int32),
+    logit_rows=np.array([0], np.int32),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        *[(name, [wrong]) for name in ("tokens", "positions", "slots", "sequence") for wrong in (-1, 1000)],
+        *[("tables", wrong) for wrong in ([[1]], [[1, 3]], [[1, 4]], [[4, 2]], [[-1, 2]], [[1, -1]])],
+        *[("logit_rows", wrong) for wrong in ([1], [-1], [0, 0, 0])],
+        ("slots", [128]),
+        ("sequence", [1]),
+        ("tokens", [[1]]),
+        ("positions", [65, 66]),
+    ],
+)
+def test_a_single_row_that_does_not_fit_is_refused(name: str, values: list[Any]) -> None:
+    """It has a check of its own, for decoding."""
+    limits = Limits(rows=4, logit_rows=2, blocks=4, positions=128)
+    check_batch(ROW, limits, 11)
+    check_batch(replace(ROW, logit_rows=np.array([], np.int32)), limits, 11)
+    with pytest.raises(BackendError, match=r"^batch: "):
+        check_batch(replace(ROW, **{name: np.array(values, np.int32)}), limits, 11)
+
+
 def test_what_cannot_be_bound_is_said() -> None:
     r = Recorder()
     plan: Plan = r.finish(r.embed(weight(TABLE, "table")))
