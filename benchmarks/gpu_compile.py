@@ -1,10 +1,11 @@
 """Compiles every GPU kernel with NVRTC for four compute types, without a card; reports registers, spills and stack.
 
-    python benchmarks/gpu_compile.py [--only WORDS] [--out benchmarks/results/gpu_compile.jsonl]
+    python benchmarks/gpu_compile.py [--only WORDS] [--out LINES.jsonl]
 
 Compiles the kernels of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows,
-soft caps and sinks, and in both directions. Writes a line per kernel and compute type; with --only, of kernels whose
-names have these words, and keeps the other lines. Exits with 1 if one does not compile or spills more than BUDGET.
+soft caps and sinks, and in both directions; with --only, kernels whose names have these words. A table per kernel
+function and compute type goes to results/gpu_compile.csv unless --only is given, and to --out a line per kernel. Exits
+with 1 if one does not compile or spills more than BUDGET.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from localllm.plan import CacheLayer, Gating
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 LOCAL = 48 << 10  # bytes of local memory of a work-group, on every card
 BUDGET = 48  # bytes that a kernel may spill, stored and loaded
+MOST = ("local_bytes", "registers", "spilled", "stack", "cubin_bytes")  # columns of the table
+TABLE = Path(__file__).parent / "results" / "gpu_compile.csv"
 LIMITS = Limits(512, 512, 65, 65 * 64)
 ROWS = LIMITS.rows
 GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)", "swiglu_clamp(a, b, 7.0f)")
@@ -342,7 +345,8 @@ def _recurrent() -> list[Labelled]:
 def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel[Any]) -> dict[str, Any]:
     """A line of the report; `error` holds the compiler's words where it refuses."""
     start = perf_counter()
-    line = {"kernel": label, "architecture": architecture, "nvrtc": nvrtc.version, "local_bytes": kernel.local_bytes}
+    line: dict[str, Any] = {"kernel": label, "function": kernel.name, "architecture": architecture}
+    line |= {"nvrtc": nvrtc.version, "local_bytes": kernel.local_bytes}
     try:
         made = nvrtc.compile(kernel.source(generic=False), kernel.name, architecture)
     except BackendError as error:
@@ -353,9 +357,22 @@ def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel[Any]) -> 
     }  # fmt: skip
 
 
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return the table: a row per kernel function and compute type, with the largest numbers of its variants."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault((line["function"], line["architecture"]), []).append(line)
+    rows = [("function", "architecture", "variants", "refused", *MOST)]
+    for (function, architecture), group in sorted(groups.items()):
+        compiled = [line for line in group if "error" not in line]
+        most = [max((line[name] for line in compiled), default=0) for name in MOST]
+        rows.append((function, architecture, *map(str, (len(group), len(group) - len(compiled), *most))))
+    return "".join(",".join(row) + "\n" for row in rows)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu_compile.jsonl")
+    parser.add_argument("--out", type=Path, help="write a line per kernel")
     parser.add_argument("--only", default="", help="words in the names of kernels")
     arguments = parser.parse_args()
     out, only = arguments.out, arguments.only
@@ -374,12 +391,10 @@ def main() -> int:
         for line in bad:
             print(f"  {line['kernel']}: {line.get('error', '')[:600] or str(line['spilled']) + ' bytes spilled'}")
         lines += mine
-    out.parent.mkdir(exist_ok=True)
-    new = {(line["architecture"], line["kernel"]): line for line in lines}
-    if only and out.exists():
-        old = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-        new = {(line["architecture"], line["kernel"]): line for line in old} | new
-    out.write_text("".join(json.dumps(line) + "\n" for line in new.values()), encoding="utf-8")
+    if out is not None:
+        out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    if not only:
+        TABLE.write_text(table(lines), encoding="utf-8")
     return int(any("error" in line or line["spilled"] > BUDGET for line in lines))
 
 
