@@ -91,8 +91,7 @@ class Attention:
         """Return [queries, keys, values].
 
         A layer that reads another layer's cache has queries only, and values are left out if the keys serve as values.
-        Each has
-        its own matrix, or one fused matrix holds the rows of all three.
+        Each has its own matrix, or one fused matrix holds the rows of all three.
         """
         builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_"
         q, k = (heads[layer] * config.head_dim[layer] for heads in (config.heads, config.kv_heads))

@@ -26,8 +26,7 @@ def by_distance(numbers: Weight, causal: bool) -> Weight:
     """Expand biases by bucket (buckets, heads) to biases by distance -FARTHEST..FARTHEST, (heads, 2 FARTHEST + 1).
 
     A distance is key position minus query position. If `causal`, all buckets are for keys behind the query; otherwise
-    half
-    of them are.
+    half of them are.
     """
     return Weight.of(_ByDistance(numbers, causal))
 

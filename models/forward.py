@@ -51,12 +51,9 @@ def record(
     """Record the plan of this model's forward pass; raise ModelError for a missing or unsuitable tensor.
 
     `context` is the number of positions that the plan will serve (default: the model's own). It selects one of two sets
-    of
-    frequency factors if a model has two. Encoders return embeddings (T, width) instead of logits; other models do so
-    with
-    `embeddings`. With `every_row` the plan's hidden rows are all rows of a batch, as a next-token head needs, and not
-    only
-    the rows whose logits are requested.
+    of frequency factors if a model has two. Encoders return embeddings (T, width) instead of logits; other models do so
+    with `embeddings`. With `every_row` the plan's hidden rows are all rows of a batch, as a next-token head needs, and
+    not only the rows whose logits are requested.
     """
     _check_layers(config, tensors)
     checked, recorder = Tensors(tensors, architecture.ignored, _stored(config, architecture)), Recorder()

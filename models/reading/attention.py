@@ -92,8 +92,7 @@ def read_latent(keys: Keys, rotated: int, key: int, value: int, suffix: str = ""
     """Read the widths of latent attention.
 
     They must be even, as in all known models: kernels read activations in pairs. `suffix` selects the keys of layers
-    with a
-    window.
+    with a window.
     """
     of_rank = f"attention.kv_lora_rank{suffix}"
     rank = keys.integer(of_rank, 2, MAX_HEAD_DIM - rotated, reason=REASON)
