@@ -1,4 +1,4 @@
-"""How operations run: one table of backends. The packages of a backend are imported only when it is opened."""
+"""The table of backends. The packages of a backend are imported only when it is opened."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def _opencl_card(threads: int | None, device: str, checked: bool = True) -> Back
     """Open OpenCL on a GPU; BackendError if it has only a CPU."""
     from localllm.backends.opencl.devices import of_kinds
 
-    of_kinds(("GPU",))  # before the code of GPUs is imported
+    of_kinds(("GPU",))  # check this before importing the GPU code
     from localllm.backends.opencl.backend import OpenClBackend
 
     return OpenClBackend(device, kinds=("GPU",), conformance=_conformance(checked))
 
 
 def _conformance(checked: bool) -> Conformance | None:
-    """Return the check of a device, which keeps its results beside the compiled kernels."""
+    """Return the conformance check of a device; its results are cached next to the compiled kernels."""
     if not checked:
         return None
     from localllm.backends.gpu.conformance.verdicts import Conformance
@@ -67,7 +67,7 @@ BACKENDS: dict[str, Callable[[int | None, str, bool], Backend]] = {
     "opencl": _opencl,
     "reference": _reference,
 }
-# What "auto" tries, and the files that reveal a driver: checking files is free, importing a package is slow.
+# Backends that "auto" tries, and files that indicate a driver: checking files is free, importing a package is slow.
 _CARDS = ((_cuda, ("/dev/nvidiactl", "/dev/dxg")), (_opencl_card, ("/etc/OpenCL/vendors",)))
 
 
@@ -97,7 +97,7 @@ class _Instead:
 
 
 def _auto(threads: int | None, checked: bool) -> Backend:
-    """Open a GPU if there is one, else the CPU. If a GPU was expected, the CPU's description gives the reason."""
+    """Open a GPU if there is one, otherwise the CPU. If a GPU was expected, the CPU's description gives the reason."""
     reasons = []
     for opened, signs in _CARDS:
         if any(Path(sign).exists() for sign in signs):
@@ -123,8 +123,8 @@ def _with_device(threads: int | None, device: str, checked: bool) -> Backend:
 def open_backend(name: str, threads: int | None = None, device: str = "", checked: bool = True) -> Backend:
     """Open the backend `name`; "auto" is the fastest on this machine. BackendError lists the backends if it fails.
 
-    `device` is the number or part of the name of a device, as `localllm devices` lists them. If `checked`, the backend
-    of a card binds a plan only if the card computes what the plan needs (`gpu.conformance`).
+    `device` is the number or part of the name of a device, as listed by `localllm devices`. If `checked`, a GPU backend
+    binds a plan only if the device passes the conformance checks for the plan's operations (`gpu.conformance`).
     """
     if name != "auto" and name not in BACKENDS:
         raise BackendError(f"unknown backend '{name}'; supported: auto, {', '.join(BACKENDS)}")

@@ -1,7 +1,7 @@
-"""Buffers for the values of a plan while a backend lowers it: who needs one, for how long, and which are free.
+"""Buffers for the values of a plan during lowering: buffer reuse by lifetime.
 
-`deaths` is a fold over what the operations read. An `Allocator` hands out buffers and takes them back when their values
-die. Sizes come first: a backend makes memory of `Allocator.buffers` once all operations are lowered.
+`deaths` computes which values no later operation reads. An `Allocator` hands out buffers and takes them back when their
+values die. Sizes come first: a backend allocates the memory of `Allocator.buffers` after all operations are lowered.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ def deaths(reads: Sequence[Collection[Value]], keep: Collection[Value]) -> list[
 class Buffer:
     """`times` rows per row of the batch (or per row of logits), `stride` apart in units of the backend."""
 
-    number: int  # in order of the first use
+    number: int  # in order of first use
     rows: Rows
     stride: int
     times: int = 1
 
 
-Form = TypeVar("Form", bound=Hashable)  # how a backend may hold a value: as float32 rows, as quantized rows
+Form = TypeVar("Form", bound=Hashable)  # a form in which a backend holds a value: float32 rows, quantized rows, ...
 
 
 class Allocator(Generic[Form]):
     """Allocates the buffers of a plan, and tracks which of them hold live values."""
 
     def __init__(self) -> None:
-        self.buffers: list[Buffer] = []  # all, by number
+        self.buffers: list[Buffer] = []  # all buffers, by number
         self._free: dict[tuple[Rows, int, int], list[Buffer]] = {}
         self._held: dict[int, dict[Form, Buffer]] = {}  # by value
         self._dying: dict[int, Value] = {}
 
     def take(self, rows: Rows, stride: int, times: int = 1) -> Buffer:
-        """Return a buffer for something that is not a value; `give` returns it."""
+        """Return a buffer for temporary data that is not a value; `give` frees it."""
         free = self._free.get((rows, stride, times))
         if free:
             return free.pop()
@@ -59,25 +59,25 @@ class Allocator(Generic[Form]):
         self._free.setdefault((buffer.rows, buffer.stride, buffer.times), []).append(buffer)
 
     def make(self, value: Value, form: Form, stride: int) -> Buffer:
-        """The buffer for a value in one more form, until the value dies."""
+        """Return a buffer for one more form of a value; it lives as long as the value."""
         forms = self._held.setdefault(value.index, {})
         assert form not in forms, f"{value.name} is made twice"
         forms[form] = self.take(value.rows, stride)
         return forms[form]
 
     def find(self, value: Value, form: Form) -> Buffer | None:
-        """The buffer that holds the value in this form now, if any."""
+        """Return the buffer that holds the value in this form now, or None."""
         return self._held.get(value.index, {}).get(form)
 
     @contextmanager
     def operation(self, dying: Collection[Value]) -> Iterator[None]:
-        """While an operation is lowered; `dying` are the values that die with it."""
+        """Context of lowering one operation; `dying` are the values that it reads last."""
         self._dying = {value.index: value for value in dying}
         yield
         self.release(*self._dying.values())
 
     def release(self, *values: Value) -> None:
-        """Return the buffers of those values that die with this operation, so that its results may replace them."""
+        """Free the buffers of `values` that die with this operation, so that its results may reuse them."""
         for value in values:
             if self._dying.pop(value.index, None) is not None:
                 for buffer in self._held.pop(value.index, {}).values():

@@ -29,7 +29,7 @@ from localllm.plan import (
 )
 from localllm.printable import printable
 
-Progress = Callable[[str, int, int], None]  # (what is being done, amount done, total)
+Progress = Callable[[str, int, int], None]  # (phase, amount done, total)
 
 
 class BackendError(Exception):
@@ -49,10 +49,10 @@ class WrongResults(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The sizes that binding allocates: maximum rows of a batch, rows of logits per batch, cache blocks, positions.
+    """The sizes to allocate: maximum rows and logit rows of a batch, cache blocks, positions.
 
-    With `window_blocks`, layers with a window have that many separate blocks, and `blocks` counts those of other
-    layers.
+    With `window_blocks`, layers with a window have this number of separate blocks, and `blocks` counts the blocks of
+    the other layers.
     """
 
     rows: int
@@ -89,12 +89,12 @@ class Memory:
     cache: int
     scratch: int
     weights_per_token: int
-    cache_per_token: int  # in layers that a row reads whole
+    cache_per_token: int  # in layers that read the whole context
     window_per_token: int = 0  # in layers that see at most the last `window` tokens
     window: int = 0
-    states: int = 0  # of the cache, what recurrent layers have
+    states: int = 0  # part of the cache used by recurrent layers
     state_per_token: int = 0  # in recurrent layers, on average
-    selected_per_token: int = 0  # in layers that read at most `selected` tokens, which an indexer chooses
+    selected_per_token: int = 0  # in layers that read at most `selected` tokens, selected by an indexer
     selected: int = 0
 
     def read_after(self, tokens: float) -> float:
@@ -109,7 +109,7 @@ def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Lim
     """Return the cache fields of `Memory`, given the bytes of a block in every layer."""
     pairs = list(zip(layers, block_bytes, strict=True))
     cached = [(layer, size // rows_of_block(layer.every)) for layer, size in pairs if isinstance(layer, CacheLayer)]
-    of_token = [(layer, size // layer.every) for layer, size in cached]  # bytes; a pool has one row
+    of_token = [(layer, size // layer.every) for layer, size in cached]  # bytes per token; a pool has one row
     return {
         "cache_per_token": sum(size for layer, size in of_token if not layer.window and not layer.selected),
         "window_per_token": sum(size for layer, size in of_token if layer.window),
@@ -122,7 +122,7 @@ def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Lim
 
 
 def state_read(layer: RowLayer | StateLayer | ScanLayer | MatrixLayer) -> int:
-    """Return the bytes that a row reads of a recurrent layer on average: its state, and half the rows of a block."""
+    """Return the average bytes that a row reads of a recurrent layer: its state, and half of the rows of a block."""
     match layer:
         case RowLayer(width, window, every):
             return 4 * width * window // every
@@ -136,7 +136,7 @@ def state_read(layer: RowLayer | StateLayer | ScanLayer | MatrixLayer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The experts that the rows of a step chose; pair (t, i) is the i-th choice of row t."""
+    """The experts selected for the rows of a step; pair (t, i) is the i-th expert of row t."""
 
     choices: NDArray[np.int32]  # (T, used): expert numbers
     hidden: F32  # (T, used, ffn): the input of each expert's down matrix
@@ -156,7 +156,7 @@ class Picks(Protocol):
     most_picked: int  # maximum of `count`
 
     def step_largest(self, batch: Batch, count: int) -> Largest:
-        """Run `Executable.step`, but return only the `count` largest logits of each row (all, if there are fewer)."""
+        """Run `Executable.step`, but return only the `count` largest logits of each row (at most all)."""
         ...
 
     def result_largest(self, count: int) -> Largest:
@@ -165,11 +165,11 @@ class Picks(Protocol):
 
 
 class Roofs(NamedTuple):
-    """The upper limits of a processor, per second, measured just now with all threads."""
+    """The upper limits of a processor, per second, measured with all threads."""
 
-    bytes: float  # read from the weights; 0 if they are too few to measure
-    operations: float  # multiplications and additions of bytes
-    cycles: float  # of the clock that `Clocked.clocks` reads
+    bytes: float  # read from the weights; 0 if they are too small to measure
+    operations: float  # int8 multiplications and additions
+    cycles: float  # of the clock used by `Clocked.clocks`
 
 
 @runtime_checkable
@@ -177,14 +177,14 @@ class Clocked(Protocol):
     """Optional for executables: the time of every operation."""
 
     operations: tuple[Operation, ...]  # of each kernel call, in order; an operation may have several calls
-    barriers: tuple[bool, ...]  # whether threads meet after each call; only the times from one to the next are exact
+    barriers: tuple[bool, ...]  # whether a barrier follows each call; only the times between barriers are exact
 
     def clocks(self) -> NDArray[np.int64]:
-        """Return the cycles of each kernel call since bind, (calls, 2): total, and of these waiting for threads."""
+        """Return the cycles of each kernel call since bind, (calls, 2): total, and waiting for other threads."""
         ...
 
     def stored(self, weight: Weight) -> int:
-        """Return the bytes of a matrix in memory."""
+        """Return the number of bytes that a matrix takes in memory."""
         ...
 
     def roofs(self) -> Roofs: ...
@@ -193,13 +193,13 @@ class Clocked(Protocol):
 class Executable(Protocol):
     """A bound plan. Only one thread at a time may use it.
 
-    `step` runs a whole plan. If a plan is split, each place runs its part in stages: `begin`, then `run` once per stage
-    in turn with the other places, then `result` at the place that makes the logits.
+    `step` runs a whole plan. If a plan is split, each device runs its part in stages: `begin`, then `run` once per
+    stage alternating with the other devices, then `result` on the device that makes the logits.
     """
 
     limits: Limits
     memory: Memory
-    cache_layout: str  # meaning of a cache block's bytes; executables with equal layouts may exchange blocks
+    cache_layout: str  # layout of a cache block's bytes; executables with equal layouts may exchange blocks
     block_bytes: tuple[int, ...]  # per cache block, by layer
 
     def step(self, batch: Batch) -> F32:
@@ -207,7 +207,7 @@ class Executable(Protocol):
         ...
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
-        """Yield the rows of the batch that `begin` accepts at a time, in order."""
+        """Return the rows of the batch that `begin` accepts at a time, in order."""
         ...
 
     def begin(self, batch: Batch) -> None:
@@ -215,9 +215,9 @@ class Executable(Protocol):
         ...
 
     def run(self, received: Sequence[F32] = ()) -> list[F32]:
-        """Run to the next boundary, given the values (T or L, width) that the other place sent.
+        """Run to the next stage boundary, given the values (T or L, width) that the other device sent.
 
-        Returns the values to send on; views that the next stage overwrites.
+        Return the values to send on, as views that the next stage overwrites.
         """
         ...
 
@@ -230,7 +230,7 @@ class Executable(Protocol):
         ...
 
     def routing(self, out: Value) -> Routing:
-        """Return the routing of the last step for `out`, a kept result of experts; views as in `value`."""
+        """Return the routing of the last step for `out`, a kept output of experts; views as in `value`."""
         ...
 
     def replace(self, weight: Tensor) -> None:
@@ -245,15 +245,15 @@ class Executable(Protocol):
         ...
 
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
-        """Return copies of some cache blocks of a layer, keys and values: uint8 (n, bytes of a block)."""
+        """Return copies of some cache blocks of a layer, keys and values: uint8 (n, bytes per block)."""
         ...
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
-        """Write back what `read_blocks` returned. BackendError, and no change, if a number is not finite."""
+        """Write blocks that `read_blocks` returned. If a number is not finite, raise BackendError and write nothing."""
         ...
 
     def read_bandwidth(self) -> float:
-        """Measure how fast this machine reads the bound weights, in bytes per second: the upper limit of decoding."""
+        """Measure how fast this machine reads the bound weights, in bytes per second; this limits decode speed."""
         ...
 
     def close(self) -> None: ...
@@ -276,7 +276,7 @@ class Backend(Protocol):
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> Executable:
-        """Bind a plan to memory. The values in `keep` can be read after a step; they share no memory."""
+        """Bind a plan to memory. The values in `keep` can be read after a step; their buffers are not reused."""
         ...
 
     def close(self) -> None: ...

@@ -1,9 +1,9 @@
-"""Contents of the key-value cache: its types by name, and the NumPy definition of storing and loading a head.
+"""Contents of the KV cache: its types by name, and the NumPy definition of storing and loading a head.
 
 A head is stored as a row of its format, padded with zeros to whole blocks. Types of 4 and 5 bits first apply a Hadamard
-rotation, which spreads outliers over the whole head (QuaRot, Ashkboos et al. 2024). Queries are rotated too, so q k is
-unchanged; the output of attention is rotated back, which undoes the rotation of the values. Keys in blocks multiply a
-query quantized to signed bytes with a scale per 32 values, like activations with quantized weights.
+rotation, which spreads outliers over the whole head (QuaRot, Ashkboos et al. 2024). Queries are rotated too, so q k
+does not change; the attention output is rotated back, which undoes the rotation of the values. Keys in block formats
+are multiplied by queries quantized to int8 with a scale per 32 values, like activations with quantized weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUERY_BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class CacheType:
-    """How a head becomes bytes. Numbers beyond +-`largest` are clamped; NaN is stored as `largest`."""
+    """The storage format of a head. Numbers beyond +-`largest` are clamped; NaN is stored as `largest`."""
 
     name: str
     format: Format
@@ -36,7 +36,7 @@ class CacheType:
 
     @property
     def blocks(self) -> bool:
-        """Whether the format stores integers with a scale, not floats."""
+        """Whether the format stores integers with a scale instead of floats."""
         return self.format.block_values > 1
 
     def padded(self, head_dim: int) -> int:
@@ -57,13 +57,16 @@ CACHE_TYPES: dict[str, CacheType] = {
 
 
 def rotation(head_dim: int) -> int:
-    """Return how many values are rotated together: the largest power of two that divides the head."""
+    """Return the number of values that are rotated together: the largest power of two that divides the head."""
     return head_dim & -head_dim
 
 
 def rotate(x: NDArray[T], head_dim: int) -> NDArray[T]:
-    """Apply the Hadamard rotation to every head (..., head_dim); it is its own inverse. Butterflies have spans 1, 2, 4,
-    ..., each sum is rounded to x's type, and the last step multiplies by 1 / sqrt(values rotated together)."""
+    """Apply the Hadamard rotation to every head (..., head_dim); it is its own inverse.
+
+    Butterflies have spans 1, 2, 4, ..., each sum is rounded to x's type, and the last step multiplies by 1 /
+    sqrt(number of values rotated together).
+    """
     size = rotation(head_dim)
     y, span = x.reshape(-1, size), 1
     while span < size:
@@ -88,7 +91,7 @@ def store(x: F32, type_: CacheType) -> U8:
     padded = np.zeros((x.size // head_dim, type_.padded(head_dim)), np.float32)
     padded[:, :head_dim] = x.reshape(-1, head_dim)
     assert type_.format.quantize is not None
-    with np.errstate(all="ignore"):  # a block of zeros
+    with np.errstate(all="ignore"):  # for blocks of zeros
         rows = type_.format.quantize(padded, None)
     return rows.reshape(*x.shape[:-1], -1)
 
@@ -101,7 +104,7 @@ def load(rows: U8, head_dim: int, type_: CacheType) -> NDArray[np.float64]:
 
 
 def query(q: F32, keys: CacheType) -> NDArray[np.float64]:
-    """Prepare queries (..., head_dim) for stored keys: rotate them, and round them to bytes if the keys are blocks."""
+    """Prepare queries (..., head_dim) for stored keys: rotate them, and quantize them to int8 for block formats."""
     head_dim = q.shape[-1]
     if keys.rotated:
         q = rotate(q, head_dim)

@@ -1,4 +1,4 @@
-"""Checks of what callers pass: limits, cache types, batches, cache blocks, replaced weights.
+"""Checks of arguments: limits, cache types, batches, cache blocks, replaced weights.
 
 Kernels check nothing, so these checks keep a caller's mistake from touching other memory.
 """
@@ -17,7 +17,7 @@ from localllm.plan import BLOCK, Batch, Tensor
 
 
 def within(numbers: NDArray[Any], limit: int) -> bool:
-    if numbers.size == 1:  # decoding: between tokens, microseconds count
+    if numbers.size == 1:  # fast path for decode, where microseconds between tokens count
         return 0 <= int(numbers.item()) < limit
     return numbers.size == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) < limit)
 
@@ -69,7 +69,7 @@ def check_replacement(weight: Tensor, bound: Mapping[str, Tensor]) -> None:
 
 
 def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) -> None:
-    """Raise BackendError if a row would access memory of other rows; `window` is the largest of the plan."""
+    """Raise BackendError if a row would access memory of other rows; `window` is the plan's largest window."""
     rows = len(batch.tokens)
     if rows == 1 and not (window and limits.window_blocks) and _is_one_row(batch, limits, vocabulary):
         return
@@ -95,9 +95,9 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
             raise BackendError(f"batch: window_tables must have {len(batch.tables)} rows, as tables has")
         _check_places("window ", batch.window_slots, batch.window_tables, batch, limits.window_blocks, window)
     if rows == 1:
-        return  # decoding: the other checks compare rows
+        return  # decode: the remaining checks compare rows
     same = batch.sequence[1:] == batch.sequence[:-1]
-    runs = rows - np.count_nonzero(same)  # adjacent rows of a sequence; np.unique would import numpy.ma, 30 ms
+    runs = rows - np.count_nonzero(same)  # runs of adjacent rows of a sequence; np.unique would import numpy.ma, 30 ms
     if 1 + np.count_nonzero(np.diff(np.sort(batch.sequence))) != runs or (np.diff(batch.positions)[same] <= 0).any():
         raise BackendError("batch: rows of one sequence must stand together, in order of position")
 
@@ -121,7 +121,7 @@ def _is_one_row(batch: Batch, limits: Limits, vocabulary: int) -> bool:
 
 
 def check_texts(batch: Batch) -> None:
-    """Raise BackendError unless every text that an encoder reads is whole, and nobody wants logits of its rows."""
+    """Raise BackendError unless every encoder text is complete and none of its rows requests logits."""
     borders = batch.borders
     if borders is None or len(borders) != len(batch.tables):
         raise BackendError("batch: borders must hold the length of every sequence's text")
@@ -140,7 +140,7 @@ def check_texts(batch: Batch) -> None:
 
 
 def check_histories(batch: Batch) -> None:
-    """Raise BackendError unless the batch, which is checked otherwise, has the tokens of its sequences."""
+    """Raise BackendError unless the batch, which has passed `check_batch`, has the tokens of its sequences."""
     histories = batch.histories
     if histories is None or len(histories) != len(batch.tables):
         raise BackendError("batch: histories must hold the tokens of every sequence, which operations read")
@@ -154,7 +154,7 @@ def check_histories(batch: Batch) -> None:
 def _check_places(
     which: str, slots: NDArray[Any], tables: NDArray[Any], batch: Batch, blocks: int, window: int = 0
 ) -> None:
-    """Check slots and tables against each other and against the number of blocks; `window` 0: none."""
+    """Check slots and tables against each other and against the number of blocks; `window` 0: no window."""
     rows = len(batch.tokens)
     if slots.shape != (rows,):
         raise BackendError(f"batch: {which}slots must be a vector of one number per row, found shape {slots.shape}")

@@ -1,8 +1,8 @@
-"""Lookups: what a step reads of tables that stay in the model's file. The host does it for every device.
+"""Lookups: reads rows of the tables that stay in the model's file. The host does this for every device.
 
-The rows that a step needs follow from its tokens and those before them, so they are read before the first kernel runs.
-Each row is read once a step, in the order of the file. Nothing is kept from one step to the next but what the system
-keeps of files. The thread that steps also reads; executables of one model may do so at once.
+The rows of a step depend only on its tokens and earlier ones, so they are read before the first kernel runs. Each row
+is read once per step, in file order. Nothing is cached between steps except by the operating system. Reading happens in
+the thread that steps; several executables of one model may read at the same time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Lookups:
         self._found: dict[int, F32] = {}  # by value
 
     def fetch(self, batch: Batch) -> None:
-        """Read what a checked batch needs. Raises the error of a file that cannot be read."""
+        """Read the rows for a checked batch. Raises the error of a file that cannot be read."""
         self._found = {op.out.index: _embedded(op, batch) for op in self._operations}
 
     def __getitem__(self, value: Value) -> F32:
-        """The rows of a value for the last batch, (T, width)."""
+        """Return the rows of a value for the last batch, (T, width)."""
         return self._found[value.index]
 
 
@@ -53,7 +53,7 @@ def _hashed(op: EmbedNgrams, batch: Batch) -> NDArray[np.int64]:
 
 
 def _tokens(op: EmbedNgrams, batch: Batch) -> NDArray[np.int64]:
-    """Return the token of every row and those before it, newest first, (T, tokens of the longest n-gram)."""
+    """Return the token of every row and the preceding tokens, newest first, (T, tokens of the longest n-gram)."""
     assert batch.histories is not None
     backs = np.arange(len(op.multipliers))
     found = np.empty((len(batch.tokens), len(backs)), np.int64)

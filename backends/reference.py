@@ -1,6 +1,6 @@
 """The reference backend: binds a plan to dequantized weights and a paged cache, and runs one operation at a time.
 
-`backends.reference_operations` defines what an operation computes. The tests compare all other backends with these two.
+`backends.reference_operations` defines the operations. The tests compare all other backends with this one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Store, Tensor, Va
 
 
 class ReferenceBackend:
-    """NumPy on the CPU: slow; the tests compare all other backends with it."""
+    """NumPy on the CPU; slow, used to test all other backends."""
 
     name = "reference"
 
@@ -41,7 +41,7 @@ class ReferenceBackend:
     ) -> ReferenceExecutable:
         """Dequantize every weight and allocate the cache. BackendError if the plan cannot be bound.
 
-        Every value of a step is kept anyway, so `keep` changes nothing here.
+        Every value of a step is kept, so `keep` changes nothing here.
         """
         try:
             return ReferenceExecutable(plan, limits, cache, progress or (lambda what, done, total: None))
@@ -127,7 +127,7 @@ class ReferenceExecutable(Shell):
 
 
 class _Cache:
-    """Stored keys and values, uint8 (slots, kv_heads, bytes of a head), or a recurrent layer's numbers, by layer."""
+    """Stored keys and values, uint8 (slots, kv_heads, bytes per head), or a recurrent layer's numbers, by layer."""
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
         self.types = CACHE_TYPES[cache.keys], CACHE_TYPES[cache.values]
@@ -163,14 +163,16 @@ class _Cache:
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         parts = zip(self._parts(layer, content), (own.head_dim, own.value_dim), self.types, strict=True)
-        with np.errstate(invalid="ignore"):  # a NaN
+        with np.errstate(invalid="ignore"):  # for NaN
             return all(np.isfinite(load(part, width, type_)).all() for part, width, type_ in parts if width)
 
     def free(self) -> None:
         self.keys, self.values, self.stores = [], [], []
 
     def _blocks(self, layer: int) -> list[NDArray[np.uint8]]:
-        """Return the parts of a layer by blocks: keys and values (blocks, BLOCK, kv_heads, bytes), or all numbers."""
+        """Return block views of a layer: keys and values (blocks, BLOCK, kv_heads, bytes), or all numbers of a
+        store.
+        """
         if not isinstance(self._layers[layer], CacheLayer):
             return [self.stores[layer].view(np.uint8)]
         own = self._layers[layer]
@@ -179,7 +181,7 @@ class _Cache:
         return [part.reshape(len(part) // rows, rows, *part.shape[1:]) for part in slots]
 
     def _parts(self, layer: int, content: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """Split the content (n, bytes) of blocks as `_blocks` does."""
+        """Split the content (n, bytes) of blocks like `_blocks`."""
         blocks = self._blocks(layer)
         ends = np.cumsum([part[0].nbytes for part in blocks])[:-1]
         split = np.split(content, ends, axis=1)
@@ -187,14 +189,14 @@ class _Cache:
 
 
 def _slots(own: Store, blocks: int, type_: CacheType, width: str) -> NDArray[np.uint8]:
-    """Memory for the keys or the values of a layer; `width` names the width of one."""
+    """Allocate the keys or the values of a layer; `width` names the field with the head width."""
     if not isinstance(own, CacheLayer):
         return np.zeros((0, 0, 0), np.uint8)
     return np.zeros((blocks * rows_of_block(own.every), own.kv_heads, type_.head_bytes(getattr(own, width))), np.uint8)
 
 
 def _numbers(own: Store, blocks: int) -> F32:
-    """Memory for the rows and the state of a recurrent layer, (blocks, numbers of a block)."""
+    """Allocate the rows and the state of a recurrent layer, (blocks, numbers per block)."""
     return np.zeros((0, 0) if isinstance(own, CacheLayer) else (blocks, BLOCK * own.row + own.state), np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Operations of attention on the reference backend: the cache, an indexer's choice of positions, the scores."""
+"""Attention operations of the reference backend: KV cache, indexer selection, attention itself."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def append(state: State, op: Append) -> None:
             ends = (state.batch.positions + 1) % every == 0
             slots = _slots_of(state.slots(op.layer)[ends], every)
             heads = stored.shape[1]
-            if len(slots):  # a step may end no pool
+            if len(slots):  # a step may complete no pool
                 stored[slots] = cache.store(rows[ends].reshape(len(slots), heads, rows.shape[1] // heads), type_)
 
 
 def _slots_of(slots: Seen, every: int) -> Seen:
-    """Where a layer with a row for every n-th position has those that belong to these slots."""
+    """Return the rows of a layer with one row per `every` positions that belong to these slots."""
     per = rows_of_block(every)
     return slots // BLOCK * per + slots % BLOCK // every % per
 
@@ -41,11 +41,11 @@ def select_positions(state: State, op: SelectPositions) -> None:
     out = np.zeros((len(q), op.groups, 1 + op.most))
     for row, own in enumerate(batch.positions):
         stored, _ = _rows(state, op.layer, batch.sequence[row], np.arange(every - 1, own + 1, every))
-        if own < op.most:  # all that the row sees
+        if own < op.most:  # selects all visible positions
             out[row, :, 0], out[row, :, 1 : 2 + own] = own + 1, np.arange(own + 1)
             continue
         keys = cache.load(stored, head_dim, state.key_type)[:, 0]  # (positions or pools, D)
-        scores = (q[row][:, None] * keys).sum(axis=2)  # (heads, P); equal keys get equal scores, unlike by a BLAS
+        scores = (q[row][:, None] * keys).sum(axis=2)  # (heads, P); unlike BLAS, this gives equal keys equal scores
         if weights is not None:
             scores = (weights[row][:, None] * np.maximum(scores, 0.0)).sum(axis=0, keepdims=True)
         for group, of_group in enumerate(scores):
@@ -65,7 +65,7 @@ def _chosen(scores: NDArray[np.float64], op: SelectPositions, seen: int) -> Seen
     best[: len(scores)] = scores
     best = best.reshape(blocks, op.block).max(axis=1)
     best[max(0, blocks - op.local) :] = np.inf
-    chosen = np.sort(np.argsort(-best, kind="stable")[: op.count])  # of equal ones the earlier
+    chosen = np.sort(np.argsort(-best, kind="stable")[: op.count])  # ties go to the earlier block
     positions = (chosen[:, None] * op.block + np.arange(op.block)).reshape(-1)
     return positions[positions < len(scores)]
 
@@ -74,7 +74,7 @@ def attention(state: State, op: Attention) -> None:
     batch, head_dim, value_dim = state.rows(op.q), op.q.width // op.heads, op.out.width // op.heads
     kv_heads = state.cache_keys[op.layer].shape[1]
     heads = state.values[op.q.index].reshape(-1, kv_heads, op.heads // kv_heads, head_dim)
-    q = cache.query(heads, state.key_type)  # (T, kv_heads, heads that share, D)
+    q = cache.query(heads, state.key_type)  # (T, kv_heads, heads per KV head, D)
     out = np.empty((len(q), kv_heads, op.heads // kv_heads, value_dim))
     sinks = np.full((kv_heads, 1, 1), -np.inf)
     if op.sinks is not None:
@@ -84,7 +84,8 @@ def attention(state: State, op: Attention) -> None:
     ends = batch.positions if op.causal else batch.ends()
     for row in range(len(q)):
         own = batch.positions[row]
-        for part, seen in _seen(state, op, row, own, ends[row], kv_heads):  # some key-value heads, what they see (P,)
+        # a slice of KV heads, and the positions (P,) they read
+        for part, seen in _seen(state, op, row, own, ends[row], kv_heads):
             found = [_rows(state, op.layer, batch.sequence[row], seen)]
             if op.pools is not None:
                 found.append(_rows(state, op.pools, batch.sequence[row], _pools(state, op, row, own)))
@@ -107,7 +108,7 @@ def attention(state: State, op: Attention) -> None:
 
 
 def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: int) -> Iterator[tuple[slice, Seen]]:
-    """Yield key-value heads, each with the positions that a row reads there."""
+    """Yield slices of KV heads, each with the positions that a row reads there."""
     if op.selection is not None and op.pools is None:
         each = kv_heads // op.slices
         for number, of_slice in enumerate(state.values[op.selection.index][row].reshape(op.slices, -1).astype(np.intp)):
@@ -124,14 +125,14 @@ def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: 
 
 
 def _rows(state: State, layer: int, sequence: int, positions: Seen) -> tuple[Stored, Stored]:
-    """Stored keys and values (P, kv_heads, bytes) of some positions."""
+    """Return the stored keys and values (P, kv_heads, bytes) of some positions."""
     slots = state.tables(layer)[sequence, positions // BLOCK] * BLOCK + positions % BLOCK
     slots = _slots_of(slots, state.every[layer])
     return state.cache_keys[layer][slots], state.cache_values[layer][slots]
 
 
 def _pools(state: State, op: Attention, row: int, own: int) -> Seen:
-    """The positions that end the pools that a row reads."""
+    """Return the last position of each pool that a row reads."""
     assert op.pools is not None
     every = state.every[op.pools]
     if op.selection is None:

@@ -1,4 +1,4 @@
-"""The lookup of n-grams in plain NumPy: the definition of what the backends compute."""
+"""N-gram lookup in plain NumPy, which defines the result for all backends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every operation of a plan in plain NumPy: the definition of what the backends compute.
+"""Every operation of a plan in plain NumPy, which defines the results for all backends.
 
 Weights and values are float32; every operation computes in float64 and rounds its result once. Sums never span batch
-rows (one matrix-vector product per row), so the result of a row does not depend on what else is in the batch.
+rows (one matrix-vector product per row), so the result of a row does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _linear(state: State, op: Linear) -> None:
     x, weight = state.read(op.x), state.weight(op.weight)
     y = np.empty((len(x), len(weight)))
     for row in range(len(x)):
-        y[row] = weight @ x[row]  # one product per row: the order of the sum cannot depend on the batch
+        y[row] = weight @ x[row]  # one product per row: the order of the sum must not depend on the batch
     y *= op.scale
     if op.bias is not None:
         y += state.weight(op.bias)
@@ -115,7 +115,7 @@ def _silu(x: F64) -> F64:
 
 
 def _gelu(x: F64) -> F64:
-    """Return gelu in its tanh form, which ggml computes and models with gelu were trained with."""
+    """Return gelu in its tanh form, as in ggml and in the training of models that use gelu."""
     return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x * x))))
 
 
@@ -211,7 +211,7 @@ def _experts(state: State, op: Experts) -> None:
 def _choose(
     state: State, op: Experts, logits: F64, given: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.intp], F64]:  # fmt: skip
-    """Return the chosen experts (used,), best first, and their weights (used,)."""
+    """Return the selected experts (used,), best first, and their weights (used,)."""
     scores = logits
     if op.gating == "softmax":
         scores = _softmax(logits)
@@ -236,7 +236,7 @@ def _choose(
 
 
 def _sparse_mixer(scores: F64, ranked: F64, chosen: NDArray[np.intp]) -> F64:
-    """Return the weight of every chosen expert: its softmax over the close ones among those that are left."""
+    """Return the weight of every selected expert: its softmax over the remaining experts with close logits."""
     left, weights = ranked > -np.inf, np.empty(len(chosen))
     for i, expert in enumerate(chosen):
         best = scores[expert]
@@ -247,7 +247,7 @@ def _sparse_mixer(scores: F64, ranked: F64, chosen: NDArray[np.intp]) -> F64:
 
 
 def _within_groups(ranked: F64, op: Experts) -> F64:
-    """Return the ranks (experts,), -infinity outside the best groups."""
+    """Return the scores (experts,), with -infinity outside the best groups."""
     groups = ranked.reshape(op.groups, -1)
     best = np.sort(groups, axis=1)[:, -1:] if op.gating == "softmax" else np.sort(groups, axis=1)[:, -2:]
     kept = np.argsort(-best.sum(axis=1), kind="stable")[: op.groups_used]

@@ -1,6 +1,6 @@
-"""The operations of recurrent layers in plain NumPy: the definition of what the backends compute.
+"""The operations of recurrent layers in plain NumPy, which defines the results for all backends.
 
-Sums run over float64 and are rounded once, as in `reference_operations`; what a store holds is float32.
+Sums run in float64 and are rounded once, as in `reference_operations`; stores hold float32.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def linear_attention(state: State, op: LinearAttention) -> None:
     v, ones = state.read(op.v).reshape(-1, of.heads, of.value_dim), np.ones((len(batch.positions), of.heads))
     strength, step = (ones if x is None else state.read(x) for x in (op.strength, op.step))
     decay = step.reshape(len(ones), of.heads, -1) * state.weight(op.rate).reshape(-1, 1)  # (T, heads, 1 or key_dim)
-    number = np.arange(of.heads)  # of every head's key head
+    number = np.arange(of.heads)  # the key head of every head
     number = number % of.key_heads if op.tiled else number // (of.heads // of.key_heads)
     out = np.empty_like(v)
     for row, position in enumerate(batch.positions):
@@ -120,8 +120,8 @@ def _advanced(block: Block, key_heads: NDArray[np.intp]) -> F64:
 
 
 def _faded(decays: F32) -> tuple[F64, F64]:
-    """What is left at the last row of the block's start, and of every row (rows, ...)."""
-    later = np.cumsum(decays[::-1].astype(np.float64), axis=0)[::-1]  # of a row and all behind it
+    """Return the decay from the block's start to the last row, and from every row to the last row (rows, ...)."""
+    later = np.cumsum(decays[::-1].astype(np.float64), axis=0)[::-1]  # sums over each row and all later ones
     return np.exp(later[0]), np.exp(np.concatenate([later[1:], np.zeros_like(later[:1])]))
 
 
@@ -181,5 +181,5 @@ def matrix_scan(state: State, op: MatrixScan) -> None:
 
 
 def _rows_of(store: F32, width: int) -> F32:
-    """The rows of a store, float32 (blocks, BLOCK, width)."""
+    """Return the rows of a store, float32 (blocks, BLOCK, width)."""
     return store.reshape(-1, BLOCK, width)

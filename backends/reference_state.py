@@ -1,4 +1,4 @@
-"""The state of a step on the reference backend, which its operations read and write."""
+"""The state of a step on the reference backend, read and written by its operations."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class State:
     batch: Batch
     values: dict[int, F32]
     weights: dict[str, F32]
-    cache_keys: list[NDArray[np.uint8]]  # each (slots, kv_heads, bytes of a head)
+    cache_keys: list[NDArray[np.uint8]]  # each (slots, kv_heads, bytes per head)
     cache_values: list[NDArray[np.uint8]]
     key_type: cache.CacheType
     value_type: cache.CacheType
-    stores: list[F32]  # of recurrent layers: (blocks, numbers of a block)
+    stores: list[F32]  # of recurrent layers: (blocks, numbers per block)
     windowed: frozenset[int]  # layers with separate cache blocks
-    every: list[int]  # by layer of the cache: positions of a pool
-    routings: dict[int, Routing] = field(default_factory=dict)  # by index of the experts' result
-    crossing: list[F32] = field(default_factory=list)  # values at the boundary of a stage
+    every: list[int]  # by cache layer: positions per row
+    routings: dict[int, Routing] = field(default_factory=dict)  # by index of the experts' output
+    crossing: list[F32] = field(default_factory=list)  # values at a stage boundary
 
     def rows(self, value: Value) -> Batch:
-        """Return the batch that matches the rows of the value: all rows, or only those whose logits are wanted."""
+        """Return the batch that matches the rows of the value: all rows, or only those whose logits are requested."""
         return self.batch if value.rows == "batch" else self.batch.wanted()
 
     def read(self, value: Value) -> F64:

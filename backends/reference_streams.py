@@ -1,4 +1,4 @@
-"""The operations on slices and streams of rows in plain NumPy: the definition of what the backends compute."""
+"""Operations on slices and streams of rows in plain NumPy, which defines the results for all backends."""
 
 from __future__ import annotations
 

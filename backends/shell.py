@@ -1,7 +1,7 @@
 """The shell of an executable: everything around the kernels that all backends share.
 
-Kernels check nothing. So the shell checks batches, cache blocks and replaced weights before they reach memory, and
-refuses every call after `close`. It counts stages, grows rope tables, and returns the kept values of a step.
+Kernels check nothing, so the shell checks batches, cache blocks and replaced weights before they reach memory, and
+rejects every call after `close`. It counts stages, extends rope tables, and returns the kept values of a step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROPE_STEP = 1024  # positions by which rope tables grow
 
 
 class Blocks(Protocol):
-    """The cache of an executable; callers check their arguments. For `layout` and `block_bytes` see `Executable`."""
+    """The cache of an executable; callers check the arguments. For `layout` and `block_bytes` see `Executable`."""
 
     layout: str
     block_bytes: tuple[int, ...]
@@ -43,7 +43,7 @@ class Blocks(Protocol):
     def write(self, layer: int, numbers: NDArray[np.int32], content: NDArray[np.uint8]) -> None: ...
 
     def finite(self, layer: int, content: NDArray[np.uint8]) -> bool:
-        """Return whether the content (n, bytes of a block) holds only finite numbers."""
+        """Return whether the content (n, bytes per block) holds only finite numbers."""
         ...
 
 
@@ -95,7 +95,7 @@ class Shell(ABC):
 
     @abstractmethod
     def _take_in(self, batch: Batch) -> None:
-        """Load a checked batch to where the kernels read it."""
+        """Copy a checked batch to the memory that the kernels read."""
 
     @abstractmethod
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
@@ -134,7 +134,7 @@ class Shell(ABC):
         self._take_in(batch)
 
     def _turns(self, batch: Batch) -> list[tuple[int, Batch]]:
-        """Return the stages to run, each with its rows: those of texts, then those that follow texts."""
+        """Return the stages to run, each with its rows: first rows of encoder texts, then the rows after them."""
         if not self._plan.encodes:
             return [(0, batch)]
         check_texts(batch)
@@ -189,7 +189,7 @@ class Shell(ABC):
         self._must_be_open()
         check_blocks("write_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
         check_content(content, len(numbers), self.block_bytes[layer])
-        if not self._cache.finite(layer, content):  # infinity or NaN with weight zero would still spoil a sum
+        if not self._cache.finite(layer, content):  # infinity or NaN would spoil a sum even with weight zero
             raise not_finite()
         self._cache.write(layer, numbers, content)
 

@@ -1,4 +1,4 @@
-"""Stages: a plan that is split over several places runs from one boundary to the next, alternating with the others."""
+"""Stages: a plan split over several devices runs one stage at a time, alternating between the devices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Stage(Generic[B]):
-    """The calls or launches of one stage, and the locations of the values that it does not make, or that it sends.
+    """The calls or launches of one stage, and the locations of the values that it receives, sends or looks up.
 
-    Before its work the executable fills in what the stage before sent, and what comes from tables in the file.
+    Before the work starts, the executable stores the values from the previous stage and from tables in the file.
     """
 
     work: slice
@@ -25,6 +25,6 @@ class Stage(Generic[B]):
     looked_up: tuple[tuple[Value, B], ...] = ()
 
     def located(self, find: Callable[[Value, B], C]) -> Stage[C]:
-        """The same stage with other locations, for instance memory instead of planned buffers."""
+        """Return the same stage with other locations, for instance memory instead of planned buffers."""
         sides = (self.received, self.sent, self.looked_up)
         return Stage(self.work, *(tuple([(value, find(value, at)) for value, at in side]) for side in sides))

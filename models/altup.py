@@ -1,7 +1,7 @@
-"""The layers of Gemma 3n: four streams instead of one (AltUp, arXiv:2301.13310), of which a layer computes with one.
+"""The layers of Gemma 3n: AltUp (arXiv:2301.13310) keeps four streams, and a layer computes with the active one.
 
-A layer predicts all streams from its input, runs on the prediction of the active one, and corrects the others by how
-far that was off. A product of low rank runs beside attention (LAuReL, arXiv:2411.07501).
+A layer predicts all streams from its input, runs on the prediction of the active one, and corrects all of them by the
+error of that prediction. A low-rank product (LAuReL, arXiv:2411.07501) is added in parallel with attention.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from localllm.models.layers import LayerRecorder
 from localllm.plan import Value
 
-EPS = 1e-5  # the smallest mean square of a stream, as in transformers
+EPS = 1e-5  # smallest mean square of a stream, as in transformers
 
 
 @dataclass(frozen=True, slots=True)
 class AltUpRecorder(LayerRecorder):
-    """Records one layer: rows (T, streams * width) to as many, and the way from one stream to all and back."""
+    """Records one layer on rows (T, streams * width), and the conversion from one stream to all of them and back."""
 
     def begin(self, x: Value) -> Value:
-        """The first stream is x; the others are products of it, as large as it is."""
+        """Return all streams: the first is x, the others are projections of x rescaled to its magnitude."""
         builder = self.builder
         recorder, tensors, streams = builder.recorder, builder.tensors, builder.config.streams
         others = tensors.flat("altup_proj.weight", streams - 1, x.width, x.width)
@@ -30,7 +30,7 @@ class AltUpRecorder(LayerRecorder):
         return recorder.mix(made, streams - 1, tensors.numbers("other streams", rest), first)
 
     def end(self, streams: Value) -> Value:
-        """The mean of the streams, each but the first through a matrix of its own and as large as the first."""
+        """Return the mean of the streams, after projecting all but the first and rescaling them to its magnitude."""
         builder = self.builder
         recorder, width, count = builder.recorder, builder.config.width, builder.config.streams
         matrices = builder.tensors.flat("altup_unembd_proj.weight", count - 1, width, width)
@@ -72,14 +72,14 @@ class AltUpRecorder(LayerRecorder):
         return self.builder.recorder.columns(x, number * width, (number + 1) * width)
 
     def modes(self, x: Value, name: str) -> Value:
-        """Numbers (T, streams) from -1 to 1, of which the coefficients of the streams are made."""
+        """Return numbers (T, streams) in -1..1 from which the prediction and correction coefficients are computed."""
         builder, config = self.builder, self.builder.config
         router = builder.tensors.matrix(name + "altup_router.weight", config.streams, config.width)
         normed = builder.norm(name + "altup_router_norm", x)
         return builder.recorder.softcap(builder.recorder.linear(normed, router, None, 1.0 / config.width), 1.0)
 
     def low_rank(self, x: Value, name: str) -> Value:
-        """x plus the norm of its product with two narrow matrices."""
+        """Return x plus the normed product of x with two low-rank matrices."""
         builder, rank = self.builder, self.builder.tensors.height(name + "laurel_l.weight")
         y = builder.linear(name + "laurel_l", x, rank, x.width)
         y = builder.linear(name + "laurel_r", y, x.width, rank)

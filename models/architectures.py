@@ -1,8 +1,8 @@
-"""The architectures that can run: one row each, with only the properties that a model file does not hold.
+"""The supported architectures: one row each, with only the properties that a model file does not hold.
 
 `models.architecture` explains the columns. Biases, q/k norms, sinks, fused and shared matrices, tied output, head sizes
-and rope frequency factors are read from the file. To add an architecture that fits `models.forward`, add a row. Llama's
-is the first; the others are in the order of their names.
+and rope frequency factors are read from the file. To add an architecture that fits `models.forward`, add a row. Llama
+comes first; the others are sorted by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COHERE = Multipliers("multiplied")
 QKV_EXTRAS = tuple([f"attn_{which}.{what}" for which in "qkv" for what in ("bias", "scale")])
 FFN_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 GRANITE = Multipliers(switch=True)
-_bert = partial(  # encoders that norm the rows after an addition
+_bert = partial(  # encoders with norms after the residual add
     Architecture, encoder=True, ffn_scales=False, norm="layer", attention_norm="", ffn_norm="", output_norm="",
     sum_norms=True, attention_post_norm="attn_output_norm", ffn_post_norm="layer_output_norm",
 )  # fmt: skip
@@ -61,13 +61,13 @@ _ROWS = (
     _bert("bert", None, "gelu", ffn="plain"),  # BGE, E5, MiniLM, XLM-RoBERTa, BGE rerankers, ...
     Architecture("bitnet", "neox"),
     Architecture("bloom", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", alibi=8.0),
-    Architecture(  # its text
+    Architecture(  # text part only
         "chameleon", "norm", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True, head_norm_eps=1e-5,
         swin=True, attention_post_norm="attn_norm", ffn_post_norm="ffn_norm", silent=(4, 8196),
     ),
     Architecture("chatglm", "norm", ffn_scales=False, ffn="fused"),  # ChatGLM 2 and 3, GLM 4 9B of 2024
     Architecture("codeshell", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
-    Architecture("cogvlm", "neox", ffn_scales=False, ignored=("rope_freqs.weight", "attn_qkv.scale")),  # its text
+    Architecture("cogvlm", "neox", ffn_scales=False, ignored=("rope_freqs.weight", "attn_qkv.scale")),  # text part only
     Architecture(  # Command R7B, Command A, Aya Expanse
         "cohere2", "norm", norm="layer", ffn_norm="attn_norm", parallel=True, multipliers=COHERE,
         sliding=Sliding(4, only_rope=True),
@@ -84,15 +84,15 @@ _ROWS = (
         "dbrx", "neox", ffn_scales=False, norm="layer", ffn_norm="attn_output_norm", clamp=True,
         routing=ExpertGating("softmax", True),
     ),
-    Architecture("deci", "norm", ffn_scales=False),  # Nemotron of pruned Llamas
+    Architecture("deci", "norm", ffn_scales=False),  # Nemotron models made by pruning Llama
     Architecture(  # DeepSeek MoE 16B
         "deepseek", "norm", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
         "deepseek2", "norm", ffn_scales=False, latent=True, yarn_scores=True,
-        routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may not tell it
+        routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may lack it
     ),
-    Architecture(  # its text; files say that 0 dimensions are rotated
+    Architecture(  # text part only; files say that 0 dimensions are rotated
         "deepseek2-ocr", "neox", ffn_scales=False, ignored=("rope.dimension_count",),
         routing=ExpertGating("softmax", False, from_file=True),
     ),
@@ -215,7 +215,7 @@ _ROWS = (
     ),
     Architecture("hunyuan-dense", "neox", ffn_scales=False, norms_rotated=True),
     Architecture("hunyuan-moe", "neox", ffn_scales=False, norms_rotated=True, routing=ExpertGating("softmax", True)),
-    Architecture("hunyuan_vl", "neox", sections=True, ffn_scales=False, norms_rotated=True),  # its text
+    Architecture("hunyuan_vl", "neox", sections=True, ffn_scales=False, norms_rotated=True),  # text part only
     Architecture(  # Hunyuan 3
         "hy_v3", "neox", qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
     ),
@@ -268,14 +268,14 @@ _ROWS = (
     Architecture(  # Llama Embed Nemotron
         "llama-embed", "norm", encoder=True, routing=ExpertGating("softmax", True, scales=True),
     ),
-    Architecture(  # its text
+    Architecture(  # text part only
         "llama4", "norm", ffn_scales=False, attention_scale=True, norms_rotated=True, unit_qk_norm=True,
         unit_qk_norm_but=128, no_rope_every=4, unrotated_temperature=(0.1, 8192),
         sliding=Sliding(4, window=8192, chunked=True),
         routing=ExpertGating("sigmoid_of_chosen", False, from_file=True, weighted_input=True),
     ),
     Architecture("maincoder", "norm", ffn_scales=False, qk_norm=True, norms_rotated=True),
-    Architecture("mamba", "norm", recurrent=Recurrent("mamba", "all", alone=True)),  # Falcon Mamba too
+    Architecture("mamba", "norm", recurrent=Recurrent("mamba", "all", alone=True)),  # also Falcon Mamba
     Architecture("mamba2", "norm", recurrent=Recurrent("mamba2", "all", alone=True)),
     Architecture(
         "maple", "neox", ffn_scales=False, qk_norm=True, limits="swiglu_clamp", sliding=Sliding(0, only_rope=True),
@@ -344,14 +344,14 @@ _ROWS = (
         routing=ExpertGating("softmax", False, activation="gelu_alone"),
     ),
     Architecture("olmo", "norm", ffn_scales=False, norm="layer", norm_weights=False, clamp=True),  # OLMo 1
-    Architecture(  # OLMo 3 too
+    Architecture(  # also OLMo 3
         "olmo2", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
         sliding=Sliding(4, stretched=False),
     ),
     Architecture("olmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", False)),
     Architecture("openelm", "neox", ffn_scales=False, qk_norm=True, ignored=("attn_qkv.scale",)),
     Architecture("orion", "neox", ffn_scales=False, norm="layer"),
-    Architecture("paddleocr", "neox", ffn_scales=False, ignored=("expert_count",)),  # its text
+    Architecture("paddleocr", "neox", ffn_scales=False, ignored=("expert_count",)),  # text part only
     Architecture("pangu-embedded", "neox", ffn_scales=False, ignored=("rope_freqs.weight",)),  # openPangu
     Architecture(  # Phi 2
         "phi2", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
@@ -374,7 +374,7 @@ _ROWS = (
     Architecture("qwen", "neox", ffn_scales=False, halves=True),  # Qwen 1
     Architecture("qwen2", "neox", ffn_scales=False),
     Architecture("qwen2moe", "neox", ffn_scales=False, routing=ExpertGating("softmax", False)),
-    Architecture("qwen2vl", "neox", ffn_scales=False, eps=1e-6, ignored=("output.bias",)),  # its text
+    Architecture("qwen2vl", "neox", ffn_scales=False, eps=1e-6, ignored=("output.bias",)),  # text part only
     Architecture("qwen3", "neox", qk_norm=True),
     Architecture(
         "qwen35", "neox", qk_norm=True, ffn_norm="post_attention_norm", query_gate=True,
@@ -390,11 +390,11 @@ _ROWS = (
         ffn_norm="post_attention_norm", query_gate=True,
         recurrent=Recurrent("delta_net", "interval"), routing=ExpertGating("softmax", True, scales=True),
     ),
-    Architecture(  # the part of Qwen3-TTS that reads text and gives codes of speech
+    Architecture(  # the part of Qwen3-TTS that reads text and generates speech codes
         "qwen3tts", "neox", ffn_scales=False, qk_norm=True, narrow_output=True,
     ),
-    Architecture("qwen3vl", "neox", ffn_scales=False, qk_norm=True),  # its text
-    Architecture(  # its text
+    Architecture("qwen3vl", "neox", ffn_scales=False, qk_norm=True),  # text part only
+    Architecture(  # text part only
         "qwen3vlmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True),
     ),
     Architecture(  # Qwen 4 Experimental
@@ -426,7 +426,7 @@ _ROWS = (
         sliding=Sliding(0),
     ),
     Architecture("stablelm", "neox", norm="layer", ffn_scales=False),
-    Architecture("starcoder", None, "gelu", norm="layer", ffn="plain", ffn_scales=False),  # and SantaCoder
+    Architecture("starcoder", None, "gelu", norm="layer", ffn="plain", ffn_scales=False),  # also SantaCoder
     Architecture("starcoder2", "neox", "gelu", norm="layer", ffn="plain", ffn_scales=False),
     Architecture(  # Step 3.5
         "step35", "neox", ffn_scales=False, heads_norm=False, gated="sigmoid", limits="silu_clamp",

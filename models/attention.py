@@ -1,4 +1,4 @@
-"""The attention of a layer: projections, norms and rotation of heads, the cache, and what comes out."""
+"""The attention of a layer: Q/K/V projections, head norms and rotation, the KV cache, and the output projection."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ NOT_ROTATED = Ropes(None, None)
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Maps normed rows (T, width) to what the heads see (T, heads * value_dim), and that to rows (T, width)."""
+    """Maps normed rows (T, width) to head outputs (T, heads * value_dim), and these to rows (T, width)."""
 
     builder: Builder
     full: Ropes
-    sliding: Ropes  # of the layers with a window
-    stored: dict[int, int] = field(default_factory=dict)  # the cache layer of each layer so far that has one
-    after: bool = False  # rows see only what follows the text that an encoder has read
-    still: Ropes = NOT_ROTATED  # of the layers that are not rotated, whose queries may grow with the position
-    selector: Selector | None = None  # of the positions that layers read
+    sliding: Ropes  # of layers with a window
+    # cache layer by layer, for layers recorded so far that have one
+    stored: dict[int, int] = field(default_factory=dict)
+    after: bool = False  # rows attend only to positions after the text that an encoder has read
+    still: Ropes = NOT_ROTATED  # of unrotated layers, whose queries may have a position-dependent temperature
+    selector: Selector | None = None  # selects the positions that layers read
 
     def mixed(self, x: Value, layer: int) -> Value:
-        """What the heads see, (T, heads * value_dim)."""
+        """Return the head outputs (T, heads * value_dim), gated if the model has a gate."""
         builder = self.builder
         config, recorder, name = builder.config, builder.recorder, f"blk.{layer}."
         heads, kv_heads, window = config.heads[layer], config.kv_heads[layer], config.windows[layer]
@@ -51,7 +52,7 @@ class Attention:
                 v = recorder.scale(v, config.value_scale)
             both = (
                 builder.row.qk_norm or name + "attn_q_norm.weight" in builder.tensors
-            )  # that of keys alone is ignored
+            )  # a k norm without a q norm is ignored
             k = self.placed(name + "attn_k_norm" if both else "", k, kv_heads, ropes.key, unit)
             self.stored[layer] = recorder.append(k, v, kv_heads)
         sinks = builder.tensors.optional(name + "attn_sinks.weight", heads)
@@ -72,7 +73,7 @@ class Attention:
         return recorder.glu(builder.linear(name + "attn_gate", x, each, config.width), mixed, builder.row.gated)
 
     def distances(self, layer: int, heads: int) -> Weight | None:
-        """The numbers that scores gain by the distance: the layer's, or else those of the first layer."""
+        """Return the relative position bias of the layer, or the one of the first layer if it is shared."""
         builder, buckets = self.builder, self.builder.config.buckets
         if not buckets:
             return None
@@ -81,15 +82,16 @@ class Attention:
         return by_distance(builder.tensors.matrix(name, buckets, heads), builder.config.causal)
 
     def output(self, mixed: Value, layer: int) -> Value:
-        """The output matrix times what the heads see, which a file may norm first."""
+        """Return the output projection of the head outputs, after a norm if the file has one."""
         name = f"blk.{layer}."
         mixed = self.builder.optional_norm(name + "attn_sub_norm", mixed)
         return self.builder.linear(name + "attn_output", mixed, self.builder.config.width, mixed.width)
 
     def projections(self, x: Value, layer: int) -> list[Value]:
-        """Queries, then keys and values unless those of another layer are read: keys alone if they are the values too.
+        """Return [queries, keys, values].
 
-        They come from a matrix each, or from one that holds the rows of all three.
+        A layer that reads another layer's cache has queries only, and values are left out if the keys serve as values.
+        Each has its own matrix, or one fused matrix holds the rows of all three.
         """
         builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_"
         q, k = (heads[layer] * config.head_dim[layer] for heads in (config.heads, config.kv_heads))
@@ -112,7 +114,7 @@ class Attention:
         return [builder.recorder.clamp(value, config.clamp) for value in found] if config.clamp else found
 
     def half(self, x: Value, layer: int, which: int) -> Value:
-        """Queries (0), or what the same matrix holds after the query of each head: the gate of what it sees (1)."""
+        """Return the queries (0) or the output gate (1); one matrix holds both, alternating per head."""
         builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_q"
         size = config.head_dim[layer]
         of, part = 2 * size * config.heads[layer], (2 * size, which * size, (which + 1) * size)
@@ -121,9 +123,9 @@ class Attention:
         return builder.recorder.linear(x, weight, bias and bias.rows_of_each(*part), builder.scale(name))
 
     def placed(self, name: str, x: Value, heads: int, rope: Rope | None, unit: bool) -> Value:
-        """Queries or keys, normed and rotated to their positions, in the architecture's order.
+        """Return queries or keys, normed and rotated in the architecture's order.
 
-        With `unit` a norm without weights comes before the one that the file may have.
+        With `unit`, a norm without weights comes before the norm that the file may have.
         """
         recorder, late = self.builder.recorder, self.builder.row.norms_rotated
         head_dim = x.width // heads
@@ -135,12 +137,12 @@ class Attention:
         return recorder.rotate(x, head_dim, rope) if rope is not None and not late else x
 
     def head_norm(self, name: str, x: Value, heads: int) -> Value:
-        """The norm of each head, with shared or own weights, or of all as one row: the shape of the weights decides."""
+        """Norm each head (shared or separate weights) or the whole row, depending on the shape of the weights."""
         builder = self.builder
         bias, name, head_dim, eps = name + ".bias", name + ".weight", x.width // heads, builder.config.eps
         if not builder.row.qk_norm and name not in builder.tensors:
             return x
-        if builder.config.unit_qk_norm:  # what is left are numbers of heads
+        if builder.config.unit_qk_norm:  # only the per-head scale is left to apply
             return builder.recorder.multiply(x, builder.tensors.repeated(name, heads, head_dim), heads)
         weight = builder.tensors.either(name, (head_dim,), (heads * head_dim,), (heads, head_dim))
         groups = 1 if tuple(weight.shape) == (heads * head_dim,) else heads

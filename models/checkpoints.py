@@ -1,7 +1,7 @@
-"""The layers of Kimi K3: each part reads a blend of what earlier layers left, not the residual stream alone.
+"""The layers of Kimi K3: each block reads a mix of saved earlier rows (checkpoints) and the residual stream.
 
-Every n-th layer keeps the rows that it reads (a checkpoint) and starts the residual stream anew, from its attention.
-What a part reads is a mean of all checkpoints and of the stream, weighted by scores (`plan.Blend`).
+Every n-th layer saves its input as a checkpoint and restarts the residual stream from its attention output. The input
+of a block is the mean of all checkpoints and the stream, weighted by scores (`plan.Blend`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from localllm.plan import Value
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecorder(LayerRecorder):
-    """Records one layer: the residual stream to itself; the checkpoints so far are slices of one value."""
+    """Records one layer, from residual stream to residual stream."""
 
-    kept: list[Value] = field(default_factory=list)  # that value, once there is one
+    # all checkpoints so far, joined in one value; empty before the first
+    kept: list[Value] = field(default_factory=list)
 
     def end(self, x: Value) -> Value:
         return self.blend(x, "output_res_score")

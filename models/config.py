@@ -1,4 +1,4 @@
-"""The shape of a model as plain values; `models.reading` reads it from the keys of a file."""
+"""The shape of a model as plain values; `models.reading` reads it from a file's metadata."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class RopeConfig:
     base: float
     scaling: RopeScaling
     factor: float  # context length divided by the trained one
-    original_context: int  # the trained context length
-    attention_factor: float  # multiplies cosine and sine
-    extrapolation: float  # yarn: 1 mixes interpolated and plain angles, 0 interpolates all
-    beta_fast: float  # yarn: rotations over the original context above which an angle stays as it is
-    beta_slow: float  # yarn: rotations below which an angle is interpolated fully
-    multiplier: float  # yarn: mscale of the model's configuration
-    log_multiplier: float  # yarn: mscale_all_dim of it
-    score_multiplier: float  # yarn: the multiplier whose temperature, squared, scales the scores of latent attention
-    temperature: float  # Ministral 3: growth of the queries per e-fold of so many positions:
+    original_context: int  # trained context length
+    attention_factor: float  # factor of cosine and sine
+    extrapolation: float  # yarn: 1 mixes interpolated and original angles, 0 interpolates all
+    beta_fast: float  # yarn: pairs with more rotations over the original context keep their angle
+    beta_slow: float  # yarn: pairs with fewer rotations are interpolated fully
+    multiplier: float  # yarn: mscale in the Hugging Face config
+    log_multiplier: float  # yarn: mscale_all_dim in the Hugging Face config
+    score_multiplier: float  # yarn: multiplier of the temperature whose square scales the scores of latent attention
+    temperature: float  # Ministral 3: queries grow with 1 + temperature * log(1 + position // temperature_length)
     temperature_length: int
-    sections: bool  # angles also encode positions in a picture; for text, rotate the halves of a head
+    sections: bool  # M-RoPE: angles also encode image positions; text rotates halves of a head
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """How experts are chosen for a token; `plan.Experts` defines the terms."""
+    """How experts are selected for a token; `plan.Experts` defines the terms."""
 
     count: int
     used: int
@@ -43,61 +43,62 @@ class ExpertConfig:
     scale: float
     activation: GluActivation
     matrix_scales: bool  # apply `.scale` tensors
-    beside: bool  # beside a dense feed-forward
-    limits: tuple[float, ...]  # of the unit, by layer; 0: none
-    groups: int  # of experts; only those of the best `groups_used` are chosen
+    beside: bool  # in parallel with a dense feed-forward
+    limits: tuple[float, ...]  # of the activation, by layer; 0: none
+    groups: int  # groups of experts; experts are selected from the best `groups_used` groups
     groups_used: int
-    biased_gating: Gating  # of layers whose choice has a bias
-    adjugate_group: int = 0  # neighbouring experts that share an adjugate expert; 0: there are none
-    adjugate_scale: float = 0.0  # of the sum of adjugate experts
+    biased_gating: Gating  # gating of layers with a selection bias
+    adjugate_group: int = 0  # number of consecutive experts that share an adjugate expert; 0: no adjugates
+    adjugate_scale: float = 0.0  # factor of the sum of adjugate experts
 
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
     """Widths of latent attention; `models.latent` explains it."""
 
-    rank: int  # of the latent row
-    plain: int  # of the part of a head's queries and keys that is not rotated
+    rank: int  # width of the latent row
+    plain: int  # unrotated width of a query or key head
     rotated: int
-    value: int  # of a head's values
+    value: int  # width of a value head
 
 
 @dataclass(frozen=True, slots=True)
 class IndexerConfig:
-    """How positions are chosen for attention; `plan.SelectPositions` defines the terms."""
+    """How positions are selected for attention; `plan.SelectPositions` defines the terms."""
 
     heads: int
     head_dim: int
     count: int
     block: int
     local: int
-    eps: float  # of the norm of keys
-    chooses: tuple[int, ...]  # by layer: the layer whose choice it reads, itself or an earlier one; -1: it reads all
+    eps: float  # of the key norm
+    # by layer: the layer whose selection it reads (itself or an earlier one); -1: it reads all positions
+    chooses: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentConfig:
-    """The sizes of recurrent mixers, which differ in what they use."""
+    """The sizes of recurrent mixers; each kind uses some of them."""
 
-    kernel: int  # rows that a convolution sees
+    kernel: int  # rows that a convolution reads
     inner: int  # values of all heads
-    state: int  # values of a key
-    heads: int  # Mamba-1: rank of the step sizes
+    state: int  # width of a key
+    heads: int  # number of heads; Mamba-1: rank of the step sizes
     groups: int  # key heads
-    norms: bool  # Mamba-1: steps, B and C are normed even where the file has no weights for it
-    rescale: int = 0  # RWKV-6: rows are halved after every so many layers; 0: never
-    bound: float = 0.0  # Kimi Delta Attention: the least logarithm of a decay, which is negative; 0: none
-    sign: float = 1.0  # that makes the file's slopes of such logarithms positive
+    norms: bool  # Mamba-1: norm steps, B and C even if the file has no weights for it
+    rescale: int = 0  # RWKV-6: rows are halved after every `rescale` layers; 0: never
+    bound: float = 0.0  # Kimi Delta Attention: lower bound of log decays, negative; 0: none
+    sign: float = 1.0  # factor that makes the file's slopes of log decays positive
 
 
 @dataclass(frozen=True, slots=True)
 class CompressionConfig:
     """Compressed rows; `models.compressed` explains them."""
 
-    ratios: tuple[int, ...]  # positions of a pool, by layer; 0: none
-    groups: int  # of heads, each with an output matrix of low rank
-    rank: int  # of these
-    hashed: int  # number of first layers whose experts follow from the token alone
+    ratios: tuple[int, ...]  # positions per pool, by layer; 0: no pools
+    groups: int  # groups of heads, each with a low-rank output matrix
+    rank: int  # rank of the output matrices
+    hashed: int  # number of leading layers that look up a token's experts by its id
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,65 +110,65 @@ class ConnectionConfig:
     magnitude: float
     written_eps: float
     iterations: int  # 0: the streams are not mixed
-    rank: int = 0  # of the matrices that make gates of streams; 0: streams have weights
+    rank: int = 0  # rank of the matrices that gate the streams; 0: streams have weights instead
 
 
 @dataclass(frozen=True, slots=True)
 class NgramConfig:
     """Embeddings of n-grams; `plan.EmbedNgrams` defines the terms, and `models.ngrams` explains them."""
 
-    layer: int  # that adds them
-    width: int  # of a head
+    layer: int  # the layer that adds them
+    width: int  # width of one head
     multipliers: tuple[int, ...]
     sizes: tuple[int, ...]
     firsts: tuple[int, ...]
     end: int
-    kernel: int  # rows that the convolution weighs, as many tokens apart as the longest n-gram has
+    kernel: int  # taps of the convolution, spaced by the longest n-gram's length
 
     @property
     def rows(self) -> int:
-        """Minimum number of rows of the table."""
+        """The minimum number of rows of the table."""
         return max(size + first for size, first in zip(self.sizes, self.firsts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """Two stacks of layers that run in turn: so many passes of the low one, then one of the high one, and again.
+    """Two stacks of layers that alternate: `low` passes of the low stack, then one of the high stack, repeatedly.
 
-    A pass has keys and values of its own, so layers are counted over all passes. A file holds the low stack, whose
-    blocks count from 0, then the high one.
+    Each pass has its own keys and values, so layers are counted over all passes. A file holds the blocks of the low
+    stack, which count from 0, then the blocks of the high stack.
     """
 
-    layers: int  # of each stack
-    low: int  # passes before each pass of the high stack
+    layers: int  # layers per stack
+    low: int  # passes of the low stack before each pass of the high stack
 
     def high(self, layer: int) -> bool:
-        """Whether the layer is of a pass of the high stack."""
+        """Return whether the layer belongs to a pass of the high stack."""
         return layer // self.layers % (self.low + 1) == self.low
 
     def block(self, layer: int) -> int:
-        """The number of the block that holds the layer's tensors."""
+        """Return the number of the block that holds the layer's tensors."""
         return layer % self.layers + (self.layers if self.high(layer) else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LoopConfig:
-    """All layers run several times, each time with keys and values of their own: layers are counted over all passes."""
+    """All layers run several times, each time with their own keys and values: layers are counted over all passes."""
 
-    layers: int  # of the file
-    normed: bool  # the output's norm stands between two passes, too
+    layers: int  # layers in the file
+    normed: bool  # the output norm is also applied between passes
 
     def block(self, layer: int) -> int:
-        """The number of the block that holds the layer's tensors."""
+        """Return the number of the block that holds the layer's tensors."""
         return layer % self.layers
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The decoder of a model whose layers otherwise are an encoder's."""
+    """The decoder of an encoder-decoder model."""
 
     layers: int
-    start: int  # the token that stands between a text and its answer
+    start: int  # the token that starts the decoder's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,30 +177,31 @@ class Config:
 
     architecture: str
     layers: int
-    width: int  # of the residual stream
+    width: int  # width of the residual stream
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
     head_dim: tuple[int, ...]  # width of a query or key head
     value_dim: tuple[int, ...]
     latent: LatentConfig | None
-    window_latent: LatentConfig | None  # of the layers with a window
+    window_latent: LatentConfig | None  # of layers with a window
     indexer: IndexerConfig | None
-    kv_layer: tuple[int, ...]  # whose keys and values a layer reads: its own, or those of an earlier layer
+    kv_layer: tuple[int, ...]  # by layer: the layer whose keys and values it reads, itself or an earlier one
     ffn_width: tuple[int, ...]
     vocabulary: int
     context_length: int
     eps: float
     rope: RopeConfig
-    window_rope: RopeConfig  # of the layers with a window
+    window_rope: RopeConfig  # of layers with a window
     rotated: tuple[bool, ...]
-    windows: tuple[int, ...]  # number of positions that a row sees; 0: all
+    windows: tuple[int, ...]  # number of positions that a row attends to; 0: all
     attention_scale: tuple[float, ...]
     norm: NormKind
-    alibi: float  # steepness of the fall of scores with the distance; 0: none
-    buckets: int  # of distances, each with a number that scores gain; 0: none
-    unit_qk_norm: bool  # queries and keys of rotated layers are normed without weights
+    alibi: float  # largest ALiBi bias; 0: none
+    buckets: int  # buckets of the relative position bias; 0: none
+    unit_qk_norm: bool  # norm queries and keys of rotated layers, without weights
     limits: tuple[float, ...]  # of dense feed-forwards, by layer; 0: none
-    xielu: tuple[tuple[float, float, float, float], ...]  # positive, negative, beta, eps by layer, if it has them
+    # (positive, negative, beta, eps) by layer; empty for other activations
+    xielu: tuple[tuple[float, float, float, float], ...]
     attention_softcap: float  # 0: none
     value_scale: float
     clamp: float  # bound of queries, keys and values; 0: none
@@ -208,24 +210,25 @@ class Config:
     residual_scale: float
     logit_scale: float
     experts: ExpertConfig | None
-    norms_follow: bool  # attention and feed-forward, and none come before
+    norms_follow: bool  # norms follow attention and feed-forward instead of preceding them
     parallel: bool  # attention and feed-forward read the same rows
-    streams: int  # of residual rows (AltUp); 0: there is one, without AltUp
-    active_stream: int  # that layers compute with
+    streams: int  # AltUp streams; 0: no AltUp
+    active_stream: int  # the AltUp stream that layers compute with
     connections: ConnectionConfig | None
     ngrams: NgramConfig | None
     compression: CompressionConfig | None
-    checkpoint_interval: int  # every so many layers rows are kept for later ones to read; 0: never
-    cap_ratio: float  # cap of what is gated by that of the gate, in the unit "situ"; elsewhere 1
-    sparsity: tuple[float | None, ...]  # deviations above the mean that gates must exceed; None: all count
-    per_layer_width: int  # of the slice of per-layer embeddings; 0: there are none
+    checkpoint_interval: int  # rows are saved for later layers every `checkpoint_interval` layers; 0: never
+    cap_ratio: float  # activation "situ": cap of up divided by cap of gate; otherwise 1
+    # standard deviations above the mean that gates must exceed; None: all gates count
+    sparsity: tuple[float | None, ...]
+    per_layer_width: int  # width of a layer's slice of the per-layer embeddings; 0: none
     recurrent: RecurrentConfig | None
     stacks: StackConfig | LoopConfig | None  # layers that run several times
-    decoder: DecoderConfig | None  # that follows the layers
+    decoder: DecoderConfig | None  # follows the layers
     attends: tuple[bool, ...]  # whether the layer has attention
-    recurs: tuple[bool, ...]  # whether it has a recurrent mixer
-    heads_after: int  # layers of the file after these: each is a next-token head (`models.next_token`)
-    causal: bool  # rows see no later ones
+    recurs: tuple[bool, ...]  # whether the layer has a recurrent mixer
+    heads_after: int  # number of next-token heads, which are the file's last layers (`models.next_token`)
+    causal: bool  # rows do not attend to later rows
     activation: Activation | Literal["xielu"]  # of dense feed-forwards
-    pooling: Pooling  # how embeddings of tokens become one of a text
-    classifier_pooling: Pooling  # and how they do before a classifier scores it
+    pooling: Pooling  # how token embeddings become one embedding of a text
+    classifier_pooling: Pooling  # the same, for the input of a classifier

@@ -1,8 +1,8 @@
 """The layers of models with hyper-connections (arXiv:2409.19606): several residual streams instead of one.
 
-Each part of a layer reads a weighted sum of the streams, and every stream gets the part's result times a weight. The
-streams may also be mixed, by a matrix whose rows and columns sum to about 1 (mHC, arXiv:2512.24880). All these weights
-are made from the streams themselves (`plan.Connect`).
+Each block reads a weighted sum of the streams, and its output is added to every stream with a weight. The streams may
+also be mixed by a matrix whose rows and columns sum to about 1 (mHC, arXiv:2512.24880). All these weights are computed
+from the streams (`plan.Connect`).
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ HEAD = "output_hc"
 
 
 class Shares(NamedTuple):
-    """What a part reads, and the coefficients by which streams get its result."""
+    """The input of a block, and the coefficients that add its output to the streams."""
 
     read: Value  # (T, width)
     written: Value  # (T, streams)
-    mixed: Value | None  # (T, streams * streams); None: the streams stay as they are
+    mixed: Value | None  # (T, streams * streams); None: the streams are not mixed
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRecorder(LayerRecorder):
-    """Records one layer: rows (T, streams * width) to as many, and the way from one stream to all and back."""
+    """Records one layer on rows (T, streams * width), and the conversion from one stream to all of them and back."""
 
     def begin(self, x: Value) -> Value:
-        """Every stream is x."""
+        """Return the streams, all equal to x."""
         count = self.own.streams
         return self.builder.recorder.mix(x, 1, self.builder.tensors.numbers(f"ones({count})", [1.0] * count))
 
     def end(self, streams: Value) -> Value:
-        """A weighted sum of the streams, or their mean in files without weights for it."""
+        """Return a weighted sum of the streams, or their mean if the file has no weights for it."""
         recorder, tensors, count = self.builder.recorder, self.builder.tensors, self.own.streams
         if f"{HEAD}_fn.weight" in tensors:
             return recorder.mix(streams, count, self.coefficients(streams, HEAD, 1))
         return recorder.mix(streams, count, tensors.numbers(f"mean of {count}", [1.0 / count] * count))
 
     def hidden(self, streams: Value) -> Value | None:
-        """All streams."""
+        """Return all streams."""
         return streams
 
     def layer(self, x: Value, layer: int) -> Value:
@@ -73,13 +73,13 @@ class ConnectionRecorder(LayerRecorder):
         return Shares(recorder.mix(streams, count, read), written, mixed)
 
     def wanted(self, shares: Shares) -> Shares:
-        """Those of the rows whose logits are wanted; nothing reads the rows that attention read."""
+        """Return the coefficients of the rows whose logits are requested; `read` is not needed any more."""
         select = self.builder.recorder.select_rows
         mixed = None if shares.mixed is None else select(shares.mixed)
         return shares._replace(written=select(shares.written), mixed=mixed)
 
     def written(self, streams: Value, y: Value, shares: Shares) -> Value:
-        """The streams after a part, whose result is y."""
+        """Return the streams after a block with output y."""
         recorder = self.builder.recorder
         base = streams if shares.mixed is None else recorder.mix(streams, self.own.streams, shares.mixed)
         return recorder.mix(y, 1, shares.written, base)

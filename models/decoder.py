@@ -1,7 +1,7 @@
-"""The decoder of T5 (arXiv:1910.10683): layers that attend to an answer so far, then to the text that the encoder read.
+"""The decoder of T5 (arXiv:1910.10683): its layers attend to the decoded tokens, then to the encoder's rows.
 
-The keys and values that the decoder's layers make of the encoder's rows are state of the sequence, at the positions of
-the text. What follows the text has the next positions: scores go by distances, so it does not matter where they start.
+The cross-attention keys and values, computed from the encoder's rows, are cached at the positions of the encoded text.
+Decoded tokens take the positions after it: relative position biases depend only on distances, so the start is free.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from localllm.plan import Value, Weight
 
 
 def decoder_of(builder: Builder, tensors: Tensors) -> Decoder:
-    """The decoder of a model whose encoder has this builder; `tensors` have the decoder's names."""
+    """Return the decoder of a model whose encoder has this builder; `tensors` have the decoder's names."""
     own = Builder(_config(builder.config), builder.row, tensors, builder.recorder)
     return Decoder(own, FromText(own, NOT_ROTATED, NOT_ROTATED, after=True), FeedForward(own))
 
 
 def _config(config: Config) -> Config:
-    """The decoder's shape: the layers of the encoder, as many as the decoder has, and no row sees later ones."""
+    """Return the decoder's config: causal layers like the encoder's first one, without windows and rotation."""
     assert config.decoder is not None
     count = config.decoder.layers
 
@@ -39,10 +39,10 @@ def _config(config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class FromText(Attention):
-    """Attention to the answer so far; and across, to the text."""
+    """Self-attention over the decoded tokens, and cross-attention to the text."""
 
     def remember(self, text: Value, layer: int) -> int:
-        """Store what a layer's queries will find in the text: keys and values of the encoder's rows."""
+        """Store the cross-attention keys and values of the encoder's rows; return their cache layer."""
         config, recorder, name = self.builder.config, self.builder.recorder, f"blk.{layer}.cross_attn_"
         heads = config.kv_heads[layer]
         k, v = (
@@ -52,7 +52,7 @@ class FromText(Attention):
         return recorder.append(k, v, heads)
 
     def across(self, x: Value, layer: int, stored: int) -> Value:
-        """What the heads see of the text, (T, heads * value_dim)."""
+        """Return the head outputs of cross-attention, (T, heads * value_dim)."""
         config, heads = self.builder.config, self.builder.config.heads[layer]
         q = self.builder.linear(f"blk.{layer}.cross_attn_q", x, heads * config.head_dim[layer], config.width)
         return self.builder.recorder.attention(q, stored, heads, config.attention_scale[layer], causal=False)
@@ -60,14 +60,14 @@ class FromText(Attention):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Records the decoder: T rows after the text to the rows whose logits are wanted."""
+    """Records the decoder, from T decoded tokens to the rows whose logits are requested."""
 
     builder: Builder
     attention: FromText
     feed_forward: FeedForward
 
     def record(self, text: Value, table: Weight) -> Value:
-        """Record all layers. `text` are the encoder's rows, and `table` has the embeddings of tokens."""
+        """Record all layers. `text` is the encoder's rows, and `table` holds the token embeddings."""
         recorder, count = self.builder.recorder, self.builder.config.layers
         stored = [self.attention.remember(text, layer) for layer in range(count)]
         recorder.end_encoder()
@@ -90,5 +90,5 @@ class Decoder:
 
 
 def tensors_of(checked: Tensors) -> Tensors:
-    """The same file's tensors, by the names of the decoder."""
+    """Return the same file's tensors under the decoder's names."""
     return checked.renamed(partial(name_in_stack, "dec"))

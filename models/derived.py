@@ -1,4 +1,4 @@
-"""Weights that no file holds as such: made in memory, or of a file's tensors as their rows are read."""
+"""Weights that no file holds directly: made in memory, or computed from a file's tensors as their rows are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """A matrix of numbers in memory as a tensor."""
+    """A matrix of float32 numbers in memory as a tensor."""
 
     name: str
     values: NDArray[np.float32]
@@ -46,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """The numbers of a tensor, float32, in another shape."""
+    """A tensor converted to float32 and reshaped."""
 
     weight: Weight
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class Shaped:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Weights of heads, of which each has one number."""
+    """One number per head, repeated to a row of `width`."""
 
     weight: Weight  # (heads,) or (heads, 1)
     width: int
@@ -86,7 +86,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A stack (experts, rows, columns), every matrix of which stands for a group of experts."""
+    """A stack (experts, rows, columns) in which each matrix serves a group of consecutive experts."""
 
     stack: Weight
     group: int
@@ -114,7 +114,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Dilated:
-    """A kernel of a convolution with zeros between its numbers, float32."""
+    """A convolution kernel with zeros between its numbers, float32."""
 
     weight: Weight  # (channels, count)
     step: int
@@ -136,7 +136,7 @@ class Dilated:
 
 @dataclass(frozen=True, slots=True)
 class Inverse:
-    """The inverse of each number of a vector."""
+    """The reciprocals of a vector's numbers."""
 
     weight: Weight
     format: str = "F32"
@@ -157,7 +157,7 @@ class Inverse:
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """Slopes of heads: a geometric series down to 2^-steepness; heads beyond a power of two take steps in between."""
+    """ALiBi slopes: a geometric series down to 2^-steepness, with steps in between for heads beyond a power of two."""
 
     heads: int
     steepness: float
@@ -173,13 +173,13 @@ class Slopes:
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         power = 1 << self.heads.bit_length() - 1  # largest power of two up to the number of heads
-        steps = [*range(2, 2 * power + 1, 2), *range(1, 2 * (self.heads - power), 2)]  # in halves
+        steps = [*range(2, 2 * power + 1, 2), *range(1, 2 * (self.heads - power), 2)]  # in half steps
         return (2.0 ** (-self.steepness / (2 * power) * np.array(steps))).astype(np.float32)[None].view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """The first rows of each `of` rows of a matrix, transposed, as a tensor (heads, columns, rows)."""
+    """The first `rows` rows of every `of` rows of a matrix, transposed, as a tensor (heads, columns, rows)."""
 
     matrix: Weight
     format: str

@@ -1,7 +1,7 @@
-"""Attention of T5 (arXiv:1910.10683): what a score gains by the distance of two positions, and names of its layers.
+"""T5's relative position bias (arXiv:1910.10683) and tensor names.
 
-A file holds a number for each bucket of distances and each head. Near distances have a bucket of their own, farther
-ones share theirs, and all from FARTHEST on share the last.
+A file holds a score bias for each bucket of distances and each head. Each short distance has its own bucket, longer
+ones share buckets, and all distances from FARTHEST share the last.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ FARTHEST = 128
 
 
 def name_in_stack(stack: str, name: str) -> str:
-    """The file's name of a tensor of a layer in the encoder ("enc") or in the decoder ("dec")."""
+    """Return the file's name of a layer tensor in the encoder ("enc") or in the decoder ("dec")."""
     return f"{stack}.{name.replace('attn_output.', 'attn_o.')}" if name.startswith("blk.") else name
 
 
 def by_distance(numbers: Weight, causal: bool) -> Weight:
-    """Numbers of buckets (buckets, heads) as those of distances -FARTHEST to FARTHEST, (heads, 2 FARTHEST + 1).
+    """Expand biases by bucket (buckets, heads) to biases by distance -FARTHEST..FARTHEST, (heads, 2 FARTHEST + 1).
 
-    A distance is that of the key ahead of the query. If `causal`, keys ahead are never seen and all buckets are of keys
-    behind; else half of the buckets are.
+    A distance is key position minus query position. If `causal`, all buckets are for keys behind the query; otherwise
+    half of them are.
     """
     return Weight.of(_ByDistance(numbers, causal))
 
 
 def bucket(distance: int, buckets: int, causal: bool) -> int:
-    """The bucket of a distance."""
+    """Return the bucket of a distance."""
     behind = max(-distance, 0) if causal else abs(distance)
     if not causal:
         buckets //= 2
-    exact = buckets // 2  # each smaller distance has a bucket of its own
+    exact = buckets // 2  # each smaller distance has its own bucket
     first = buckets if distance > 0 and not causal else 0
     if behind < exact:
         return first + behind
-    # The others are even steps of the logarithm: compare powers, which are exact.
+    # The other buckets are even steps of the logarithm. Compare integer powers, which are exact.
     shared, step = buckets - exact, 0
     while step < shared - 1 and behind**shared * exact ** (step + 1) >= FARTHEST ** (step + 1) * exact**shared:
         step += 1
@@ -49,7 +49,7 @@ def bucket(distance: int, buckets: int, causal: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _ByDistance:
-    """The numbers of all distances as a tensor."""
+    """The biases of all distances as a tensor."""
 
     numbers: Weight  # (buckets, heads)
     causal: bool

@@ -1,4 +1,4 @@
-"""The one error of this package: a model file does not hold what its architecture requires."""
+"""The error of this package: a model file does not hold what its architecture requires."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from localllm.printable import printable
 
 
 class ModelError(Exception):
-    """A missing, absurd or unsupported key or tensor; the message names it, what was found and what is expected."""
+    """A missing, out-of-range or unsupported key or tensor; the message has the found and expected values."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)

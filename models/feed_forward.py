@@ -1,4 +1,4 @@
-"""The feed-forward of a layer: dense, or a mixture of experts with or without an expert for all."""
+"""The feed-forward of a layer: dense, or a mixture of experts with or without a shared expert."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.models.builder import Builder
 from localllm.models.config import ExpertConfig
 from localllm.plan import Stack, Value, Weight
 
-_SHARED = "_shexp"  # the end of the names of an expert for all tokens
+_SHARED = "_shexp"  # suffix of the names of a shared expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class FeedForward:
     builder: Builder
 
     def __call__(self, x: Value, layer: int, residual: Value, before: Value) -> Value:
-        """The feed-forward of x, the normed rows of `residual`; `before` are the rows that the layer reads."""
+        """Return the feed-forward of x, the normed rows of `residual`; `before` is the layer's input."""
         builder, name, experts = self.builder, f"blk.{layer}.", self.builder.config.experts
         if experts is None or name + "ffn_gate_inp.weight" not in builder.tensors:
             return self.dense(layer, x, builder.config.ffn_width[layer], sparsity=builder.config.sparsity[layer])
@@ -43,7 +43,7 @@ class FeedForward:
         return both if routing.sum_scale == 1.0 else builder.recorder.scale(both, routing.sum_scale)
 
     def latent(self, name: str, x: Value, experts: Callable[[Value], Value]) -> Value:
-        """The experts of x; of a narrower x where the file has the matrices around it (Nemotron 3 Super, Kimi K3)."""
+        """Return `experts(x)`, on a down-projected x if the file has latent projections (Nemotron 3 Super, Kimi K3)."""
         builder, tensors = self.builder, self.builder.tensors
         kind = next((kind for kind in ("latent", "routed") if f"{name}ffn_{kind}_down.weight" in tensors), "")
         if not kind:
@@ -55,7 +55,7 @@ class FeedForward:
         )
 
     def both(self, layer: int, x: Value, residual: Value, experts: ExpertConfig) -> Value:
-        """The dense feed-forward, plus experts that norm the residual stream on their own, as their router does."""
+        """Return the dense feed-forward plus the experts; experts and router norm the residual stream themselves."""
         builder, name = self.builder, f"blk.{layer}."
         config, recorder, tensors = builder.config, builder.recorder, builder.tensors
         dense = builder.norm(name + "post_ffw_norm_1", self.dense(layer, x, config.ffn_width[layer]))
@@ -66,7 +66,7 @@ class FeedForward:
         return recorder.add(dense, builder.norm(name + "post_ffw_norm_2", self.experts(layer, own, router, experts)))
 
     def dense(self, layer: int, x: Value, inner: int, suffix: str = "", sparsity: float | None = None) -> Value:
-        """The down matrix times the hidden rows (T, inner); gate and up are two matrices, one, or up alone."""
+        """Return the down projection of the hidden rows (T, inner); gate and up are two matrices, one, or up alone."""
         builder, recorder, width = self.builder, self.builder.recorder, self.builder.config.width
         name = f"blk.{layer}."
         up_name = f"{name}ffn_up{suffix}"
@@ -82,13 +82,13 @@ class FeedForward:
                 hidden = self.gated(gate, up, layer)
             case "plain":
                 hidden = self.activated(builder.ffn_linear(up_name, x, inner, width), layer)
-                if name + "ffn.act.scales" in builder.tensors:  # AWQ's scales of MPT
+                if name + "ffn.act.scales" in builder.tensors:  # MPT's AWQ scales
                     hidden = recorder.multiply(hidden, builder.tensors.inverse(name + "ffn.act.scales", inner))
         hidden = builder.optional_norm(f"{name}ffn_sub_norm{suffix}", hidden)
         return builder.ffn_linear(f"{name}ffn_down{suffix}", hidden, width, inner)
 
     def form(self, layer: int, suffix: str, inner: int) -> Literal["gated", "fused", "plain"]:
-        """Which matrices a dense feed-forward has."""
+        """Return which matrices a dense feed-forward has."""
         tensors, name = self.builder.tensors, f"blk.{layer}."
         if suffix == _SHARED and self.builder.row.shared_fused:
             return "fused"
@@ -114,7 +114,7 @@ class FeedForward:
         return recorder.activate(x, activation)
 
     def shared(self, layer: int, x: Value, inner: int, suffix: str) -> Value:
-        """What stands beside the experts for every token; the file may hold a gate for it."""
+        """Return the shared expert's output for every token, gated if the file has a gate."""
         builder, name = self.builder, f"blk.{layer}."
         y = self.dense(layer, x, inner // 2 if self.form(layer, suffix, inner) == "fused" else inner, suffix)
         if name + "ffn_gate_inp_shexp.weight" not in builder.tensors:
@@ -123,7 +123,7 @@ class FeedForward:
         return builder.recorder.glu(builder.recorder.linear(x, own), y, "sigmoid")
 
     def experts(self, layer: int, x: Value, router: Value, experts: ExpertConfig) -> Value:
-        """The experts that the router chooses."""
+        """Return the output of the experts that the router selects."""
         builder, name, limit = self.builder, f"blk.{layer}.", experts.limits[layer]
         recorder, tensors = builder.recorder, builder.tensors
         assert builder.row.routing is not None
@@ -133,7 +133,7 @@ class FeedForward:
             assert up.scale is None, "scaled for the unit alone"
             up = replace(up, scale=tensors.numbers(f"{1 / ratio:.9g}({experts.count})", [1 / ratio] * experts.count))
         bias = tensors.optional(name + "exp_probs_b.bias", experts.count)
-        bias = bias or tensors.optional(name + "exp_probs_b", experts.count)  # as Hunyuan 3 has it
+        bias = bias or tensors.optional(name + "exp_probs_b", experts.count)  # Hunyuan 3's name
         return recorder.experts(
             x,
             router,
@@ -154,7 +154,7 @@ class FeedForward:
         )
 
     def given(self, layer: int, router: Value, experts: ExpertConfig) -> Value | None:
-        """The experts of every token, of layers whose experts follow from the token alone."""
+        """Return the experts of every token in layers that look them up by token id; None for other layers."""
         recorder, config = self.builder.recorder, self.builder.config
         if config.compression is None or layer >= config.compression.hashed:
             return None
@@ -163,9 +163,10 @@ class FeedForward:
         return recorder.select_rows(chosen) if router.rows == "logits" else chosen
 
     def with_adjugates(self, layer: int, y: Value, x: Value, router: Value, experts: ExpertConfig) -> Value:
-        """The sum of the experts y, plus that of the adjugate experts of their groups (Grove MoE, arXiv:2508.07785).
+        """Return y plus the sum of the adjugate experts of the selected groups (Grove MoE, arXiv:2508.07785).
 
-        An adjugate expert reads the same rows x, and runs for each chosen expert of its group, with that one's weight.
+        An adjugate expert reads the same rows x. It runs once for each selected expert of its group, with that expert's
+        weight.
         """
         recorder, tensors, name = self.builder.recorder, self.builder.tensors, f"blk.{layer}.ffn_"
         inner, group = tensors.height(f"{name}up_chexps.weight"), experts.adjugate_group
@@ -181,13 +182,13 @@ class FeedForward:
         return recorder.add(y, own)
 
     def gate_and_up(self, name: str, width: int, experts: ExpertConfig) -> tuple[Stack, Stack]:
-        """The stacks of gate and up matrices: two tensors, or one that holds the rows of both, the gate's first."""
+        """Return the stacks of gate and up matrices: two tensors, or one fused tensor with the gate rows first."""
         tensors = self.builder.tensors
         fused = tensors.height(name + "ffn_gate_up_exps.weight")
         if not fused:
             inner = tensors.height(name + "ffn_up_exps.weight")
             up = self.stack(name + "ffn_up_exps", experts, inner, width)
-            if self.builder.row.ffn == "plain":  # squared ReLU, or an activation that reads one of them
+            if self.builder.row.ffn == "plain":  # squared ReLU, or an activation that reads one of the two
                 return up, up
             return self.stack(name + "ffn_gate_exps", experts, inner, width), up
         both = self.stack(name + "ffn_gate_up_exps", experts, fused, width).weight

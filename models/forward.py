@@ -1,4 +1,4 @@
-"""The one forward pass: walk the layers of a transformer and record every operation; `models.layers` records a layer.
+"""The forward pass: walk the layers of a transformer and record every operation; `models.layers` records a layer.
 
 The tensors in the file (biases, q/k norms, experts, output matrix, frequency factors) decide what is recorded;
 `Architecture` decides the rest.
@@ -37,7 +37,7 @@ from localllm.models.stacks import LoopRecorder, StackRecorder, stored_name
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor, Value
 
-_FEW = 32  # columns of a matrix of zeros, which any number would do for
+_FEW = 32  # columns of a matrix of zeros; any small number works
 
 
 def record(
@@ -48,12 +48,12 @@ def record(
     embeddings: bool = False,
     every_row: bool = False,
 ) -> Plan:
-    """Record the plan of this model's forward; ModelError for a missing or unsuitable tensor.
+    """Record the plan of this model's forward pass; raise ModelError for a missing or unsuitable tensor.
 
-    `context` is the number of positions that the plan will serve (by default, the model's own). It selects one of two
-    sets of frequency factors if a model has two. Encoders give embeddings, (T, width), instead of logits; so do other
-    models with `embeddings`. With `every_row` the plan's hidden rows are those of all rows of a batch, as a next-token
-    head reads them, and not only of the rows whose logits are wanted.
+    `context` is the number of positions that the plan will serve (default: the model's own). It selects one of two sets
+    of frequency factors if a model has two. Encoders return embeddings (T, width) instead of logits; other models do so
+    with `embeddings`. With `every_row` the plan's hidden rows are all rows of a batch, as a next-token head needs, and
+    not only the rows whose logits are requested.
     """
     _check_layers(config, tensors)
     checked, recorder = Tensors(tensors, architecture.ignored, _stored(config, architecture)), Recorder()
@@ -66,7 +66,7 @@ def record(
         x = recorder.rms_norm(x, checked.ones(x.width), config.eps)
     x = _with_type(builder, x)
     x = _with_positions(builder, x, context or config.context_length)
-    if architecture.output_norm != "token_embd_norm":  # LFM2's name for the norm of the output
+    if architecture.output_norm != "token_embd_norm":  # LFM2's name of the output norm
         x = builder.optional_norm("token_embd_norm", x)
     embedding = x
     per_layer = PerLayer(builder) if config.per_layer_width else None
@@ -86,7 +86,7 @@ def record(
         recorder.begin_layer()
     hidden, x = layers.hidden(x), layers.end(x)
     if embeddings or architecture.encoder:
-        Head.read(config, checked)  # what it needs is checked before weights are loaded
+        Head.read(config, checked)  # check the head's tensors before weights are loaded
         normed = builder.norm(architecture.output_norm, x) if architecture.output_norm else x
         return recorder.finish(normed, checked.used())
     if config.decoder is not None:
@@ -98,21 +98,21 @@ def record(
 
 
 def _check_layers(config: Config, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse files of next-token heads alone, which llama.cpp's converter writes with `--mtp`."""
+    """Raise ModelError for files of next-token heads alone, which llama.cpp's converter writes with `--mtp`."""
     first = f"blk.{config.layers}.nextn.eh_proj.weight"
     if config.heads_after and first in tensors and not any(name.startswith("blk.0.") for name in tensors):
         raise ModelError(f"{first}: the file holds next-token heads and no layers; open the file of the model itself")
 
 
 def _stored(config: Config, architecture: Architecture) -> Callable[[str], str]:
-    """What gives the file's names of tensors."""
+    """Return the function from a tensor name to the file's name of it."""
     if architecture.stack:
         return partial(name_in_stack, architecture.stack)
     return str if config.stacks is None else partial(stored_name, config.stacks)
 
 
 def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
-    """What records a layer."""
+    """Return the class that records a layer."""
     if architecture.recurrent is not None and architecture.recurrent.channel_mix:
         return RwkvLayers
     if config.connections is not None:
@@ -134,9 +134,9 @@ def _recurrence(builder: Builder) -> Recurrence:
 def finish(
     builder: Builder, x: Value, norm: str, output: str, every_row: bool = False, hidden: Value | None = None
 ) -> Plan:
-    """Finish the plan with norm and matrix of these names; with `every_row` the wanted rows are selected here.
+    """Finish the plan with the named norm and output matrix; `every_row` selects the requested rows here.
 
-    `hidden` are the rows that next-token heads read, if they are not those that the output reads.
+    `hidden` is the input of next-token heads, if it differs from the output's.
     """
     normed = builder.norm(norm, x) if norm else x
     wanted = builder.recorder.select_rows(normed) if every_row else normed
@@ -146,7 +146,7 @@ def finish(
 
 
 def _logits(builder: Builder, x: Value, name: str) -> Value:
-    """The logits of normed rows, by the matrix of that name, or by the table of embeddings in a file without it."""
+    """Return the logits of normed rows; a file without the named matrix uses the embedding table."""
     config, recorder, tensors = builder.config, builder.recorder, builder.tensors
     given = f"{name}.weight" in tensors
     rows = config.vocabulary
@@ -166,7 +166,7 @@ def _logits(builder: Builder, x: Value, name: str) -> Value:
 
 
 def _never(builder: Builder, x: Value, count: int) -> Value:
-    """The logits of so many tokens that never follow: minus infinity, whatever x is."""
+    """Return minus infinity as the logits of `count` tokens that are never generated, for any x."""
     recorder, tensors = builder.recorder, builder.tensors
     few = min(_FEW, x.width)
     nothing = tensors.constant_rows(f"zeros({few})", [0.0] * few, count)
@@ -175,7 +175,7 @@ def _never(builder: Builder, x: Value, count: int) -> Value:
 
 
 def attention_of(builder: Builder, context: int) -> Attention:
-    """The attention of all layers, with the rotations of a context of so many positions."""
+    """Return the attention of all layers, with rotations for this context length."""
     config, architecture = builder.config, builder.row
     factors = _factors(config, builder.tensors, context)
     full = _ropes(config, architecture, config.rope, factors)
@@ -190,16 +190,17 @@ def attention_of(builder: Builder, context: int) -> Attention:
 
 
 def _with_type(builder: Builder, x: Value) -> Value:
-    """Add the embedding of the first type of tokens, which stands for a text that is alone."""
+    """Add the embedding of token type 0, the type of a single text."""
     name, count = "token_types.weight", builder.tensors.height("token_types.weight")
     if not count:
         return x
     first = builder.tensors.rows(name, 0, 1, count, x.width)
-    return builder.recorder.add(x, builder.recorder.embed(first, positions=True))  # all positions are beyond its end
+    # positions beyond the end read the last row
+    return builder.recorder.add(x, builder.recorder.embed(first, positions=True))
 
 
 def _with_positions(builder: Builder, x: Value, context: int) -> Value:
-    """Add the embeddings of positions that the file may hold."""
+    """Add position embeddings if the file has them."""
     name, count = "position_embd.weight", builder.tensors.height("position_embd.weight")
     if not count:
         return x
@@ -210,7 +211,7 @@ def _with_positions(builder: Builder, x: Value, context: int) -> Value:
 
 
 def _skip(builder: Builder, embedding: Value, x: Value, layer: int) -> Value:
-    """Add the embedding behind a layer, times a number of the layer."""
+    """Add the embedding after a layer, times the layer's scale."""
     name, recorder = f"blk.{layer}.layer_output_scale.weight", builder.recorder
     scale = builder.tensors.optional_numbers(name, 1)
     if scale is None:
@@ -220,7 +221,7 @@ def _skip(builder: Builder, embedding: Value, x: Value, layer: int) -> Value:
 
 
 def _still(config: Config, architecture: Architecture) -> Ropes:
-    """Return rotations by no angle that make queries grow with the position, if the architecture has them."""
+    """Return rotations by angle 0 that only apply the position-dependent temperature of queries, if there is one."""
     if architecture.unrotated_temperature is None or not any(config.windows):
         return NOT_ROTATED
     (growth, length), head_dim = architecture.unrotated_temperature, config.head_dim[0]
@@ -232,7 +233,7 @@ def _still(config: Config, architecture: Architecture) -> Ropes:
 
 
 def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | None:
-    """Return divisors of the frequencies: one set, or one for the trained context and one for longer ones."""
+    """Return divisors of the frequencies: one set for all contexts, or one of the short and long sets."""
     beyond = "long" if context > config.rope.original_context else "short"
     most = max(config.rope.n_rot, config.window_rope.n_rot) // 2
     for name in ("rope_freqs.weight", f"rope_factors_{beyond}.weight"):
@@ -245,7 +246,7 @@ def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | No
 
 
 def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors: list[float] | None) -> Ropes:
-    """Return the rotations of queries and of keys; they differ at most by a temperature of the queries."""
+    """Return the rotations of queries and of keys; at most a temperature of the queries sets them apart."""
     if rope.temperature and config.latent is None and {rope.n_rot} != set(config.head_dim):
         raise ModelError(
             f"{config.architecture}.attention.temperature_scale: needs rope.dimension_count equal to the head width "

@@ -1,6 +1,6 @@
-"""What follows the embeddings of tokens: pooling to one vector per text, and the matrices that a file has for it.
+"""The pooling head: combines token embeddings into one vector per text, then applies the file's matrices.
 
-A classifier turns the vector into scores (rerankers); dense layers change it (EmbeddingGemma).
+A classifier turns the vector into scores (rerankers); dense layers transform it (EmbeddingGemma).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_LABELS = 1 << 16  # scores of a classifier; known models have 1 or 2
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The matrices behind the pooling; None where the file has none. A classifier has at least one of the first two."""
+    """The matrices after pooling; None if the file lacks them. A classifier has at least one of the first two."""
 
     classifier: Weight | None  # (rows, width)
     output: Weight | None  # (labels, rows of the classifier, or width)
@@ -37,7 +37,7 @@ class Head:
 
     @classmethod
     def read(cls, config: Config, tensors: Tensors) -> Head:
-        """The head of a model; ModelError for a tensor of another shape."""
+        """Read the head of a model; raise ModelError for a tensor of unexpected shape."""
         names, width = ("cls", "cls.output"), config.width
         found, biases = [], []
         norm = None
@@ -59,7 +59,7 @@ class Head:
 
     @property
     def ranks(self) -> bool:
-        """Whether it has a classifier."""
+        """Whether the head has a classifier."""
         return self.classifier is not None or self.output is not None
 
 
@@ -80,7 +80,7 @@ def _dense(config: Config, tensors: Tensors) -> tuple[Weight, ...]:
 
 
 class Pooler:
-    """Turns the embeddings of a text's tokens into one vector, by the rules of one model."""
+    """Combines the embeddings of a text's tokens into one vector, as one model defines it."""
 
     def __init__(self, config: Config, head: Head) -> None:
         self._config, self.ranks = config, head.ranks
@@ -90,9 +90,9 @@ class Pooler:
         self._classifier_norm = _given(head.classifier_norm)
 
     def __call__(self, rows: F32, pooling: Pooling) -> F32:
-        """One vector float32 of the rows (T, width): an embedding, or scores if `pooling` is "rank".
+        """Return one float32 vector for the rows (T, width): an embedding, or scores if `pooling` is "rank".
 
-        With "none" there is a vector for every row, (T, width).
+        With "none", return a vector for every row, (T, width).
         """
         x = _pooled(rows.astype(np.float64), self._config.classifier_pooling if pooling == "rank" else pooling)
         if pooling == "rank":
@@ -102,7 +102,7 @@ class Pooler:
         return x.astype(np.float32)
 
     def _scores(self, x: F64) -> F64:
-        """The classifier's scores: of one label a number, of several by the model's rule."""
+        """Return the classifier's scores: one number per label; some rerankers return probabilities."""
         modern = self._config.architecture == "modern-bert"
         if self._classifier is not None:
             x = _plus(self._classifier @ x, self._classifier_bias)
@@ -122,7 +122,7 @@ _PROBABILITIES = ("qwen3", "qwen3vl")  # their rerankers score "yes" against "no
 
 
 def unit(x: F32) -> F32:
-    """x (..., width) divided by its length; zeros stay."""
+    """Return x (..., width) divided by its Euclidean length; zeros stay zeros."""
     length = np.sqrt((x.astype(np.float64) ** 2).sum(axis=-1, keepdims=True))
     return np.asarray(x / np.where(length > 0.0, length, 1.0), np.float32)
 
@@ -153,7 +153,7 @@ def _given(weight: Weight | None) -> F64 | None:
 
 
 def _values(weight: Weight) -> F64:
-    """float64 numbers of a matrix (rows, columns), or of a vector (width,)."""
+    """Return the float64 numbers of a matrix (rows, columns), or of a vector (width,)."""
     rows = weight.shape[0] if len(weight.shape) > 1 else 1
     values = quant.dequantize(weight.read(0, rows), weight.format).astype(np.float64)
     return values if len(weight.shape) > 1 else values[0]

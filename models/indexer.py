@@ -1,11 +1,11 @@
-"""The indexer of a layer (DeepSeek 3.2's "lightning indexer", arXiv:2512.02556): which positions attention reads.
+"""The indexer of a layer (DeepSeek 3.2's "lightning indexer", arXiv:2512.02556): selects positions for attention.
 
-It has small queries and one small key per position, in a cache of their own, and chooses the positions with the highest
-scores (`plan.SelectPositions`). Some layers read the choice of an earlier one. In a context in which every position is
-chosen nothing is recorded: attention then reads all that it sees, and the indexer costs nothing.
+It has small queries and one small key per position, in its own cache, and selects the positions with the highest scores
+(`plan.SelectPositions`). Some layers reuse the selection of an earlier layer. If the context is so short that every
+position would be selected, nothing is recorded: attention reads all positions, and the indexer costs nothing.
 
-DeepSeek's models rotate queries and keys by a Hadamard matrix before they round them to FP8. The scores are the same
-without it, so it is left to cache types that need it (`backends.cache`).
+DeepSeek's models rotate queries and keys by a Hadamard matrix before they round them to FP8. Scores are the same
+without it, so only the cache types that need the rotation apply it (`backends.cache`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from localllm.plan import Rope, Value
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Records the choice of positions of each layer."""
+    """Records the selection of positions of each layer."""
 
     builder: Builder
     config: IndexerConfig
@@ -32,13 +32,13 @@ class Selector:
 
     @property
     def each(self) -> bool:
-        """Whether each key-value head reads a choice of its own."""
+        """Whether each KV head has its own selection."""
         return self.row.layers == "routed"
 
     def selection(self, layer: int, x: Value, narrow: Value, rope: Rope | None) -> Value | None:
-        """Return the positions that a layer reads, or None for all; `narrow` is what the matrix of queries reads.
+        """Return the positions that a layer reads, or None for all.
 
-        `rope` is the rotation of the keys of attention.
+        `narrow` is the input of the indexer's query matrix, and `rope` is the rotation of the attention keys.
         """
         chooses = self.config.chooses[layer]
         if chooses < 0 or self.config.count * self.config.block >= self.context:
@@ -61,41 +61,42 @@ class Selector:
 
     @property
     def every(self) -> int:
-        """Positions of a key in the cache: those of a pool, if the keys of a block of the cache fill vectors."""
+        """Positions per key in the cache: the pool size if it is 2 or 4, which fill whole vectors, otherwise 1."""
         return self.config.block if self.row.pooled and self.config.block in (2, 4) else 1
 
     def by_blocks(self, name: str, x: Value, rope: Rope | None) -> Value:
-        """Each head chooses blocks of positions for the key-value head of its number (MiniMax M3)."""
+        """Select blocks of positions separately per KV head (MiniMax M3)."""
         own, recorder = self.config, self.builder.recorder
         q, k = (self.placed(name + part, self.projected(name + part, x, heads), rope) for part, heads in self.parts)
         layer = recorder.append_index(k)
         return recorder.select_positions(q, None, layer, own.heads, own.count, own.block, own.local)
 
     def by_means(self, name: str, x: Value, rope: Rope | None) -> Value:
-        """Chosen are pools of positions, by the mean of their keys, at the place of the first one (Qwen 4)."""
+        """Select pools of positions by the mean of their keys, rotated to the pool's first position (Qwen 4)."""
         own, recorder, tensors = self.config, self.builder.recorder, self.builder.tensors
         (_, heads), (_, one) = self.parts
         q = self.placed(name + "q", self.projected(name + "q", x, heads), rope)
         k = self.projected(name + "k", x, one)
         same = tensors.constant_rows("no scores", [0.0] * own.head_dim, own.block)
-        first = None if rope is None else replace(rope, shift=1 - own.block)  # a pool's key is at its last position
+        # a pool's key is stored at its last position
+        first = None if rope is None else replace(rope, shift=1 - own.block)
         k = self.placed(name + "k", recorder.pool(k, recorder.scale(k, 0.0), same), first)
         share = tensors.constant_rows("weight of a head", [1.0 / math.sqrt(own.head_dim)] * own.heads, 1)
-        weights = recorder.embed(share, positions=True)  # all positions are beyond its end
+        weights = recorder.embed(share, positions=True)  # positions beyond the end read the last row
         return recorder.select_positions(
             q, weights, recorder.append_index(k, self.every), own.heads, own.count, own.block, pooled=True
         )
 
     @property
     def parts(self) -> tuple[tuple[str, int], tuple[str, int]]:
-        """Queries and keys, and how many heads they have."""
+        """The (name, number of heads) of queries and keys."""
         return ("q", self.config.heads), ("k", 1)
 
     def projected(self, name: str, x: Value, heads: int) -> Value:
         return self.builder.linear(f"{name}_proj", x, heads * self.config.head_dim, x.width)
 
     def placed(self, name: str, x: Value, rope: Rope | None) -> Value:
-        """Heads, normed and rotated to their positions."""
+        """Return heads, normed and rotated to their positions."""
         recorder, size = self.builder.recorder, self.config.head_dim
         weight = self.builder.tensors.vector(f"{name}_norm.weight", size)
         x = recorder.rms_norm(x, weight, self.builder.config.eps, x.width // size)
@@ -128,7 +129,7 @@ class Selector:
         )
 
     def weights(self, name: str, x: Value) -> Value:
-        """The weights of the indexer's heads, by which their scores are added up."""
+        """Return the weights of the indexer's heads in the sum of their scores."""
         own = self.config
         proj = self.builder.tensors.matrix(f"{name}proj.weight", own.heads, x.width)
         return self.builder.recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))

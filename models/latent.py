@@ -1,9 +1,9 @@
 """Latent attention (MLA, arXiv:2405.04434): all heads read one latent row per position instead of keys and values.
 
-A head's key is a matrix times the latent row, beside numbers that all heads share and that are rotated; its value is
-another matrix times the latent row. Both matrices move to the other side of the products ("absorbed"): queries are
-multiplied by the first, what a head sees by the second. So attention has one key-value head: keys are latent row and
-rotated numbers, values the latent row. Prompts take the same way as single tokens, so bits do not depend on chunks.
+A head's key is a matrix times the latent row, followed by rotated numbers that all heads share; its value is another
+matrix times the latent row. Both matrices are absorbed: the first multiplies the queries, the second multiplies the
+attention output. Attention then has one KV head: its keys are the latent row and the rotated numbers, its values the
+latent row. Prefill and decode use the same form, so results do not depend on the chunk size, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from localllm.plan import Rope, Value, Weight
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention(Attention):
-    """Maps normed rows (T, width) to what the heads see of the latent rows, (T, heads * latent width), and on."""
+    """Maps normed rows (T, width) to latent head outputs (T, heads * latent width), and these to rows (T, width)."""
 
     def mixed(self, x: Value, layer: int) -> Value:
         builder = self.builder
@@ -50,7 +50,7 @@ class LatentAttention(Attention):
         return recorder.glu(gate, values, builder.row.gated or "sigmoid")
 
     def output(self, mixed: Value, layer: int) -> Value:
-        """The values of the heads unless they are gated already, then the output matrix."""
+        """Apply the value matrices, unless gating has already done so, then the output matrix."""
         return Attention.output(self, mixed if self.gated(layer) else self.values(mixed, layer), layer)
 
     def gated(self, layer: int) -> bool:
@@ -67,14 +67,14 @@ class LatentAttention(Attention):
         return latent
 
     def narrow(self, name: str, x: Value) -> Value:
-        """What the matrix of the queries reads: the rows, or the normed rows of a smaller matrix."""
+        """Return the input of the query matrix: x, or the normed down-projection of x."""
         builder, rank = self.builder, self.builder.tensors.height(name + "q_a.weight")
         return builder.norm(name + "q_a_norm", builder.linear(name + "q_a", x, rank, x.width)) if rank else x
 
     def queries(self, name: str, x: Value, heads: int, latent: LatentConfig) -> tuple[Value, Value]:
-        """Return the plain part of every head's queries and the part to be rotated; if there is one, that twice.
+        """Return the unrotated and the rotated part of all queries; if only one part exists, return it twice.
 
-        `x` is what `narrow` returns.
+        `x` is the result of `narrow`.
         """
         builder, matrix = self.builder, name + "q"
         if builder.tensors.height(name + "q_a.weight"):
@@ -90,18 +90,18 @@ class LatentAttention(Attention):
         return builder.recorder.linear(x, weight.rows_of_each(of, 0, latent.plain), None, scale), rotated
 
     def turned(self, x: Value, rope: Rope | None) -> Value:
-        """Rotate all of every head of `rope.n_rot` numbers."""
+        """Rotate all dimensions of every head; heads are `rope.n_rot` wide."""
         return x if rope is None else self.builder.recorder.rotate(x, rope.n_rot, rope)
 
     def key_matrices(self, name: str, heads: int, latent: LatentConfig) -> Weight:
-        """The matrices of plain queries (heads, latent width, plain): of a tensor, or transposed rows of one."""
+        """Return the key matrices (heads, latent width, plain): a tensor, or transposed rows of `kv_b`."""
         tensors = self.builder.tensors
         if name + "kv_b.weight" not in tensors:
             return self.matrices(name + "k_b", heads, latent.rank, latent.plain)
         return tensors.transposed(name + "kv_b.weight", heads, latent.plain, latent.plain + latent.value, latent.rank)
 
     def value_matrices(self, name: str, heads: int, latent: LatentConfig) -> Weight:
-        """The matrices of what heads see (heads, value width, latent width)."""
+        """Return the value matrices (heads, value width, latent width)."""
         tensors = self.builder.tensors
         if name + "kv_b.weight" not in tensors:
             return self.matrices(name + "v_b", heads, latent.value, latent.rank)
@@ -110,13 +110,13 @@ class LatentAttention(Attention):
         return replace(both.rows_of_each(of, latent.plain, of), shape=(heads, latent.value, latent.rank))
 
     def matrices(self, name: str, heads: int, rows: int, columns: int) -> Weight:
-        """A stack of matrices; files leave out the dimension of a single head."""
+        """Return a stack of matrices; files leave out the dimension of a single head."""
         shapes = [(heads, rows, columns), *([(rows, columns)] if heads == 1 else [])]
         return replace(self.builder.tensors.either(name + ".weight", *shapes), shape=(heads, rows, columns))
 
 
 def _at_rest(rope: Rope | None, width: int) -> Rope | None:
-    """A rotation by no angle, for the temperature of the queries; None if there is none."""
+    """Return a rotation by angle 0 that applies the temperature of the queries; None without a temperature."""
     if rope is None or not rope.temperature:
         return None
     return replace(rope, n_rot=width, inverse_frequency=(0.0,) * (width // 2), magnitude=1.0)

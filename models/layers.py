@@ -1,4 +1,4 @@
-"""One layer of the forward: attention and a feed-forward, each added to the residual stream."""
+"""One layer of the forward pass: attention and a feed-forward, each added to the residual stream."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ OLD_POST_NORM = "layer_output_norm"
 
 @dataclass(frozen=True, slots=True)
 class LayerRecorder:
-    """Records one layer: T rows to T rows; one selects the rows whose logits are wanted."""
+    """Records one layer, from T rows to T rows; one layer selects the rows whose logits are requested."""
 
     builder: Builder
     attention: Attention
     recurrence: Recurrence
     feed_forward: FeedForward
     per_layer: PerLayer | None = None
-    every_row: bool = False  # of the last layer too: someone reads the rows after it
+    every_row: bool = False  # keep all rows in the last layer too, because they are read after it
 
     def begin(self, x: Value) -> Value:
-        """The rows that the first layer reads, from the embeddings."""
+        """Return the input of the first layer, from the embeddings."""
         return x
 
     def end(self, x: Value) -> Value:
-        """The rows that the output reads, from those of the last layer."""
+        """Return the input of the output norm, from the rows of the last layer."""
         return x
 
     def hidden(self, x: Value) -> Value | None:
-        """What next-token heads read of the rows of the last layer, if it is not what the output reads."""
+        """Return the input of next-token heads, from the rows of the last layer; None for the output's input."""
         return None
 
     def layer(self, x: Value, layer: int) -> Value:
-        """Attention, then the feed-forward; or both of the same rows."""
+        """Record attention and the feed-forward, in sequence or in parallel."""
         builder, name = self.builder, f"blk.{layer}."
         row, recorder = builder.row, builder.recorder
         if row.recurrent is not None and row.recurrent.alone:
             return self.alone(x, layer)
         normed = self.input_norm(name + row.attention_norm, x)
-        # Falcon 40B: attention has a norm of its own. Jina's encoder of code has that name for something else.
+        # Falcon 40B has a separate attention norm. Jina's code encoder uses the same name for another norm,
         other = row.sum_norms or builder.config.recurs[layer]  # and so do MiniMax 01's recurrent layers
         second = x if other else builder.optional_norm(name + "attn_norm_2", x)
         mixers = self.mixers(layer)
@@ -65,7 +65,7 @@ class LayerRecorder:
             x = self.residual(normed if row.normed_residual else x, z, name + row.ffn_post_norm)
             if self.per_layer is not None:
                 x = recorder.add(x, self.per_layer.branch(x, layer))
-            if row.embedding_skip:  # its number is not of the layer's result
+            if row.embedding_skip:  # `layer_output_scale` scales the embedding instead
                 return x
             scale = builder.tensors.optional_numbers(name + "layer_output_scale.weight", 1)
             return x if scale is None else recorder.scale(x, float(scale[0]))
@@ -76,7 +76,7 @@ class LayerRecorder:
         return recorder.add(x, recorder.add(self.feed_forward(normed, layer, x, x), y))
 
     def alone(self, x: Value, layer: int) -> Value:
-        """A layer that has one part: attention, a recurrent mixer, or a feed-forward."""
+        """Record a layer with a single part: attention, a recurrent mixer, or a feed-forward."""
         builder, name = self.builder, f"blk.{layer}."
         recorder, mixers = builder.recorder, self.mixers(layer)
         mixed = self.input_norm(name + builder.row.attention_norm, x)
@@ -88,20 +88,21 @@ class LayerRecorder:
         return self.residual(x, y, name + builder.row.attention_post_norm)
 
     def mixers(self, layer: int) -> list[Attention | Recurrence]:
-        """What mixes the rows of a sequence in this layer."""
+        """Return the mixers of the layer: attention, recurrence, or both."""
         config = self.builder.config
         attention: list[Attention | Recurrence] = [self.attention] if config.attends[layer] else []
         return [*attention, self.recurrence] if config.recurs[layer] else attention
 
     def selects(self, layer: int) -> bool:
-        """Whether nothing after the layer's attention reads rows whose logits are not wanted.
+        """Return whether later code reads only the rows whose logits are requested.
 
-        Later layers have no keys and values of their own: they read what earlier layers stored of all rows.
+        This is the last layer with its own keys and values; later layers read what earlier ones have stored for all
+        rows.
         """
         return not self.every_row and layer == max(self.builder.config.kv_layer)
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
-        """x + y; the architecture may norm or scale y first, or scale x."""
+        """Return x + y; the architecture may norm or scale y first, or scale x."""
         builder = self.builder
         if builder.row.normed_residual:
             return builder.recorder.add(builder.recorder.scale(x, builder.config.residual_scale), y)
@@ -116,7 +117,7 @@ class LayerRecorder:
         return builder.recorder.add(x, y)
 
     def input_norm(self, name: str, x: Value) -> Value:
-        """The norm of that name; x itself if the architecture has none, which the name then ends in."""
+        """Return x after the named norm, or x itself if the architecture has no such norm (a name ending in ".")."""
         bare = self.builder.row.bare_start and name.startswith("blk.0.")
         if name.endswith(".") or (bare and f"{name}.weight" not in self.builder.tensors):
             return x
@@ -124,14 +125,14 @@ class LayerRecorder:
 
 
 class LateNorms(LayerRecorder):
-    """Norms what attention and the feed-forward give, and not what they read (Swin Transformer V2)."""
+    """Norms the outputs of attention and feed-forward instead of their inputs (Swin Transformer V2)."""
 
     __slots__ = ()
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
-        """x plus the norm of y."""
+        """Return x plus the norm of y."""
         return self.builder.recorder.add(x, self.builder.norm(norm, y))
 
     def input_norm(self, name: str, x: Value) -> Value:
-        """x itself."""
+        """Return x unchanged."""
         return x

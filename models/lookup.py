@@ -12,7 +12,7 @@ from localllm.models.errors import ModelError
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
-    """The row of the file's `general.architecture`; ModelError names the nearest supported one."""
+    """Return the row of the file's `general.architecture`; for an unknown name, ModelError suggests the nearest one."""
     name = metadata.get("general.architecture")
     row = ARCHITECTURES.get(name) if isinstance(name, str) else None
     if row is not None:

@@ -1,7 +1,7 @@
-"""The layers of Qwen 4: hyper-connections whose gates come from matrices of low rank.
+"""The layers of Qwen 4: hyper-connections whose gates come from low-rank matrices.
 
-Each part of a layer reads the mean of all streams, normed and gated number by number, so there are no other norms.
-Every stream gets the part's result times a weight. The rows that the output reads are such a mean too.
+Each block reads the mean of all streams, normed and gated per value, which makes other norms unnecessary. The block's
+output is added to every stream with a weight. The input of the output matrix is such a mean too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from localllm.plan import Value
 
 @dataclass(frozen=True, slots=True)
 class LowRankRecorder(ConnectionRecorder):
-    """Records one layer: rows (T, streams * width) to as many, and the way from one stream to all and back."""
+    """Records one layer on rows (T, streams * width), and the conversion from one stream to all of them and back."""
 
     def end(self, streams: Value) -> Value:
         return self.mean(self.normed(streams, HEAD), HEAD)
@@ -40,7 +40,7 @@ class LowRankRecorder(ConnectionRecorder):
         return Shares(self.mean(normed, name), written, None)
 
     def mean(self, normed: Value, name: str) -> Value:
-        """The mean of the streams, gated number by number."""
+        """Return the mean of the streams, gated per value."""
         recorder, tensors, own = self.builder.recorder, self.builder.tensors, self.own
         low = recorder.linear(
             normed, tensors.matrix(f"{name}_down.weight", own.rank, normed.width), None, 1.0 / own.streams
@@ -51,7 +51,7 @@ class LowRankRecorder(ConnectionRecorder):
         return recorder.mix(recorder.glu(gate, normed, "sigmoid"), own.streams, shares)
 
     def normed(self, streams: Value, name: str) -> Value:
-        """The norm of every stream, with weights of its own."""
+        """Norm every stream with its own weights."""
         count = self.own.streams
         weight = self.builder.tensors.streams(f"{name}_norm.weight", count, streams.width // count)
         return self.builder.recorder.rms_norm(streams, weight, self.builder.config.eps, count)

@@ -1,9 +1,9 @@
-"""Next-token heads (multi-token prediction, arXiv:2412.19437, section 2.2): a layer that predicts one token further on.
+"""Next-token heads (multi-token prediction, arXiv:2412.19437, section 2.2): a layer that predicts one more token.
 
-Row t of a head reads token t + 1 and the hidden row of token t, and its logits are those of token t + 2. Hidden rows
-are those that the output of the model reads (`Plan.hidden`), or of the head before. So a head is a plan of its
-own, with its own cache, and begins with a Receive of the hidden rows. Of a model with hyper-connections these are all
-streams, each of which a head joins with the token.
+Row t of a head reads token t + 1 and the hidden row of token t, and its logits are for token t + 2. The hidden rows
+come from the model (`Plan.hidden`) or from the previous head. So each head is a separate plan with its own cache, and
+begins with a Receive of the hidden rows. In a model with hyper-connections the hidden rows hold all streams, and the
+head joins each of them with the token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def record_heads(
     """Record every next-token head that a file holds, in order; some files count heads in `metadata` but hold none."""
     plans: list[Plan] = []
     config = read_config(metadata, architecture.name)
-    if config.connections is not None and config.compression is None:  # no program runs them, to compare with
+    # no other program runs these heads, so results cannot be verified
+    if config.connections is not None and config.compression is None:
         return ()
     while config.heads_after and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
         config = read_config(metadata, architecture.name, head=len(plans) + 1)
@@ -44,7 +45,7 @@ def record_heads(
 def record_head(
     config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
 ) -> Plan:
-    """Record a next-token head, the last layer of `config` (see `read_config`); ModelError as in `record`.
+    """Record a next-token head, the last layer of `config` (see `read_config`); raise ModelError as `record` does.
 
     `context` is as in `record`. The plan runs by `begin`, `run([hidden rows (T, width)])`, `result`.
     """
@@ -70,7 +71,7 @@ def record_head(
 
 
 def _joined(builder: Builder, name: str, x: Value, hidden: Value) -> Value:
-    """The rows (T, width) of tokens, and each stream of the hidden rows, made one: (T, streams * width)."""
+    """Combine token rows (T, width) with each stream of the hidden rows into (T, streams * width)."""
     recorder, config = builder.recorder, builder.config
     token = builder.norm(name + "enorm", x)
     if config.connections is None:
@@ -85,12 +86,12 @@ def _joined(builder: Builder, name: str, x: Value, hidden: Value) -> Value:
 
 
 def _first(tensors: Tensors, *names: str) -> str:
-    """The first name of weights that the file holds, or else the last name, which is the model's own."""
+    """Return the first of the names whose weights the file holds; otherwise the last one, which is the model's own."""
     return next((name for name in names if f"{name}.weight" in tensors), names[-1])
 
 
 def _attending(config: Config, architecture: Architecture) -> Config:
-    """The config with attention of its own in the last layer, whatever the pattern of the model's layers says."""
+    """Return the config with self-attention in the last layer, regardless of the model's layer pattern."""
     name, last = config.architecture, config.layers - 1
     if architecture.recurrent is not None and architecture.recurrent.alone:
         raise ModelError(f"{name}.nextn_predict_layers: heads of models whose layers have one part are not supported")
@@ -101,5 +102,5 @@ def _attending(config: Config, architecture: Architecture) -> Config:
         attends=(*config.attends[:last], True),
         recurs=(*config.recurs[:last], False),
         kv_layer=(*config.kv_layer[:last], last),
-        indexer=None,  # heads see everything
+        indexer=None,  # heads attend to all positions
     )

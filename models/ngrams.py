@@ -1,7 +1,8 @@
-"""Embeddings of n-grams (Qwen 4): a layer adds what a large table holds for the two, three, ... tokens up to each row.
+"""Embeddings of n-grams (Qwen 4): a layer adds table rows for the last two, three, ... tokens up to each position.
 
-The rows of the table are found by hashes of ids (`plan.EmbedNgrams`). A value made of them goes to every residual
-stream, gated by how well a key made of them agrees with the stream; a convolution adds values of earlier rows.
+Hashes of token ids select the rows of the table (`plan.EmbedNgrams`). A value projected from them is added to every
+residual stream, gated by the agreement of a key (also projected from them) with the stream; a convolution adds the
+values of earlier rows.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ TABLE = "per_layer_token_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class Ngrams:
-    """Records the lookup, and what the layer adds to the streams (T, streams * width)."""
+    """Records the lookup and the layer's addition to the streams (T, streams * width)."""
 
     builder: Builder
     own: NgramConfig
     streams: int
 
     def embedded(self) -> Value:
-        """The rows of the table, (T, heads * width of one)."""
+        """Return the rows of the table, (T, heads * width of one head)."""
         tensors, own = self.builder.tensors, self.own
         count = tensors.height(TABLE)
         if 0 < count < own.rows:
@@ -35,7 +36,7 @@ class Ngrams:
         return self.builder.recorder.embed_ngrams(table, own.multipliers, own.sizes, own.firsts, own.end)
 
     def added(self, streams: Value) -> Value:
-        """The streams with what the layer adds to them."""
+        """Return the streams plus the n-gram values."""
         embedded = self.embedded()
         builder, recorder, name = self.builder, self.builder.recorder, f"blk.{self.own.layer}.ple_"
         key = builder.product(name + "key", embedded, streams.width)
@@ -50,12 +51,12 @@ class Ngrams:
         return recorder.add(streams, recorder.add(gated, mixed))
 
     def normed(self, name: str, x: Value) -> Value:
-        """The norm of every stream, with weights of its own."""
+        """Norm every stream with its own weights."""
         weight = self.builder.tensors.streams(f"{name}.weight", self.streams, x.width // self.streams)
         return self.builder.recorder.rms_norm(x, weight, self.builder.config.eps, self.streams)
 
     def summed(self, x: Value) -> Value:
-        """The sum of each stream's numbers divided by the root of their number, (T, streams)."""
+        """Return the sum of each stream's numbers divided by the square root of their count, (T, streams)."""
         width = x.width // self.streams
         ones = self.builder.tensors.constant_stack("sums", [1.0 / math.sqrt(width)] * width, self.streams)
         return self.builder.recorder.head_linear(x, ones)

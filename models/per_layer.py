@@ -1,4 +1,4 @@
-"""Per-layer embeddings (Gemma 3n and 4): a second table, whose rows have a slice for each layer that gates a branch."""
+"""Per-layer embeddings (Gemma 3n and 4): a second embedding table with one slice per layer, which gates a branch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from localllm.plan import Rows, Value
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """The slices of all layers side by side, (T, layers * width of one), by the kind of rows."""
+    """The slices of all layers side by side, (T, layers * width of one), for all rows or for the selected ones."""
 
     builder: Builder
     inputs: dict[Rows, Value] = field(default_factory=dict)
 
     def begin(self, x: Value) -> None:
-        """Record the slices: those of the token in the table, plus a projection of its embedding x."""
+        """Record the slices: the token's row of the table plus a projection of its embedding x."""
         builder = self.builder
         config, recorder, tensors = builder.config, builder.recorder, builder.tensors
         wide = config.layers * config.per_layer_width
@@ -30,7 +30,7 @@ class PerLayer:
         self.inputs["batch"] = recorder.scale(recorder.add(projected, rows), math.sqrt(0.5))
 
     def branch(self, x: Value, layer: int) -> Value:
-        """What a layer adds to its rows x."""
+        """Return what the branch adds to a layer's rows x."""
         builder, name, width = self.builder, f"blk.{layer}.", self.builder.config.per_layer_width
         if x.rows not in self.inputs:
             self.inputs[x.rows] = builder.recorder.select_rows(self.inputs["batch"])

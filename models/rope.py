@@ -1,7 +1,7 @@
 """Angles of rotary position embedding: convert the file's numbers to an inverse frequency per pair of dimensions.
 
-The scaling rules (linear, YaRN with ggml's cancellations, frequency factors) end here; a backend sees only frequencies
-and one magnitude.
+The scaling rules (linear, YaRN with ggml's cancellations, frequency factors) are applied here; a backend sees only
+frequencies and one magnitude.
 """
 
 from __future__ import annotations

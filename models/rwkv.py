@@ -1,7 +1,7 @@
-"""RWKV-6 and 7, alone and in the layers of Qwen2: every row is mixed with the one before it (the token shift).
+"""RWKV-6 and 7, standalone and in Qwen2-based models: every row is mixed with the previous one (token shift).
 
-The time mix stands in place of attention and is a `plan.MatrixScan`. The channel mix is RWKV's own feed-forward, which
-reads the row before too; the layers of Qwen2 keep theirs. Rows of an earlier position are zero before the first.
+The time mix replaces attention and is a `plan.MatrixScan` (WKV). The channel mix is RWKV's feed-forward, which also
+reads the previous row; Qwen2-based models keep their own feed-forward. The row before the first position is zero.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from localllm.models.layers import LayerRecorder
 from localllm.models.recurrent import Recurrence
 from localllm.plan import Value, Weight
 
-NORM_EPS = 64e-5  # of the norm of each head
-UNIT_EPS = 1e-12  # the least length of a probe
+NORM_EPS = 64e-5  # epsilon of the head norms
+UNIT_EPS = 1e-12  # minimum length of a probe
 DECAY_SPEED = -0.606531  # RWKV-7: -exp(-1/2), the logarithm of the fastest decay
 
 
 @dataclass(frozen=True, slots=True)
 class TimeMix(Recurrence):
-    """The time mixes of all layers, recorded in order: those of RWKV-7 mix their values with the first layer's."""
+    """Records the time mixes of all layers in order; RWKV-7 blends values with the first layer's values."""
 
     first_values: list[Value] = field(default_factory=list)
 
@@ -59,7 +59,7 @@ class RwkvLayers(LayerRecorder):
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Records the parts of one mix; names are those of tensors after `blk.N.time_mix_` or `blk.N.channel_mix_`."""
+    """Records the parts of one mix; names are tensor names after `blk.N.time_mix_` or `blk.N.channel_mix_`."""
 
     builder: Builder
     sizes: RecurrentConfig
@@ -68,7 +68,7 @@ class _Parts:
 
     @property
     def of_rwkv(self) -> bool:
-        """Whether the layer is RWKV's own, not that of a model which was turned into one."""
+        """Whether the model is a real RWKV, not another model converted to RWKV attention."""
         recurrent = self.builder.row.recurrent
         return recurrent is not None and recurrent.channel_mix
 
@@ -79,7 +79,7 @@ class _Parts:
         return self.builder.linear(self.prefix + name, x, rows or self.builder.config.width, x.width)
 
     def low_rank(self, names: str, x: Value, between: Callable[[Value], Value], bias: Weight | None = None) -> Value:
-        """Two matrices with something between them: `names` is theirs without the numbers 1 and 2."""
+        """Apply two low-rank matrices with `between` in between; `names` is their common name without 1 and 2."""
         rank = self.builder.tensors.height(f"{self.prefix}{names}1.weight")
         if not rank:
             raise ModelError(f"{self.prefix}{names}1.weight: the file does not hold this matrix")
@@ -88,13 +88,13 @@ class _Parts:
         return self.builder.recorder.linear(inner, second, bias)
 
     def vector(self, name: str) -> Weight:
-        """A number for each channel, in any shape that files have."""
+        """Return one number per channel, from any of the shapes that files use."""
         width = self.builder.config.width
         stored = (width,), (1, 1, width)
         return self.builder.tensors.shaped(f"{self.prefix}{name}.weight", (width,), *stored)
 
     def lerps(self, names: str) -> list[Weight]:
-        """How much of the shift counts, a vector for each of these letters: one tensor in their order, or several."""
+        """Return one vector per letter, the channels' shares of the shift; a file may fuse them in one tensor."""
         width, count = self.builder.config.width, len(names)
         if not self.has("lerp_fused"):
             return [self.vector(f"lerp_{name}") for name in names]
@@ -103,14 +103,14 @@ class _Parts:
         return [fused.part(i * width, (i + 1) * width) for i in range(count)]
 
     def by_head(self, name: str) -> Weight:
-        """A matrix of one row for each head."""
+        """Return a matrix with one row per head."""
         heads, size = self.sizes.heads, self.sizes.state
         return self.builder.tensors.shaped(
             f"{self.prefix}{name}.weight", (heads, 1, size), (heads, size), (heads * size,)
         )
 
     def shift(self, x: Value) -> Value:
-        """The row before, less x."""
+        """Return the previous row minus x."""
         kernel = self.builder.tensors.constant_rows("shift", (1.0, -1.0), x.width)
         return self.builder.recorder.convolve(x, kernel)
 
@@ -121,14 +121,14 @@ class _Parts:
         return self.builder.recorder.glu(a, b, "identity")
 
     def less(self, a: Value, b: Value) -> Value:
-        """a - b."""
+        """Return a - b."""
         return self.builder.recorder.add(a, self.builder.recorder.scale(b, -1.0))
 
     def tanh(self, x: Value) -> Value:
         return self.builder.recorder.softcap(x, 1.0)
 
     def repeated(self, x: Value) -> Value:
-        """The slices of all heads, of rows that hold one for each group of heads."""
+        """Repeat the slice of each group for all of its heads."""
         heads, groups = self.sizes.heads, self.sizes.groups
         if heads == groups:
             return x
@@ -137,7 +137,7 @@ class _Parts:
         return self.builder.recorder.mix(x, groups, numbers)
 
     def head_norm(self, x: Value) -> Value:
-        """The layer norm of each head, if the file has one."""
+        """Return the layer norm of each head, or x if the file has no such norm."""
         if not self.has("ln"):
             return x
         heads, size, tensors = self.sizes.heads, self.sizes.state, self.builder.tensors
@@ -147,13 +147,13 @@ class _Parts:
         return self.builder.recorder.layer_norm(x, weight, bias, NORM_EPS, heads)
 
     def bonus(self, q: Value, k: Value, v: Value, weight: str) -> Value:
-        """(q . weight k) v for each head: what a row sees of itself beside the state."""
+        """Return (q . weight k) v for each head: the contribution of the row's own key and value."""
         own = self.builder.recorder.head_linear(self.product(q, k), self.by_head(weight))  # (T, heads)
         return self.product(own, v)
 
 
 def rwkv6(parts: _Parts, x: Value) -> Value:
-    """The time mix of RWKV-6, and of Qwen2 with gated linear attention: that one has no bonus for the row itself."""
+    """The time mix of RWKV-6, and of Qwen2 with gated linear attention, which has no bonus."""
     recorder, sizes, shift = parts.builder.recorder, parts.sizes, parts.shift(x)
     to_w, to_k, to_v, to_r, to_g = _by_row(parts, x, shift)
     keys = sizes.groups * sizes.state
@@ -172,7 +172,7 @@ def rwkv6(parts: _Parts, x: Value) -> Value:
 
 
 def _by_row(parts: _Parts, x: Value, shift: Value) -> list[Value]:
-    """x and a share of the shift, five times. The shares depend on the row."""
+    """Return x plus a share of the shift, five times; the shares depend on the row."""
     builder, width = parts.builder, x.width
     name, of_all = f"{parts.prefix}w1.weight", builder.tensors.height(f"{parts.prefix}w1.weight")
     if not of_all or of_all % 5:
@@ -189,7 +189,7 @@ def _by_row(parts: _Parts, x: Value, shift: Value) -> list[Value]:
 
 
 def rwkv7(parts: _Parts, x: Value) -> Value:
-    """The time mix of RWKV-7; gate and norm are there if the file has them."""
+    """The time mix of RWKV-7; gate and norm are optional in the file."""
     recorder, sizes, gated = parts.builder.recorder, parts.sizes, parts.has("g1")
     shift = parts.shift(x)
     to_r, to_w, to_k, to_v, to_a, *to_g = (
@@ -217,7 +217,7 @@ def rwkv7(parts: _Parts, x: Value) -> Value:
 
 
 def _unit(parts: _Parts, x: Value) -> Value:
-    """Each head's slice divided by its Euclidean length."""
+    """Return each head's slice divided by its Euclidean length."""
     size = parts.sizes.state
     factor = size**-0.5
     weight = parts.builder.tensors.numbers(f"{factor:.9g}({size})", [factor] * size)

@@ -1,8 +1,8 @@
 """Layers that run several times.
 
-Those of HRM-Text (arXiv:2506.21734) are two stacks that run in turn over all rows, and each pass refines what it gave.
-A pass reads the sum of what the two gave last. The high stack begins with the embeddings, the low one with one learned
-row for all positions. Those of Nanbeige 4.2 run one after the other, and then all again.
+HRM-Text (arXiv:2506.21734) has two stacks that alternate over all rows, each pass refining its stack's last output. A
+pass reads the sum of the last outputs of both stacks; initially the high stack's output is the embeddings, and the low
+stack's is one learned row for all positions. Nanbeige 4.2 repeats all layers in order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ SCALED = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
 
 @dataclass(frozen=True, slots=True)
 class StackRecorder(LayerRecorder):
-    """Records one layer: T rows to T rows; those of a pass begin with a sum, and end with a norm without weights."""
+    """Records one layer, from T rows to T rows; a pass begins with a sum and ends with a norm without weights."""
 
-    given: dict[bool, Value] = field(default_factory=dict)  # what the low (False) and the high (True) stack gave last
+    given: dict[bool, Value] = field(default_factory=dict)  # last output of the low (False) and the high (True) stack
 
     def begin(self, x: Value) -> Value:
         start = self.builder.tensors.row("hrm.z_l_init", x.width)
         self.given[True] = x
-        self.given[False] = self.builder.recorder.embed(start, positions=True)  # all positions are beyond its end
+        # positions beyond the end read the last row
+        self.given[False] = self.builder.recorder.embed(start, positions=True)
         return x
 
     def layer(self, x: Value, layer: int) -> Value:
@@ -36,12 +37,12 @@ class StackRecorder(LayerRecorder):
         if layer % stacks.layers == 0:
             x = builder.recorder.add(self.given[True], self.given[False])
         x = super(StackRecorder, self).layer(x, layer)
-        if (layer + 1) % stacks.layers == 0 and layer + 1 < builder.config.layers:  # the output has a norm of its own
+        if (layer + 1) % stacks.layers == 0 and layer + 1 < builder.config.layers:  # the output has its own norm
             x = self.given[stacks.high(layer)] = builder.norm("", x)
         return x
 
     def check_scales(self, layer: int, block: int) -> None:
-        """Every pass needs scales of its own if the file has any: it numbers them by layer, as llama.cpp reads them."""
+        """Raise ModelError if only some passes of a block have scales; files number scales by layer (llama.cpp)."""
         for name in SCALED:
             own = f"blk.{layer}.{name}.scale"
             if f"blk.{block}.{name}.scale" in self.builder.tensors and own not in self.builder.tensors:
@@ -49,7 +50,7 @@ class StackRecorder(LayerRecorder):
 
 
 class LoopRecorder(LayerRecorder):
-    """Records one layer: T rows to T rows; those of a pass may end with the output's norm."""
+    """Records one layer, from T rows to T rows; a pass may end with the output norm."""
 
     def layer(self, x: Value, layer: int) -> Value:
         config = self.builder.config
@@ -61,7 +62,7 @@ class LoopRecorder(LayerRecorder):
 
 
 def stored_name(stacks: StackConfig | LoopConfig, name: str) -> str:
-    """The file's name of a tensor of a layer: that of its block. Scales of stacks are numbered by layer."""
+    """Return the file's name of a tensor: layers map to blocks, except that scales of stacks are numbered by layer."""
     if not name.startswith("blk.") or (name.endswith(".scale") and isinstance(stacks, StackConfig)):
         return name
     layer, of_layer = name.removeprefix("blk.").split(".", 1)

@@ -1,6 +1,6 @@
 """The tensors of a model file as checked weights: present, with the expected shape, in a known format.
 
-The class records the names that were used, so that `show` can list the tensors that the forward does not use.
+The class records the names that were used, so that `show` can list the tensors that the forward pass does not use.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from localllm.models.errors import ModelError
 from localllm.plan import Tensor, Weight
 
 _LAYER = re.compile(r"^blk\.\d+\.")
-_NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weight
+_NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # integer formats, never used for weights
 
 
 class Tensors:
-    """Checked access by name. ModelError names the tensor, what was found and what is expected."""
+    """Checked access by name. ModelError names the tensor and the found and expected values."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], ignored: Collection[str] = (), stored: Callable[[str], str] = str
     ) -> None:
-        """The tensors of a file but for those `ignored`, in a layer by the name after `blk.N.`.
+        """Wrap the tensors of a file except those `ignored`; for layer tensors, give the name after `blk.N.`.
 
-        `stored` gives the file's name of a tensor, for files that hold one block for several layers.
+        `stored` maps a tensor name to the file's name, for files that hold one block for several layers.
         """
         self._stored = stored
         self._tensors = {name: tensor for name, tensor in tensors.items() if _LAYER.sub("", name) not in ignored}
         self._used: set[str] = set()
 
     def renamed(self, stored: Callable[[str], str]) -> Tensors:
-        """The same tensors by other names; what is used of one is used of both."""
+        """Return the same tensors under other names; both objects share the record of used names."""
         other = Tensors(self._tensors, (), stored)
         other._used = self._used
         return other
@@ -52,7 +52,7 @@ class Tensors:
         return self._checked(name, (experts, rows, columns))
 
     def shared_stack(self, name: str, experts: int, group: int, rows: int, columns: int) -> Weight:
-        """Return a stack of one matrix per expert; the file holds one for each group of neighbouring experts."""
+        """Return a stack of one matrix per expert; the file holds one for each group of neighboring experts."""
         stack = self.stack(name, experts // group, rows, columns)
         return stack if group == 1 else Weight.of(derived.Shared(stack, group))
 
@@ -71,48 +71,48 @@ class Tensors:
         return replace(self._checked(name, found if same else shape), shape=shape)
 
     def column(self, name: str, width: int) -> Weight:
-        """A vector, or the column that some files hold instead."""
+        """Return a vector; some files hold it as a column."""
         return self.folded(name, width, 1) if self.height(name) else self.vector(name, width)
 
     def ones(self, width: int) -> Weight:
-        """A vector of ones, which no file holds: the weights of a norm that has none."""
+        """Return a vector of ones, as the weights of a norm without weights."""
         return self.numbers(f"ones({width})", [1.0] * width)
 
     def numbers(self, name: str, values: Sequence[float]) -> Weight:
-        """A vector that no file holds; equal names mean equal values."""
+        """Return a vector that no file holds; equal names mean equal values."""
         return Weight.of(derived.Numbers(name, tuple(values)))
 
     def shaped(self, name: str, shape: tuple[int, ...], *stored: tuple[int, ...]) -> Weight:
-        """The numbers of a small tensor in another shape than those that it may have in the file, one of `stored`."""
+        """Return a small tensor reshaped to `shape`; in the file it has one of the `stored` shapes."""
         weight = self.either(name, *stored)
         return weight if weight.shape == shape else Weight.of(derived.Shaped(weight, shape))
 
     def constant_rows(self, name: str, row: Sequence[float], rows: int) -> Weight:
-        """A matrix of equal rows that no file holds; equal names mean equal rows."""
+        """Return a matrix of equal rows that no file holds; equal names mean equal rows."""
         return replace(self.numbers(f"{name}({rows})", row), shape=(rows, len(row)))
 
     def constant_stack(self, name: str, row: Sequence[float], heads: int) -> Weight:
-        """Equal matrices of one row, one per head, that no file holds; equal names mean equal rows."""
+        """Return one-row matrices, equal for all heads, that no file holds; equal names mean equal rows."""
         return replace(self.numbers(f"{name}({heads}, {len(row)})", row), shape=(heads, 1, len(row)))
 
     def streams(self, name: str, streams: int, width: int) -> Weight:
-        """Weights of a norm for every stream, (streams, width); some files hold them as one row."""
+        """Return norm weights for every stream, (streams, width); some files hold them as one row."""
         return self.shaped(name, (streams, width), (streams, width), (streams * width,))
 
     def dilated(self, name: str, channels: int, count: int, step: int) -> Weight:
-        """A kernel (channels, count) whose numbers are `step` rows apart, as one without gaps."""
+        """Return a convolution kernel (channels, count) with its taps `step` rows apart, filled with zeros."""
         return Weight.of(derived.Dilated(self.folded(name, channels, count), step))
 
     def flat(self, name: str, matrices: int, rows: int, columns: int) -> Weight:
-        """A stack as one matrix, with the rows of all."""
+        """Return a stack as one matrix of all rows."""
         return replace(self.stack(name, matrices, rows, columns), shape=(matrices * rows, columns))
 
     def repeated(self, name: str, heads: int, width: int, factor: float = 1.0) -> Weight:
-        """A vector of one number per head as weights (heads, width), each number times `factor` `width` times."""
+        """Return (heads, width) weights from one number per head, repeated `width` times and multiplied by `factor`."""
         return Weight.of(derived.Repeated(self.column(name, heads), width, factor))
 
     def integers(self, name: str, rows: int, width: int, most: int) -> Weight:
-        """A table of integers from 0 to `most` - 1, (rows, width), as numbers."""
+        """Return a table of integers 0..most - 1, (rows, width), as float32 numbers."""
         name = self._stored(name)
         if name not in self._tensors:
             raise ModelError(f"{name}: the file does not hold this tensor; expected I32 {_text((rows, width))}")
@@ -130,11 +130,11 @@ class Tensors:
         return Weight.of(derived.Table(name, values.astype(np.float32)))
 
     def inverse(self, name: str, width: int) -> Weight:
-        """One divided by each number of a vector."""
+        """Return the reciprocals of a vector's numbers."""
         return Weight.of(derived.Inverse(self.vector(name, width)))
 
     def slopes(self, heads: int, steepness: float) -> Weight:
-        """The slopes of ALiBi by head (arXiv:2108.12409), which no file holds; a usual steepness is 8."""
+        """Return the ALiBi slopes by head (arXiv:2108.12409), which no file holds; the usual steepness is 8."""
         return Weight.of(derived.Slopes(heads, steepness))
 
     def row(self, name: str, width: int) -> Weight:
@@ -146,16 +146,16 @@ class Tensors:
         return self.matrix(name, of, columns).part(start, stop)
 
     def transposed(self, name: str, heads: int, rows: int, of: int, columns: int) -> Weight:
-        """Return the first `rows` of each `of` rows of a matrix, transposed: a stack (heads, columns, rows).
+        """Return the first `rows` of every `of` rows of a matrix, transposed: a stack (heads, columns, rows).
 
-        Numbers stay as they are; formats of blocks become F16, because their blocks cannot be transposed.
+        Numbers do not change. Block formats become F16, because their blocks cannot be transposed.
         """
         matrix = self.matrix(name, heads * of, columns)
         plain = quant.FORMATS[matrix.format].block_values == 1
         return Weight.of(derived.Transposed(matrix, matrix.format if plain else "F16", heads, rows, of))
 
     def optional_part(self, name: str, start: int, stop: int, of: int) -> Weight | None:
-        """Return values start..stop of a vector (of,), if the file holds it."""
+        """Return values start..stop of a vector (of,), or None if the file does not hold it."""
         vector = self.optional(name, of)
         if vector is None:
             return None
@@ -172,12 +172,12 @@ class Tensors:
         return int(shape[-2]) if len(shape) > 1 else 0
 
     def width(self, name: str) -> int:
-        """Columns of a tensor; 0 if the file does not hold it."""
+        """Return the number of columns of a tensor; 0 if the file does not hold it."""
         shape = self._shape(name)
         return int(shape[-1]) if shape else 0
 
     def optional_numbers(self, name: str, width: int) -> NDArray[np.float32] | None:
-        """Return the values float32 (width,) of a small vector that the plan holds as numbers; they must be finite."""
+        """Return the float32 values (width,) of a small vector that the plan holds as numbers; they must be finite."""
         if name not in self:
             return None
         weight = self.vector(name, width)
@@ -187,14 +187,14 @@ class Tensors:
         return values
 
     def used(self) -> frozenset[str]:
-        """Names of the tensors that were used."""
+        """Return the names of the tensors that were used."""
         return frozenset(self._used)
 
     def __contains__(self, name: str) -> bool:
         return self._stored(name) in self._tensors
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor; () if the file does not hold it."""
+        """Return the shape of a tensor; () if the file does not hold it."""
         return tuple(self._tensors[self._stored(name)].shape) if name in self else ()
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> Weight:

@@ -1,10 +1,10 @@
 """The plan: a forward pass as a flat list of operations over named values.
 
-`models` walks an architecture and records it with a `Recorder`, which ends in a `Plan`. A backend binds the plan once
+`models` walks an architecture and records it with a `Recorder`, which returns a `Plan`. A backend binds the plan once
 and replays it for every `Batch`. Nothing here computes.
 
-A value is a float32 matrix of one row per batch row ("batch", T rows) or per row whose logits are wanted ("logits",
-L rows). Values are single-assignment: an operation never changes a value that another operation made.
+A value is a float32 matrix with one row per batch row ("batch", T rows) or per row whose logits are requested
+("logits", L rows). Values are single-assignment: an operation never changes a value that another operation made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations of attention: rotated heads, the cache of keys and values, an indexer's choice of it, the scores."""
+"""Attention operations: rotate heads, append to the KV cache, select positions by an indexer, and attend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.plan.weights import Weight, given
 
 @dataclass(frozen=True, slots=True)
 class Rotate(Unary):
-    """out = x with every head of `head_dim` rotated to its row's position; rows whose logits are wanted keep theirs."""
+    """out = x with every head of `head_dim` rotated to the position of its row."""
 
     head_dim: int
     rope: Rope
@@ -19,7 +19,7 @@ class Rotate(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Append(Operation):
-    """Write k and v of every row to the cache of `layer`, at the row's slot; an indexer stores keys alone."""
+    """Write k and v of every row to the cache of `layer`, at the row's slot; an indexer stores only keys."""
 
     layer: int
     k: Value
@@ -36,21 +36,21 @@ class Append(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SelectPositions(Producer):
-    """out = the positions that each row's attention reads: those an indexer scores highest (arXiv:2512.02556).
+    """out = the positions that each row's attention reads: those with the highest indexer scores (arXiv:2512.02556).
 
     The indexer's keys k are in the cache of `layer`, one per position. With `weights` (heads,) per row, the score of
     position p is the sum over heads h, in order, of weights[h] * max(0, q[h] . k[p]), and there is one selection
-    (`groups` is 1). Without weights each head is a group with a selection of its own, by the score q[h] . k[p].
+    (`groups` is 1). Without weights each head is a group with its own selection, by the score q[h] . k[p].
 
-    Blocks of `block` positions are chosen together, by the highest score of a position that the row sees. A row chooses
-    the `count` best blocks; the block of its own position and the `local` - 1 before it come first; of equal ones the
-    earlier comes first. A row with at most `count` blocks chooses all, without scores.
+    Blocks of `block` positions are selected together, by the highest score of a position that the row sees. A row
+    selects the `count` best blocks. The block with its position and the `local` - 1 blocks before it always come first;
+    ties go to the earlier block. A row with at most `count` blocks selects all of them, without scores.
 
-    If `pooled`, a block has one key, at its last position: it alone is scored, and a block counts once the row sees all
-    of it. The cache may hold these keys alone (`CacheLayer.every`). The positions behind the last whole block are
-    selected besides; `local` is 0.
+    If `pooled`, each block has a single key, at its last position. Only this key is scored, and only blocks that the
+    row sees completely count. The cache may hold just these keys (`CacheLayer.every`). The positions after the last
+    complete block are always selected; `local` is 0.
 
-    A row of `out` holds one slice per group: how many positions there are, then the positions in order, then zeros.
+    A row of `out` holds one slice per group: the number of positions, then the positions in order, then zeros.
     """
 
     q: Value  # (T, heads * head_dim)
@@ -68,7 +68,7 @@ class SelectPositions(Producer):
 
     @property
     def most(self) -> int:
-        """Maximum number of positions that a row selects."""
+        """The maximum number of positions that a row selects."""
         return self.count * self.block + (self.block - 1 if self.pooled else 0)
 
     @property
@@ -88,25 +88,26 @@ class SelectPositions(Producer):
 class Attention(Producer):
     """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
 
-    If not `causal`, a row also sees the later positions of its sequence that are in the batch. Where an encoder reads
-    the text of a sequence (`Batch.borders`), a row that is not `causal` sees all of the text and nothing else, and one
-    that sees `after` it nothing of the text.
+    If not `causal`, a row also sees the later positions of its sequence in the batch. In encoder-decoder models
+    (`Batch.borders`), a row that is not `causal` sees the whole encoder text and nothing else, and a row with `after`
+    sees only positions after that text.
 
-    Head h of q reads key-value head h // (heads / kv_heads); values may have another width than keys. With a `window`,
-    a row at position p sees only positions above p - window, itself included; if `chunked`, from the last multiple of
-    the window on; if not `causal`, those at most window // 2 away on either side. With a `softcap`, a score s becomes
-    softcap * tanh(s / softcap) after scaling.
-    `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
-    sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
-    (ALiBi, arXiv:2108.12409). With `distances` (heads, 2 reach + 1), a score gains the number of its head for how far
-    the key is ahead of the query, from -reach to reach; farther keys count as that far (T5, arXiv:1910.10683).
+    Head h of q reads KV head h // (heads / kv_heads); values may be wider or narrower than keys. With a `window`, a row
+    at position p sees only positions above p - window, including itself. If `chunked`, it sees positions from the last
+    multiple of the window on; if not `causal`, positions at most window // 2 away on either side. With a `softcap`, a
+    score s becomes softcap * tanh(s / softcap) after scaling.
 
-    With a `selection`, a row reads only the positions that it lists (`SelectPositions`), in order. All key-value heads
-    share the one slice of a row, or each has its own. Such a layer has no window and is causal.
+    `sinks` (heads,) are logits of an extra position per head whose value is zero: they only add to the softmax's sum.
+    With `slopes` (heads,), the head's slope times the distance of the two positions is subtracted from a score as the
+    last step (ALiBi, arXiv:2108.12409). With `distances` (heads, 2 reach + 1), a score gets a relative position bias by
+    how far the key is ahead of the query, clamped to -reach..reach (T5, arXiv:1910.10683).
 
-    With `pools`, a row also reads that layer of the cache, which holds a key and a value for every pool of positions
-    (`Append` with `every`): those of all pools that it sees the end of. A selection then chooses among these, by the
-    positions that end a pool, and not among the positions of `layer`.
+    With a `selection`, a row reads only the listed positions (`SelectPositions`), in order. The selection has one slice
+    for all KV heads, or one per KV head. Such a layer has no window and is causal.
+
+    With `pools`, a row also reads that cache layer, which holds one key and value per pool of positions (`Append` with
+    `every`): all pools whose end the row sees. A selection then selects among these pools, by the position that ends a
+    pool, and not among the positions of `layer`.
     """
 
     q: Value
@@ -119,11 +120,11 @@ class Attention(Producer):
     slopes: Weight | None = None  # (heads,)
     chunked: bool = False
     causal: bool = True
-    distances: Weight | None = None  # (heads, 2 reach + 1), without slopes
+    distances: Weight | None = None  # (heads, 2 reach + 1); not together with slopes
     after: bool = False  # only positions after the text that an encoder has read
     selection: Value | None = None  # (T, slices * (1 + maximum number of positions))
-    slices: int = 1  # 1: all key-value heads read the same positions; else there is a slice for each
-    pools: int | None = None  # a layer of the cache
+    slices: int = 1  # 1: all KV heads read the same positions; otherwise one slice per KV head
+    pools: int | None = None  # cache layer of pools
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -135,7 +136,7 @@ class Attention(Producer):
 
     @property
     def reach(self) -> int:
-        """The farthest distance that has a number of its own in `distances`; 0 without them."""
+        """The largest distance with its own bias in `distances`; 0 without them."""
         return self.distances.shape[1] // 2 if self.distances is not None else 0
 
     @property
@@ -144,5 +145,7 @@ class Attention(Producer):
 
     @property
     def flops_per_position(self) -> int:
-        """A multiplication and an addition for score and weighted sum each; 0 if a row reads a bounded number."""
+        """Two operations per multiply-add of scores and weighted sum; 0 if a row reads a bounded number of
+        positions.
+        """
         return 0 if self.window or self.selection else 2 * (self.q.width + self.out.width)

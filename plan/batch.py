@@ -13,7 +13,7 @@ BLOCK = 64  # tokens per cache block
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's input: T rows of any number of sequences, and which rows want logits.
+    """One step's input: T rows of any number of sequences, and which rows return logits.
 
     `slots[t]` is the cache slot that row t is written to: physical block * BLOCK + offset. `tables[s]` lists the
     physical blocks of sequence s in order of position. Row t belongs to `sequence[t]` and sees positions
@@ -21,8 +21,8 @@ class Batch:
     (`Limits.window_blocks`), they use `window_slots` and `window_tables`. Table entries of blocks that have left the
     window are not read.
 
-    `histories[s]` holds the tokens of sequence s from position 0 on, up to its last row or further. Only plans with
-    lookups need it.
+    `histories[s]` holds the tokens of sequence s from position 0, at least up to its last row. Only plans with lookups
+    need it.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -34,10 +34,12 @@ class Batch:
     window_slots: NDArray[np.int32] | None = None  # (T,)
     window_tables: NDArray[np.int32] | None = None  # (sequences, blocks)
     borders: NDArray[np.int32] | None = None  # (sequences,): first position after the text that an encoder reads
-    histories: Sequence[Sequence[int]] | None = None  # (sequences): tokens
+    histories: Sequence[Sequence[int]] | None = None  # (sequences,): first position after the encoder text
 
     def ends(self) -> NDArray[np.int32]:
-        """The last position that rows see which see later ones, (T,): of the sequence in the batch, or of its text."""
+        """Return the last position that each non-causal row sees, (T,): the end of its sequence's rows, or of its
+        text.
+        """
         if self.borders is not None:
             return self.borders[self.sequence] - 1
         last = np.append(self.sequence[1:] != self.sequence[:-1], True)
@@ -45,7 +47,7 @@ class Batch:
         return np.repeat(self.positions[stops], np.diff(stops, prepend=-1))
 
     def turns(self) -> list[tuple[int, Batch]]:
-        """Return the rows of texts as a batch for stage 0 of a plan with an encoder, and the others for stage 1."""
+        """Return encoder-decoder stages with their batches: stage 0 for rows of the text, stage 1 for rows after it."""
         assert self.borders is not None
         after = self.positions >= self.borders[self.sequence]
         if after.all():
@@ -63,7 +65,7 @@ class Batch:
         )  # fmt: skip
 
     def wanted(self) -> Batch:
-        """The rows whose logits are wanted, as a batch: in the order of `logit_rows`, where a row may occur twice."""
+        """Return a batch of the rows whose logits are requested, in the order of `logit_rows`; rows may repeat."""
         rows = self.logit_rows
         return replace(
             self, tokens=self.tokens[rows], positions=self.positions[rows], slots=self.slots[rows],

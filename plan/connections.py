@@ -1,4 +1,4 @@
-"""The operation of hyper-connections: the coefficients by which a layer reads, writes and mixes residual streams."""
+"""The operation of hyper-connections: the coefficients to read, write and mix residual streams."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Connect(Unary):
 
     A row of x has one to three parts, and each number of `scale` belongs to a part:
 
-    - read (n): how much of every stream the layer reads, sigmoid(z) + eps.
-    - written (n): how much of its result every stream gets, magnitude sigmoid(z) + written_eps.
+    - read (n): the weight of each stream in the layer's input, sigmoid(z) + eps.
+    - written (n): the weight of the layer's result for each stream, magnitude sigmoid(z) + written_eps.
     - mixed (n, n): z[j, i] leads from stream j to stream i. Each row becomes its softmax plus eps. Then columns and
-      rows are divided by their sum plus eps in turn (Sinkhorn, arXiv:2512.24880): columns `iterations` times, and rows
-      between them. The result is transposed: coefficient i * n + j is that of stream j in the new stream i.
+      rows are alternately divided by their sum plus eps (Sinkhorn, arXiv:2512.24880): columns `iterations` times, and
+      rows between them. The result is transposed: coefficient i * n + j is the weight of stream j in the new stream i.
     """
 
     streams: int
@@ -39,5 +39,5 @@ class Connect(Unary):
 
 
 def connect_width(streams: int, parts: int) -> int:
-    """Return how many numbers `parts` parts of `Connect` have."""
+    """Return the total width of the first `parts` parts of `Connect`."""
     return (streams, 2 * streams, (2 + streams) * streams)[parts - 1]

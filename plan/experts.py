@@ -1,4 +1,4 @@
-"""The operation of a mixture of experts: the choice of experts and their feed-forward."""
+"""The mixture-of-experts operation: selects experts and runs their feed-forwards."""
 
 from __future__ import annotations
 
@@ -23,28 +23,33 @@ class Stack:
     weight: Weight  # (experts, rows, columns)
     scale: Weight | None = None  # (experts,)
     bias: Weight | None = None  # (experts, rows)
-    shared: int = 1  # neighbouring experts that have the same matrix of the file
+    shared: int = 1  # number of neighboring experts that share one matrix of the file
 
 
 @dataclass(frozen=True, slots=True)
 class Experts(Unary):
-    """out = sum over the `used` chosen experts e of weight_e * down_e(activation(gate_e x) * up_e x), row by row.
+    """out = sum over the `used` selected experts e of weight_e * down_e(activation(gate_e x) * up_e x), row by row.
 
-    `router` (rows, experts) holds one logit per expert. `gating` turns them into a choice and weights:
-    - "softmax": probabilities over all experts; the highest are chosen, and are the weights.
-    - "sigmoid": every logit by itself; the highest are chosen, and are the weights.
-    - "sqrt_softplus": the root of every logit's softplus; the highest are chosen, and are the weights.
-    - "softmax_of_chosen": the highest logits are chosen; the weights are the softmax over only these.
-    - "sigmoid_of_chosen": the highest logits are chosen; the weights are their sigmoids.
-    - "sparse_mixer": the highest logits are chosen, one after the other. The weight of each is its softmax over the
-      experts that are left at this point. Of these, a logit l counts only if it is at most 0.02 max(abs(l), m) below
-      the chosen logit m (arXiv:2409.12136, with the jitter of 0.01 that Phi MoE has).
-    `choice_bias` (experts,) is added for the choice only, not to the weights. Of equal experts the lower is chosen.
-    With `normalize` the weights are divided by their sum, or by 2^-14 if that is more. All are then times `scale`.
+    `router` (rows, experts) holds one logit per expert. `gating` turns them into a selection and weights:
+
+    - "softmax": probabilities over all experts; the highest are selected, and are the weights.
+    - "sigmoid": sigmoids of the logits; the highest are selected, and are the weights.
+    - "sqrt_softplus": square roots of the logits' softplus; the highest are selected, and are the weights.
+    - "softmax_of_chosen": the highest logits are selected; the weights are the softmax over only these.
+    - "sigmoid_of_chosen": the highest logits are selected; the weights are their sigmoids.
+    - "sparse_mixer": the highest logits are selected one at a time. The weight of each is its softmax over the experts
+      not yet selected. A logit l is in that softmax only if it is at most 0.02 max(abs(l), m) below the selected logit
+      m (arXiv:2409.12136, with Phi MoE's jitter of 0.01).
+
+    `choice_bias` (experts,) is added for the selection only, not to the weights. Ties go to the lower expert. With
+    `normalize` the weights are divided by their sum, but at least by 2^-14. All weights are then multiplied by `scale`.
     With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).
-    With `groups` above 1, neighbouring experts form so many groups, and only experts of the best `groups_used` are
-    chosen. A group is as good as the two best experts in it together; with "softmax" as the best one (DeepSeek V2).
-    `choices` (rows, used) are numbers of experts that are chosen whatever their logits; those give the weights alone.
+
+    With `groups` above 1, neighboring experts form this number of groups, and experts are selected from the best
+    `groups_used` groups only. A group's score is the sum of its two best experts; with "softmax" it is the best one
+    (DeepSeek V2).
+
+    `choices` (rows, used) are the numbers of the selected experts; the logits then only determine the weights.
     """
 
     router: Value
@@ -65,7 +70,7 @@ class Experts(Unary):
 
     @property
     def gated(self) -> bool:
-        """Whether gate and up are two stacks; one stack as both makes a squared ReLU of relu(gate x) * up x."""
+        """Whether gate and up are two stacks; a single stack as both makes a squared ReLU of relu(gate x) * up x."""
         return self.gate != self.up
 
     @property
@@ -91,7 +96,7 @@ class Experts(Unary):
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """The chosen experts' share of the stacks, and all of the bias for the choice."""
+        """The selected experts' share of the stacks, and the whole selection bias."""
         of_stacks = (weight for stack in self.stacks for weight in given(stack.weight, stack.scale, stack.bias))
         shares = [Read(weight, self.used, self.router.width) for weight in of_stacks]
         return (*shares, *(Read(bias) for bias in given(self.choice_bias)))

@@ -1,7 +1,7 @@
 """Fused operations: several operations of a plan that a backend runs as one kernel.
 
-A fused operation keeps the operations that it replaces, in `operations`; run in order, they define it. Its inputs and
-outputs follow from them. The passes of `plan.rewrites.fusion` put fused operations into a plan.
+A fused operation keeps the operations that it replaces in `operations`; run in order, they define it. Its inputs and
+outputs are derived from them. The passes of `plan.rewrites.fusion` put fused operations into a plan.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from localllm.plan.weights import Weight
 
 
 class Fused(Operation):
-    """Several operations as one."""
+    """Several operations run as one."""
 
     __slots__ = ()
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations that it replaces, in the order that defines it."""
+        """The operations that this one replaces, in order."""
         raise NotImplementedError
 
     @property
     def internal(self) -> tuple[Value, ...]:
-        """Values that one of its operations makes and only others of them read."""
+        """Values that one of the operations makes and only others of them read."""
         return ()
 
     @property
@@ -77,7 +77,7 @@ class Fused(Operation):
 
 @dataclass(frozen=True, slots=True)
 class LinearAdd(Fused):
-    """A linear and the addition of an older value to its result."""
+    """A linear, and the addition of an earlier value to its result."""
 
     linear: Linear
     add: Add
@@ -98,7 +98,7 @@ class LinearAdd(Fused):
 
 @dataclass(frozen=True, slots=True)
 class LinearGroup(Fused):
-    """Linears of the same value."""
+    """Several linears with the same input."""
 
     linears: tuple[Linear, ...]
 
@@ -109,7 +109,7 @@ class LinearGroup(Fused):
 
 @dataclass(frozen=True, slots=True)
 class LinearGlu(Fused):
-    """Two linears of the same value, and the gated linear unit of their results."""
+    """Two linears with the same input, and the gated linear unit of their results."""
 
     gate: Linear
     up: Linear
@@ -126,7 +126,7 @@ class LinearGlu(Fused):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The rotation of the heads of queries or keys, after the norm of each head, if there is one."""
+    """The rotation of query or key heads, after an optional norm of each head."""
 
     norm: Norm | None
     rotation: Rotate
@@ -141,14 +141,14 @@ class Heads:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """A key that is equal for queries and keys that one kernel can prepare."""
+        """A key that is equal for queries and keys that one kernel can process."""
         rotation, norm = self.rotation, self.norm
         return rotation.head_dim, rotation.rope.style, rotation.rope.n_rot, norm is not None, norm and norm.eps
 
 
 @dataclass(frozen=True, slots=True)
 class RotateEnds(Fused):
-    """The rotation of the last numbers of every head, which are cut off and joined to the others again."""
+    """The rotation of the last dimensions of every head, which are split off and joined again."""
 
     ends: Columns
     rotation: Rotate
@@ -166,7 +166,7 @@ class RotateEnds(Fused):
 
 @dataclass(frozen=True, slots=True)
 class HeadsAppend(Fused):
-    """Queries and keys, normed and rotated head by head, and the keys and values written to the cache."""
+    """Queries and keys, normed and rotated head by head, and the append of keys and values to the cache."""
 
     query: Heads
     key: Heads

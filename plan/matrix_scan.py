@@ -1,4 +1,4 @@
-"""The scan of RWKV-6 and 7, whose heads have a matrix as state, and its store; `recurrence` explains stores."""
+"""The WKV scan of RWKV-6 and 7, whose heads have a matrix as state, and its store; `recurrence` explains stores."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from localllm.plan.values import Value
 
 @dataclass(frozen=True, slots=True)
 class MatrixLayer:
-    """The store of a matrix scan, float32. A row: values, keys, decays; probes and what they erase, if it `erases`.
+    """The store of a matrix scan, float32. A row: values, keys, decays, and also probes and erases if `erases`.
 
-    A block holds two states (heads, key_dim, value_dim): the one before its first row, and the one after its newest
-    row, whose number in the block stands beside every number of a value. A row that follows the newest one starts
-    there; after a truncation the rows are scanned again.
+    A block holds two states (heads, key_dim, value_dim): the state before its first row, and the state after its newest
+    row. The newest row's number within the block is stored next to every number of a value. A row that follows the
+    newest one continues from its state; after a truncation the rows are scanned again.
     """
 
     heads: int
@@ -25,7 +25,7 @@ class MatrixLayer:
 
     @property
     def window(self) -> int:
-        """A block's first row sees the block before, whose last state it takes."""
+        """BLOCK + 1, because a block's first row reads the last state of the previous block."""
         return BLOCK + 1
 
     @property
@@ -39,14 +39,14 @@ class MatrixLayer:
 
 @dataclass(frozen=True, slots=True)
 class MatrixScan(Producer):
-    """Every head has a state S (key_dim, value_dim), zero at first; row by row
+    """Every head has a state S (key_dim, value_dim), initially zero; for every row in order
 
-        S = decay S - erase (probe^T S) + k v^T;  out = S^T q
+            S = decay S - erase (probe^T S) + k v^T;  out = S^T q
 
-    where `decay` has a number for each dimension of a key. Without a probe nothing is erased. With `before` the row
-    reads first: out is S^T q of the state before it.
+    where `decay` has a number for each dimension of a key. Without a probe nothing is erased. With `before`, the row
+    reads before it writes: out is S^T q of the previous state.
 
-    RWKV-7 (arXiv:2503.14456) erases; RWKV-6 (arXiv:2404.05892) does not, and reads first; gated linear attention
+    RWKV-7 (arXiv:2503.14456) erases; RWKV-6 (arXiv:2404.05892) reads first instead; gated linear attention
     (arXiv:2312.06635) does neither.
     """
 
@@ -66,7 +66,7 @@ class MatrixScan(Producer):
 
     @property
     def stored(self) -> tuple[Value, ...]:
-        """What a row leaves in the store, in the order of `MatrixLayer`."""
+        """The values that a row writes to the store, in the order of `MatrixLayer`."""
         erases = () if self.probe is None or self.erase is None else (self.probe, self.erase)
         return self.v, self.k, self.decay, *erases
 

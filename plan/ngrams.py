@@ -1,4 +1,4 @@
-"""The operation that looks up the n-grams which end at a token, by hashes of the tokens' ids (Qwen 4's embeddings)."""
+"""The operation that looks up the n-grams ending at each token by hashes of token ids (Qwen 4's embeddings)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class EmbedNgrams(Producer):
-    """out[t] = the rows of the n-grams that end at row t side by side, from each head's part of the table.
+    """out[t] = the table rows of the n-grams that end at row t side by side, one from each head's part of the table.
 
     The hash of order n is the exclusive or of token[t - i] * multipliers[i] over i < n; products stay below 2^63.
-    Orders are 2, 3, ... up to the number of multipliers, and each has as many heads. Head h takes row
-    `hash % sizes[h] + firsts[h]` of the table.
+    Orders are 2, 3, ... up to the number of multipliers, with equal numbers of heads. Head h takes row `hash % sizes[h]
+    + firsts[h]` of the table.
 
-    Tokens up to the last `end` before row t do not count, nor do positions below 0: each reads as `end`. The token of
-    row t itself counts, also if it is `end`.
+    N-grams do not cross the end of a text: positions below 0 and tokens up to the last `end` before row t read as
+    `end`. The token of row t itself is used even if it is `end`.
 
     Ids of earlier rows come from `Batch.histories`. The table stays in the file: a step reads the rows that it needs.
     """
 
     table: Weight  # (rows, width of a head)
-    multipliers: tuple[int, ...]  # of the row's token, the one before it, ...
+    multipliers: tuple[int, ...]  # for the row's token, the previous one, ...
     sizes: tuple[int, ...]  # rows of each head's part of the table
     firsts: tuple[int, ...]  # first row of each part
     end: int  # the token that ends a text
 
     @property
     def heads(self) -> int:
-        """Heads of each order."""
+        """The number of heads of each order."""
         return len(self.sizes) // (len(self.multipliers) - 1)
 
     @property

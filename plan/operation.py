@@ -1,4 +1,4 @@
-"""The interface of all operations of a plan, for folds over plans and for rewrites."""
+"""The interface of all operations of a plan, used by properties of whole plans and by rewrites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The part of a weight that a row of a batch reads: `used` of its `of` equal shares."""
+    """The part of a weight that a row of a batch reads: `used` of `of` equal shares."""
 
     weight: Weight
     used: int = 1
@@ -22,23 +22,23 @@ class Read:
 
 
 class Operation:
-    """An operation: a frozen value whose fields define the computation. Counts are per row of a batch."""
+    """An operation: an immutable object whose fields define the computation. Counts are per row of a batch."""
 
     __slots__ = ()
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """The values that it reads."""
+        """The values that the operation reads."""
         return ()
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The values that it makes."""
+        """The values that the operation makes."""
         return ()
 
     @property
     def matrices(self) -> tuple[Weight, ...]:
-        """The matrices that it multiplies by, and its lookup tables in memory."""
+        """The matrices that the operation multiplies by, and its lookup tables in memory."""
         return ()
 
     @property
@@ -48,32 +48,32 @@ class Operation:
 
     @property
     def products(self) -> tuple[tuple[Value, Weight], ...]:
-        """The inputs that it multiplies by a matrix, each with that matrix."""
+        """The inputs that are multiplied by a matrix, each with its matrix."""
         return ()
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """The part of each weight that it reads: by default all."""
+        """The part of each weight that the operation reads: by default all of it."""
         return tuple([Read(weight) for weight in (*self.matrices, *self.vectors)])
 
     @property
     def lookups(self) -> tuple[Read, ...]:
-        """The tables that stay in the file, and the part of each that a row reads there."""
+        """The tables that stay in the file, and the part of each that a row reads."""
         return ()
 
     @property
     def state(self) -> tuple[int, ...]:
-        """The layers of the cache that it reads or writes."""
+        """The cache layers that the operation reads or writes."""
         return ()
 
     @property
     def flops(self) -> int:
-        """Floating-point operations in products with matrices, two for every number of a matrix."""
+        """Floating-point operations in matrix products, two per matrix element."""
         return 0
 
     @property
     def flops_per_position(self) -> int:
-        """Additional operations for every position in the cache."""
+        """Additional floating-point operations for every position in the cache."""
         return 0
 
 

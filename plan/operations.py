@@ -1,6 +1,6 @@
-"""The operations, one class each, but for those of `attention`, `experts` and `recurrence`.
+"""The operations, one class each, except those in `attention`, `experts` and `recurrence`.
 
-`backends.reference_operations` defines what they compute.
+`backends.reference_operations` defines their results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from localllm.plan.operation import Operation, Producer, Read, Unary
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight, given
 
-Activation = Literal["silu", "gelu", "sigmoid", "relu", "relu2", "softplus"]  # gelu: the tanh form; relu2: relu squared
+Activation = Literal["silu", "gelu", "sigmoid", "relu", "relu2", "softplus"]  # gelu: tanh form; relu2: relu squared
 GluActivation = Literal[
     "silu", "gelu", "sigmoid", "relu", "relu2", "softplus", "identity", "swiglu_oai", "swiglu_clamp", "silu_clamp",
     "situ", "gelu_alone",
@@ -23,7 +23,10 @@ NormKind = Literal["rms", "layer", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Embed(Producer):
-    """out[t] = table[tokens[t]], dequantized to float32; or of the position of row t, or the table's last."""
+    """out[t] = table[tokens[t]], dequantized to float32.
+
+    With `positions`, the index is the position of row t instead, clamped to the table's last row.
+    """
 
     table: Weight
     positions: bool = False
@@ -39,10 +42,10 @@ class Embed(Producer):
 
 @dataclass(frozen=True, slots=True)
 class Norm(Unary):
-    """RMS norm, layer norm or neither over each of `groups` equal slices of a row (groups = heads for q/k norms).
+    """Norm of each of `groups` equal slices of a row (groups = heads for q/k norms): RMS, layer norm, or weights only.
 
-    `weight` and `bias` have the width of one group; they are (groups, width of one) if every group has its own. Mean
-    and variance are as in the papers, with eps inside the root.
+    `weight` and `bias` have the width of one group, or (groups, width of one) if every group has its own. Mean and
+    variance are as in the papers, with eps inside the root.
     """
 
     weight: Weight
@@ -83,7 +86,7 @@ class Linear(Unary):
 
 @dataclass(frozen=True, slots=True)
 class HeadLinear(Unary):
-    """out[h] = x[h] @ weight[h].T for each head: a row of x is a slice per head, and so is a row of the result.
+    """out[h] = x[h] @ weight[h].T for each head; rows of x and of the result hold one slice per head.
 
     `weight` is (heads, rows, columns), with an even number of columns.
     """
@@ -101,12 +104,12 @@ class HeadLinear(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Glu(Producer):
-    """out = activation(gate) * up; each number of a narrower gate gates one of as many equal slices of the row.
+    """out = activation(gate) * up; if the gate is narrower, each of its numbers gates one equal slice of the row.
 
-    "swiglu_oai" is the unit of gpt-oss: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within +-7.
+    "swiglu_oai" is gpt-oss's activation: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within +-7.
     "swiglu_clamp" is silu(min(gate, limit)) * u and "silu_clamp" min(silu(gate), limit) * u with u = up within +-limit.
     "situ" is limit tanh(g / limit) * sigmoid(g) * limit tanh(u / limit).
-    "gelu_alone" is gelu(gate): of experts that have no up matrix.
+    "gelu_alone" is gelu(gate), for experts without an up matrix.
     """
 
     gate: Value
@@ -130,7 +133,7 @@ class Activate(Unary):
 class Xielu(Unary):
     """out = positive * x^2 + beta * x above 0, else negative * (exp(min(x, eps)) - 1 - x) + beta * x.
 
-    The activation xIELU (arXiv:2411.13010), with numbers that a model has learned.
+    This is the activation xIELU (arXiv:2411.13010) with a model's learned parameters.
     """
 
     positive: float
@@ -141,7 +144,7 @@ class Xielu(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Clamp(Unary):
-    """out = min(max(x, -bound), bound); a NaN stays one."""
+    """out = min(max(x, -bound), bound); NaN stays NaN."""
 
     bound: float
 
@@ -174,7 +177,7 @@ class Scale(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Columns(Unary):
-    """out = columns start..stop of each of `groups` equal slices of a row, one slice after the other."""
+    """out = columns start..stop of each of `groups` equal slices of a row, concatenated."""
 
     groups: int
     start: int
@@ -196,7 +199,7 @@ class Join(Producer):
 
 @dataclass(frozen=True, slots=True)
 class Weigh(Unary):
-    """out = x * weight, number by number."""
+    """out = x * weight, elementwise."""
 
     weight: Weight  # (width,)
 
@@ -209,8 +212,8 @@ class Weigh(Unary):
 class Mix(Unary):
     """Slice i of out = slice i of base + the sum over j of coefficients[i * slices + j] * slice j of x.
 
-    A row of x is `slices` equal slices, and out has slices of the same width. The coefficients are those of the row, or
-    the same numbers for all rows. Without a base there is only the sum.
+    A row of x is `slices` equal slices, and out has slices of the same width. The coefficients are per row (a value) or
+    the same for all rows (a weight). Without a base, out is only the sum.
     """
 
     slices: int
@@ -229,15 +232,15 @@ class Mix(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Blend(Unary):
-    """out = a mean of equal slices of a row: those of x, and `last`. Their weights are the softmax of their scores.
+    """out = the mean of the slices of x and of `last`, all equally wide, weighted by the softmax of their scores.
 
-    The score of a slice is the sum of its numbers times `weight`, divided by its root mean square: the residual
-    attention of Kimi K3, whose slices are what earlier layers left.
+    The score of a slice is the sum of its numbers times `weight`, divided by its root mean square. This is the residual
+    attention of Kimi K3, whose slices are the checkpoints of earlier layers.
     """
 
     last: Value
     weight: Weight  # (width of last,)
-    eps: float  # added to a mean square
+    eps: float  # added to the mean square
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -252,7 +255,7 @@ class Blend(Unary):
 class Match(Unary):
     """out = each of `groups` slices of x, scaled to the root mean square of the row of `like`.
 
-    The mean square of a slice counts as eps at least.
+    The mean square of a slice is at least eps.
     """
 
     like: Value
@@ -268,9 +271,9 @@ class Match(Unary):
 class Excess(Unary):
     """out = max(x - (mean + deviations * standard deviation), 0), mean and deviation over the numbers of the row.
 
-    It leaves the largest numbers of a normal distribution: "Gaussian top-k" (Gemma 3n, arXiv:2506.06644). The deviation
-    is that of a sample: of squares over width - 1, as in llama.cpp. Transformers divides by the width, which at the
-    8192 numbers of Gemma 3n moves the threshold by 6e-5 of the deviation.
+    It keeps the largest numbers of a normal distribution: "Gaussian top-k" (Gemma 3n, arXiv:2506.06644). The deviation
+    is a sample's (sum of squares over width - 1), as in llama.cpp. Transformers divides by the width, which for Gemma
+    3n's 8192 numbers moves the threshold by 6e-5 of the deviation.
     """
 
     deviations: float
@@ -278,12 +281,12 @@ class Excess(Unary):
 
 @dataclass(frozen=True, slots=True)
 class SelectRows(Unary):
-    """out[l] = x[logit_rows[l]]: from batch rows to the rows whose logits are wanted."""
+    """out[l] = x[logit_rows[l]]: from batch rows to the rows whose logits are requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receive(Operation):
-    """Receive values that another place made; starts a stage of a split plan."""
+    """Receive values that another device made; starts a stage of a split plan."""
 
     values: tuple[Value, ...]
 
@@ -294,7 +297,7 @@ class Receive(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Send(Operation):
-    """Send values to the next stage, at another place; ends a stage of a split plan."""
+    """Send values to the next stage, on another device; ends a stage of a split plan."""
 
     values: tuple[Value, ...]
 

@@ -1,6 +1,6 @@
-"""The plan itself: operations in order, the values they make, and the cache layers of attention.
+"""The plan itself: operations in order, the values they make, and the cache layers.
 
-Properties of a whole plan are folds over its operations: its weights, what a row reads, who uses a value.
+Properties of a whole plan are computed from its operations: its weights, what a row reads, who uses a value.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class CacheLayer:
 
     kv_heads: int
     head_dim: int  # width of a key
-    value_dim: int  # 0: an indexer's keys
+    value_dim: int  # 0: an indexer's keys only
     window: int = 0  # positions that a row sees; 0: all
-    every: int = 1  # positions of a pool: there are rows for those that end one, not for each
-    selected: int = 0  # maximum number of positions that a row reads; 0: all that it sees
-    whole: bool = False  # those that are selected come as whole cache blocks, but for the last one
+    every: int = 1  # one cache row per `every` positions (a pool), at the pool's last position
+    selected: int = 0  # maximum number of positions that a row reads; 0: all visible ones
+    whole: bool = False  # selected positions come as whole cache blocks, except the last block
     prefix: bool = False  # values are the first numbers of the keys
-    pooled: bool = False  # holds rows of pools, or is read with a layer that does
+    pooled: bool = False  # holds rows of pools, or is read together with a layer that does
 
     @property
     def gathered(self) -> bool:
-        """Whether every row reads positions or pools of its own: what it lists, not all that it sees."""
+        """Whether each row reads its own list of positions or pools, instead of all visible ones."""
         return self.pooled or self.selected > 0
 
 
 def rows_of_block(every: int) -> int:
-    """Rows of a cache block with a row per pool of `every` positions; some blocks leave the only row empty."""
+    """Return the number of rows of a cache block with one row per `every` positions, at least 1."""
     return max(1, BLOCK // every)
 
 
@@ -52,7 +52,7 @@ Store = CacheLayer | RowLayer | StateLayer | ScanLayer | MatrixLayer
 class Plan:
     """Operations in order; `logits` is the value (L, vocabulary) that a step returns.
 
-    `rewrites.split` makes one plan per place from a whole plan; only one of them makes the logits. A plan that begins
+    `rewrites.split` makes one plan per device from a whole plan; only one of them makes the logits. A plan that begins
     with a Receive reads values that another plan made.
     """
 
@@ -60,10 +60,11 @@ class Plan:
     values: tuple[Value, ...]
     layers: tuple[Store, ...]
     logits: Value
-    starts: tuple[int, ...] = ()  # the first operation of each layer, and of the output after the last
-    tensors: frozenset[str] = frozenset()  # of the file: of the weights, and those whose numbers are in the operations
-    hidden: Value | None = None  # the rows that next-token heads read
-    encodes: bool = False  # the first of two stages runs on the text of a sequence, the second on the rows after it
+    starts: tuple[int, ...] = ()  # first operation of each layer, and of the output after the last layer
+    # file tensors of the weights, and tensors whose numbers are stored in operations
+    tensors: frozenset[str] = frozenset()
+    hidden: Value | None = None  # rows that next-token heads read
+    encodes: bool = False  # stage 0 runs on a sequence's encoder text, stage 1 on the rows after it
 
     @property
     def window(self) -> int:
@@ -72,7 +73,7 @@ class Plan:
 
     @property
     def causal(self) -> bool:
-        """Whether no row reads a later one, so that a sequence may come in several batches."""
+        """Whether no row reads a later one, so that a sequence may be divided into several batches."""
         return all(op.causal for op in flattened(self.operations) if isinstance(op, Attention))
 
     @property
@@ -81,7 +82,7 @@ class Plan:
         return tuple([layer for layer in self.layers if isinstance(layer, CacheLayer)])
 
     def attention_layer(self, number: int) -> CacheLayer:
-        """Return a layer that an operation of attention names."""
+        """Return the cache layer that an attention operation names."""
         layer = self.layers[number]
         assert isinstance(layer, CacheLayer)
         return layer
@@ -93,17 +94,17 @@ class Plan:
 
     @property
     def weights(self) -> dict[str, Weight]:
-        """Every matrix and vector by name, in order of first use: what backends hold in memory."""
+        """Every matrix and vector by name, in order of first use; backends hold these in memory."""
         return {weight.name: weight for op in self.operations for weight in (*op.matrices, *op.vectors)}
 
     @property
     def lookups(self) -> tuple[Read, ...]:
-        """The tables that stay in the file, and the part of each that a row reads there."""
+        """The tables that stay in the file, and the part of each that a row reads."""
         return tuple([read for op in self.operations for read in op.lookups])
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """The parts of weights that a row reads, operation by operation: with an encoder, a row after the text."""
+        """The parts of weights that a row reads, operation by operation; with an encoder, a row after the text."""
         operations = self.operations[self.stages[-1].start :] if self.encodes else self.operations
         return tuple([read for op in operations for read in op.reads])
 
@@ -116,7 +117,7 @@ class Plan:
 
     @property
     def stages(self) -> tuple[range, ...]:
-        """Numbers of the operations of each stage; a stage ends with a Send or with the plan."""
+        """The operation numbers of each stage; a stage ends with a Send or with the plan."""
         ends = [number + 1 for number, op in enumerate(self.operations) if isinstance(op, Send)]
         if not ends or ends[-1] < len(self.operations):
             ends.append(len(self.operations))
@@ -124,7 +125,7 @@ class Plan:
 
     @property
     def input_vocabulary(self) -> int:
-        """Number of tokens that the plan can embed; 2^31 if it embeds none."""
+        """The number of tokens that the plan can embed; 2^31 if it embeds none."""
         return min(
             (op.table.shape[0] for op in self.operations if isinstance(op, Embed) and not op.positions), default=1 << 31
         )

@@ -1,4 +1,4 @@
-"""The operation that pools neighbouring rows to one: compressed keys and values, and keys of pools of positions."""
+"""The operation that pools neighboring rows into one: compressed keys and values, and keys of pools of positions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class Pool(Producer):
-    """Rows at positions size - 1, 2 size - 1, ... hold a mean over the `size` rows up to them; other rows are zero.
+    """Rows at positions size - 1, 2 size - 1, ... hold a weighted mean over the last `size` rows; other rows are zero.
 
-    Every column has weights of its own: the softmax, over the rows, of scores + bias[position % size].
+    Every column has separate weights: the softmax, over the rows, of scores + bias[position % size].
 
-    If x is twice as wide as `out`, pools overlap: a mean is over 2 size rows. Of the older half it takes the first half
-    of the columns, of the newer half the second. Rows before position 0 do not count.
+    If x is twice as wide as `out`, pools overlap: a mean is over 2 size rows. It takes the first half of the columns
+    from the older half of the rows, and the second half of the columns from the newer ones. Rows before position 0 do
+    not count.
 
-    Rows of earlier steps come from the store of `layer`, where x and the scores of every row go.
+    Rows of earlier steps come from the store of `layer`, which holds x and the scores of every row.
     """
 
-    x: Value  # (T, width, or twice that)
-    scores: Value  # as x
+    x: Value  # (T, width) or (T, 2 width)
+    scores: Value  # same shape as x
     layer: int
     bias: Weight  # (size, columns of x)
 
@@ -45,7 +46,7 @@ class Pool(Producer):
 
     @property
     def parts(self) -> int:
-        """Pools that a mean is over: 2 if they overlap."""
+        """Pools that a mean covers: 2 if they overlap, otherwise 1."""
         return self.x.width // self.out.width
 
     @property

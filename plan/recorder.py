@@ -1,4 +1,4 @@
-"""The recorder: write a plan, one operation per call."""
+"""The recorder writes a plan, one operation per call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from localllm.plan.weights import Tensor, Weight
 class Recorder:
     """Writes a plan. A method that returns a value appends the operation that makes it.
 
-    A tensor means all of it; a `Weight` names a part.
+    A tensor is used as a whole; a `Weight` names a part.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Recorder:
         return out
 
     def receive(self, width: int, name: str) -> Value:
-        """Return rows (T, width) that another plan makes. They come first: `Executable.run` takes them."""
+        """Return rows (T, width) that another plan makes and `Executable.run` takes; must be recorded first."""
         assert not self._operations, f"{name}: received after the plan began"
         out = self._value(width, "batch", name)
         self._operations.append(Receive((out,)))
@@ -103,7 +103,7 @@ class Recorder:
         return out
 
     def multiply(self, x: Value, weight: Tensor, groups: int = 1) -> Value:
-        """Multiply rows by numbers of their own: a norm that norms nothing."""
+        """Return x times per-column weights: a norm of kind "none"."""
         out = self._value(x.width, x.rows, weight.name)
         self._operations.append(Norm(out, x, Weight.of(weight), None, 0.0, groups, "none"))
         return out
@@ -127,9 +127,10 @@ class Recorder:
         return out
 
     def append(self, k: Value, v: Value, kv_heads: int, every: int = 1, prefix: bool = False) -> int:
-        """Return the number of the new cache layer. A layer of the model that has none reads another's.
+        """Return the number of the new cache layer. A model layer without one reads another layer's.
 
-        It gets the rows at positions every - 1, 2 every - 1, ... alone. With `prefix`, v holds the first numbers of k.
+        With `every` above 1, it stores only the rows at positions every - 1, 2 every - 1, ... With `prefix`, v holds
+        the first numbers of k.
         """
         layer, widths = len(self._layers), (k.width // kv_heads, v.width // kv_heads)
         self._layers.append(CacheLayer(kv_heads, *widths, every=every, prefix=prefix))
@@ -137,7 +138,7 @@ class Recorder:
         return layer
 
     def append_index(self, k: Value, every: int = 1) -> int:
-        """Return the number of the new cache layer, which holds the keys of an indexer, as `append` does."""
+        """Return the number of the new cache layer for an indexer's keys; otherwise like `append`."""
         assert every in (1, 2, 4), "backends read such keys 16 at a time"
         layer = len(self._layers)
         self._layers.append(CacheLayer(1, k.width, 0, every=every))
@@ -163,7 +164,7 @@ class Recorder:
         return next(op for op in self._operations if isinstance(op, SelectPositions) and op.out == selection)
 
     def _read_pools(self, layer: int, pools: int, window: int, selection: Value | None) -> None:
-        """Note in both layers that a row reads a window of one and, at most by a selection, pools of the other."""
+        """Note in both layers that a row reads a window of one and pools of the other, selected or all."""
         near, far = self._layers[layer], self._layers[pools]
         assert isinstance(near, CacheLayer)
         assert isinstance(far, CacheLayer)
@@ -184,7 +185,7 @@ class Recorder:
         chunked: bool = False, causal: bool = True, distances: Tensor | None = None, after: bool = False,
         selection: Value | None = None, slices: int = 1, pools: int | None = None,
     ) -> Value:  # fmt: skip
-        """`selection` has that many slices: one, or one for each key-value head."""
+        """Return the attention output; `selection` has `slices` slices: one, or one per KV head."""
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
         if selection is not None:
@@ -206,7 +207,7 @@ class Recorder:
             chooser = self._chooser(selection)
             most, whole = selection.width // slices - 1, chooser.block % BLOCK == 0 and not chooser.pooled
             self._layers[layer] = stored = replace(stored, selected=most, whole=whole)
-        elif causal:  # else a row sees what is behind it, so nothing leaves the window before the end
+        elif causal:  # otherwise a row sees positions behind it in the batch, so nothing leaves the window early
             self._layers[layer] = replace(stored, window=window)
         assert pools is not None or (selection is None) == (not stored.selected), "read by selections alone, or never"
         assert not both_ways or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
@@ -320,7 +321,7 @@ class Recorder:
         return out
 
     def columns(self, x: Value, start: int, stop: int, groups: int = 1) -> Value:
-        """Return columns start..stop of each of `groups` equal slices of a row; all of them are x itself."""
+        """Return columns start..stop of each of `groups` equal slices of a row; x itself if that is everything."""
         width = x.width // groups
         assert x.width == groups * width, f"{x.name}: {x.width} columns are not {groups} slices"
         assert 0 <= start < stop <= width, f"{x.name}: no columns {start}..{stop} of {width}"
@@ -385,14 +386,14 @@ class Recorder:
         return out
 
     def end_encoder(self) -> None:
-        """End what runs on the rows of a text; what follows runs on the rows after it."""
+        """End the operations on the encoder text; the next ones run on the rows after it."""
         self._operations.append(Send(()))
         self._encodes = True
 
     def finish(self, logits: Value, tensors: Collection[str] = (), hidden: Value | None = None) -> Plan:
         """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the file.
 
-        `hidden` are the rows that next-token heads read.
+        `hidden` is the rows that next-token heads read.
         """
         operations, layers = tuple(self._operations), tuple(self._layers)
         made = tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden

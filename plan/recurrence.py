@@ -1,8 +1,8 @@
-"""Operations of recurrent layers, and the stores that hold what they remember.
+"""Operations of recurrent layers, and the stores that hold their state.
 
-A store is paged like keys and values. Every token leaves a row, and a state stands at the start of a block: it follows
-from the state and the rows of the block before, and is made when the first row of its block is evaluated. So a sequence
-can be forked, and truncated to any length, as its blocks can, and gets the same bits however its tokens are cut.
+A store is paged like keys and values. Every token has a row, and every block starts with a state. The state is computed
+from the state and the rows of the previous block when the first row of its block is evaluated. A sequence can therefore
+be forked and truncated to any length by its blocks, and gets the same bits for any division into steps.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class RowLayer:
-    """The store of a convolution: its input rows, float32 (width,). A row sees the last `window` rows, itself too.
+    """The store of a convolution: its input rows, float32 (width,). A row reads the last `window` rows up to itself.
 
-    Rows at positions every - 1, 2 every - 1, ... alone read any.
+    With `every` above 1, only rows at positions every - 1, 2 every - 1, ... read rows.
     """
 
     width: int
@@ -33,13 +33,13 @@ class RowLayer:
 
     @property
     def state(self) -> int:
-        """Numbers per block, besides its rows."""
+        """Numbers per block, not counting its rows."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """The store of linear attention, float32. A row: keys, updates, decays; a decay per head, or per channel of a key.
+    """The store of linear attention, float32. A row: keys, updates, and one decay per head or per key channel.
 
     The state (heads, key_dim, value_dim) is the one before the first row of the block.
     """
@@ -48,11 +48,11 @@ class StateLayer:
     key_heads: int
     key_dim: int
     value_dim: int
-    channels: bool = False  # every channel of a head's key has a decay of its own
+    channels: bool = False  # every channel of a head's key has its own decay
 
     @property
     def window(self) -> int:
-        """A block's first row sees the whole block before, from which it makes the state."""
+        """BLOCK + 1, because a block's first row computes the state from the whole previous block."""
         return BLOCK + 1
 
     @property
@@ -69,9 +69,9 @@ class StateLayer:
 class ScanLayer:
     """The store of a selective scan, float32. A row: inputs, time steps and B.
 
-    A block holds two states (state_dim, width): the one before its first row, and the one after its newest row, whose
-    number in the block stands beside every channel. A row that follows the newest one starts there; after a truncation
-    the rows are scanned again.
+    A block holds two states (state_dim, width): the state before its first row, and the state after its newest row. The
+    newest row's number within the block is stored next to every channel. A row that follows the newest one continues
+    from its state; after a truncation the rows are scanned again.
     """
 
     width: int
@@ -92,9 +92,9 @@ class ScanLayer:
 
 @dataclass(frozen=True, slots=True)
 class Convolve(Producer):
-    """out[t, c] = bias[c] + sum_j weight[c, j] * x[t - K + 1 + j, c]: a causal convolution of every channel.
+    """out[t, c] = bias[c] + sum_j weight[c, j] * x[t - K + 1 + j, c]: a causal depthwise convolution.
 
-    Rows before position 0 are zero. Rows of earlier steps come from the store of `layer`, where x of every row goes.
+    Rows before position 0 are zero. Rows of earlier steps come from the store of `layer`, which holds x of every row.
     """
 
     x: Value
@@ -117,26 +117,26 @@ class Convolve(Producer):
 
 @dataclass(frozen=True, slots=True)
 class LinearAttention(Producer):
-    """Gated linear attention. Every head has a state S (key_dim, value_dim), zero at first; for every row in order
+    """Gated linear attention. Every head has a state S (key_dim, value_dim), initially zero; for every row in order
 
-        S = exp(rate step) S;  u = strength (v - S^T k);  S = S + k u^T;  out = S^T q + skip v
+            S = exp(rate step) S;  u = strength (v - S^T k);  S = S + k u^T;  out = S^T q + skip v
 
     which is the gated delta rule (arXiv:2412.06464). Without `delta`, u = strength v, which is Mamba-2
-    (arXiv:2405.21060) with k = B, q = C and strength = step. A product of rate and step is not positive. A step or
-    strength that is None is 1: lightning attention (arXiv:2401.04658) has neither.
+    (arXiv:2405.21060) with k = B, q = C and strength = step. Rate times step is never positive. A step or strength of
+    None is 1: lightning attention (arXiv:2401.04658) has neither.
 
-    With a step for every channel of a head's key, each row of S has a decay of its own: Kimi Delta Attention
+    With a step for every channel of a head's key, each row of S decays separately: Kimi Delta Attention
     (arXiv:2510.26692).
 
     Value head h has key head h // (heads / key_heads), or h % key_heads if they are `tiled`.
 
     The store holds k, u and rate times step, or sums or exponentials of it. With the state S0 at the start of the block
-    and the sum g of rate times step since then, a row is computed as follows (the chunkwise form of the papers, one row
-    at a time), so its bits do not depend on how the rows are divided into steps:
+    and the sum g of rate times step since then, a row is computed as follows. This is the chunkwise form of the papers,
+    one row at a time, so its bits do not depend on how the rows are divided into steps:
 
-        u_t = strength (v_t - exp(g_t) S0^T k_t - sum_{i<t} exp(g_t - g_i) (k_i . k_t) u_i)
-        out_t = exp(g_t) S0^T q_t + sum_{i<=t} exp(g_t - g_i) (k_i . q_t) u_i + skip v_t
-        next S0 = exp(g_last) S0 + sum_i exp(g_last - g_i) k_i u_i^T
+            u_t = strength (v_t - exp(g_t) S0^T k_t - sum_{i<t} exp(g_t - g_i) (k_i . k_t) u_i)
+            out_t = exp(g_t) S0^T q_t + sum_{i<=t} exp(g_t - g_i) (k_i . q_t) u_i + skip v_t
+            next S0 = exp(g_last) S0 + sum_i exp(g_last - g_i) k_i u_i^T
 
     An exponential per channel multiplies the key or query inside the product.
     """
@@ -174,9 +174,9 @@ class LinearAttention(Producer):
 
 @dataclass(frozen=True, slots=True)
 class SelectiveScan(Producer):
-    """The scan of Mamba-1 (arXiv:2312.00752). Every channel c has a state h (state_dim,), zero at first; row by row
+    """The scan of Mamba-1 (arXiv:2312.00752). Every channel c has a state h (state_dim,), initially zero; for every row
 
-        h = exp(dt a[c]) h + dt x B;  out = sum_n C[n] h[n] + d[c] x
+            h = exp(dt a[c]) h + dt x B;  out = sum_n C[n] h[n] + d[c] x
 
     with x and dt of the row's channel, and B and C (state_dim,) of the row.
     """

@@ -1,6 +1,6 @@
 """The cost of a model, computed from its plan: parameters, bytes and floating-point operations per token.
 
-`show` and `bench` print these numbers: memory bandwidth divided by bytes per token is the upper limit of decoding.
+`show` and `bench` print these numbers: memory bandwidth divided by bytes per token is the upper limit of decode speed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from localllm.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts of a model. A weight that is used twice (a tied embedding) is stored, and counted as stored, once."""
+    """Counts of a model. A weight that is used twice (a tied embedding) is stored and counted once."""
 
     parameters: int
-    weight_bytes: int  # of the weights that memory holds, as stored in the file
+    weight_bytes: int  # of the weights held in memory, as stored in the file
     table_bytes: int  # of tables that stay in the file
-    table_bytes_per_token: int  # of these, what a token reads
+    table_bytes_per_token: int  # table bytes that a token reads
     bytes_per_token: int  # weights read to decode one token: every matrix and vector once, one row of the embedding
     flops_per_token: int  # two per weight of every matrix product, without attention
     attention_flops_per_position: int  # added for every token in the cache, by layers without a window

@@ -25,12 +25,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding over the first `n_rot` of every head's dimensions.
+    """Rotary position embedding over the first `n_rot` dimensions of every head.
 
     The angle of pair i at position p is `p * inverse_frequency[i]`; cosine and sine are multiplied by `magnitude` and,
     if `temperature` is not zero, by `1 + temperature * ln(1 + floor((p + temperature_start) / temperature_length))`
-    (queries of Ministral 3 and Llama 4 past some length). Position p is that of a row plus `shift`, or 0 if that is
-    less. `rope_table` defines the numbers.
+    (queries of Ministral 3 and Llama 4 past some length). Position p is the row's position plus `shift`, at least 0.
+    `rope_table` defines the numbers.
     """
 
     style: RopeStyle
@@ -43,7 +43,7 @@ class Rope:
     shift: int = 0
 
     def factors(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what cosines and sines are multiplied by at these positions."""
+        """Return the factors of cosine and sine at these positions."""
         lengths = np.floor((positions + self.temperature_start) / self.temperature_length)
         return self.magnitude * (1.0 + self.temperature * np.log1p(lengths))
 

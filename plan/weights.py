@@ -18,7 +18,7 @@ class Tensor(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def format(self) -> str: ...  # "F32", "Q4_0", ... : a key of quant.FORMATS
+    def format(self) -> str: ...  # "F32", "Q4_0", ...: a key of quant.FORMATS
     @property
     def shape(self) -> tuple[int, ...]: ...  # row-major: (experts, rows, columns), (rows, columns) or (columns,)
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
@@ -31,7 +31,7 @@ class Tensor(Protocol):
 
 @runtime_checkable
 class Gathers(Protocol):
-    """Optional for tensors: many single rows at once."""
+    """Optional for tensors: read many single rows at once."""
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return these rows, in increasing order, as uint8 (n, bytes per row)."""
@@ -42,15 +42,15 @@ class Gathers(Protocol):
 class Weight:
     """A tensor, or a part of it that starts at `first` along its first dimension: rows of a matrix, values of a vector.
 
-    A weight is a `Tensor` too. Two weights are equal if they name the same part; their bytes are not compared.
+    A weight is itself a `Tensor`. Two weights are equal if they name the same part; their bytes are not compared.
     """
 
-    tensor: str  # its name in the file
+    tensor: str  # the tensor's name in the file
     format: str
     shape: tuple[int, ...]
     first: int
     source: Tensor = field(compare=False, repr=False)
-    group: int = 0  # if not 0, only `taken` rows of each group of so many, from its row `row` on
+    group: int = 0  # if not 0: of every `group` rows, only the `taken` rows from `row` on
     row: int = 0
     taken: int = 0
 
@@ -72,7 +72,7 @@ class Weight:
 
     @property
     def bytes(self) -> int:
-        """Bytes in the file."""
+        """Number of bytes in the file."""
         return prod(self.shape[:-1]) * row_bytes(self.format, self.shape[-1])
 
     def part(self, start: int, stop: int) -> Weight:
@@ -80,9 +80,9 @@ class Weight:
         return replace(self, shape=(stop - start, *self.shape[1:]), first=self.first + start)
 
     def rows_of_each(self, group: int, start: int, stop: int) -> Weight:
-        """Rows start..stop of each `group` rows: of each matrix of a stack, or of equal slices of one matrix.
+        """Return rows start..stop of every `group` rows: of each matrix of a stack, or of equal slices of one matrix.
 
-        Of a vector the numbers start..stop of each `group`.
+        For a vector, return the numbers start..stop of every `group`.
         """
         assert (self.group, self.first) == (0, 0), "a part of a part"
         if len(self.shape) == 1:
@@ -92,7 +92,7 @@ class Weight:
         return replace(self, shape=(*self.shape[:-2], rows, self.shape[-1]), group=group, row=start, taken=stop - start)
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Rows start..stop of this part, as `Tensor.read` counts them."""
+        """Return rows start..stop of this part, counted as in `Tensor.read`."""
         if self.group and len(self.shape) == 1:
             of, first, last = (row_bytes(self.format, n) for n in (self.group, self.row, self.row + self.taken))
             return np.ascontiguousarray(self.source.read(start, stop).reshape(-1, of)[:, first:last]).reshape(1, -1)

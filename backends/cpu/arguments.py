@@ -3,9 +3,9 @@
 A class declares a struct by annotations in memory order; each names a `Field` or another struct. This gives:
 
 - layout: `Rows.size` is the number of slots, `Rows.stride` is the index of one slot;
-- packing: `Rows(address=place, stride=256)` checks names and kinds, and `pack` turns it into int64 numbers;
+- packing: `Rows(address=place, stride=256)` checks names and kinds, and `pack` converts it to int64 numbers;
 - access: in a kernel `rows = Rows.at(pointer)` is the struct, and `rows.stride` emits the load of a slot;
-- barriers: `places` says which memory the kernel reads and which it writes.
+- barriers: `places` lists the memory that the kernel reads and writes.
 
 mypy also reports a wrong name or a value of the wrong kind.
 """
@@ -26,20 +26,21 @@ SLOT = 8  # bytes
 
 
 class Place:
-    """An address that becomes known when memory is allocated. Subclasses say what stands there."""
+    """An address that is known once memory is allocated. Subclasses describe the memory."""
 
     __slots__ = ()
 
 
 class Field:
-    """A slot of a struct: which values it takes and how a kernel reads it.
+    """A slot of a struct: the values it accepts and how a kernel reads it.
 
-    A struct is filled when it is made, so `__set__` raises. Its annotation gives the type that the constructor takes.
+    A struct is filled when it is made, so `__set__` raises. Its annotation gives the type that the constructor
+    takes.
     """
 
     accepts: ClassVar[tuple[type, ...]] = (int,)
-    aligned: ClassVar[int] = 1  # the slot's number is a multiple of this
-    written: ClassVar[bool] = False  # whether the kernel writes what the slot points to
+    aligned: ClassVar[int] = 1  # the slot's index is a multiple of this
+    written: ClassVar[bool] = False  # whether the kernel writes the memory that the slot points to
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
@@ -55,7 +56,7 @@ class Field:
         return pointer.f.load_int(pointer, slot)
 
     def stored(self, given: Any) -> int | Place:
-        """Return what to store in the slot for a value."""
+        """Return the number to store in the slot for a value."""
         found: int | Place = given
         return found
 
@@ -66,7 +67,7 @@ class Int64(Field):
 
 
 class Apart(Int64):
-    """An int64 that starts a new cache line, because a thread writes it while others read its neighbours."""
+    """An int64 on a separate cache line, because a thread writes it while others read its neighbors."""
 
     aligned = LINE // SLOT
 
@@ -87,7 +88,7 @@ class Float32(Field):
 
 
 class AddressOrZero(Field):
-    """An address, or 0 for none. A kernel reads it as int64 and turns it into a pointer if it is not 0."""
+    """An address, or 0 for none. A kernel reads it as int64 and converts it to a pointer if it is not 0."""
 
     accepts = (int, Place)
 
@@ -136,7 +137,10 @@ def _refuse() -> NoReturn:
 
 
 def _kinds(struct: type) -> dict[str, object]:
-    """What each annotation names, bases first. Plain names only: evaluating all would take 8 ms at every start."""
+    """Return the class that each annotation names, bases first.
+
+    Only plain names are resolved: evaluating all annotations would take 8 ms at every start.
+    """
     found: dict[str, object] = {}
     for owner in reversed(struct.__mro__):
         names = vars(sys.modules[owner.__module__])
@@ -180,7 +184,7 @@ class Struct:
 
     @property
     def places(self) -> list[tuple[Place, bool]]:
-        """Yield the addresses that are not known yet, and whether the kernel writes there."""
+        """The addresses that are not known yet, each with whether the kernel writes there."""
         found: list[tuple[Place, bool]] = []
         for field, given in zip(self._fields.values(), self._given, strict=True):
             if isinstance(given, Place):
@@ -190,7 +194,7 @@ class Struct:
         return found
 
     def pack(self, locate: Callable[[Place], int] | None = None) -> NDArray[np.int64]:
-        """The slots, int64 (size,); `locate` gives the addresses of places."""
+        """Return the slots, int64 (size,); `locate` gives the addresses of places."""
         packed = [0] * self.size
         self._pack(packed, 0, locate)
         return np.array(packed, np.int64)
@@ -221,12 +225,12 @@ class Struct:
         return pointer + SLOT * first if first else pointer
 
     def where(self, slot: int) -> Value:
-        """Pointer to a slot."""
+        """Return a pointer to a slot."""
         pointer, number = self.located(slot)
         return pointer + SLOT * number
 
     def located(self, slot: int) -> tuple[Value, int]:
-        """Return where a kernel finds a slot: a pointer, and the number of slots after it."""
+        """Return the location of a slot in a kernel: a pointer, and the number of slots after it."""
         assert self._located is not None, "only kernels read a struct"
         pointer, first = self._located
         return pointer, first + slot
@@ -249,7 +253,7 @@ class Output(Rows):
 
 
 class RowsOrNone(Struct):
-    """As `Rows`, or nothing."""
+    """Optional `Rows`."""
 
     address: AddressOrZero
     stride: Int64

@@ -33,11 +33,11 @@ from localllm.plan import F32, Batch, Experts, Plan, Tensor, Value, Weight
 from localllm.quant.codecache import default_folder
 
 READ_AT_MOST = 512 << 20  # bytes read by a bandwidth measurement
-TURNS = 1 << 18  # of a pass of products: some milliseconds
+TURNS = 1 << 18  # iterations per pass of products: some milliseconds
 
 
 def default_threads() -> int:
-    """Number of processors this process may run on."""
+    """Return the number of processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
@@ -132,7 +132,7 @@ class CpuExecutable(Shell):
         self.memory = budget.memory(plan, program, limits, threads, cache)
 
     def _routing(self, program: Program, op: Experts, rows: int) -> Routing:
-        """Views with the maximum size."""
+        """Return views of the maximum size."""
         choices, hidden = program.routings[op.out.index]
         ffn = op.down.weight.shape[2]
         return Routing(
@@ -181,7 +181,7 @@ class CpuExecutable(Shell):
         return max(rates, default=0.0)
 
     def profile(self) -> list[tuple[str, int, int]]:
-        """(operation, cycles since bind, cycles waiting for other threads) in plan order."""
+        """Return (operation, cycles since bind, cycles waiting for other threads) in plan order."""
         clocks = self.clocks().tolist()
         return [(label, ticks, waited) for label, (ticks, waited) in zip(self.labels, clocks, strict=True)]
 

@@ -21,7 +21,7 @@ from localllm.plan.rewrites.fusion import fuse
 def program(
     plan: Plan, limits: Limits, threads: int, isa: Isa, cache: CacheTypes = F16_CACHE, keep: Collection[Value] = ()
 ) -> Program:
-    """Return the calls, buffers and kernels of a plan; BackendError if the CPU cannot run it."""
+    """Return the calls, buffers and kernels of a plan; raise BackendError if the CPU cannot run it."""
     plan = fuse(plan, REWRITES, keep)
     low = Lowering(plan, limits, threads, cache, keep, isa)
     dying = deaths([op.inputs for op in plan.operations], [*keep, plan.logits])
@@ -35,7 +35,7 @@ def program(
 
 
 def _stage(low: Lowering, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
-    """Emit the operations with these numbers; `dying` lists the values whose last reader each operation is."""
+    """Emit the operations with these numbers; `dying` lists, by operation, the values that it reads last."""
     first, low.received, low.sent = len(low.calls), [], []
     reserve(low, low.plan.operations[numbers.start : numbers.stop])
     for number in numbers:

@@ -20,7 +20,7 @@ def float_stride(width: int) -> int:
 
 
 def activation_stride(kind: Activations, width: int) -> int:
-    """Return the bytes of a row of activations; bfloats take as many as float32."""
+    """Return the bytes of a row of activations; bfloat rows take as much as float32 rows."""
     if kind is Activations.BFLOATS:
         return float_stride(width)
     return aligned(width // X_VALUES * X_BLOCK) + ROW_PADDING
@@ -39,7 +39,7 @@ class Buffers:
         self._arena: Arena | None = None
 
     def bytes(self, buffer: Buffer) -> int:
-        """Size of a buffer: its rows and one cache line, because kernels may read one vector past the last row."""
+        """Return the size of a buffer: its rows, and one cache line because kernels may read a vector past the end."""
         return aligned(self._rows[buffer.rows] * buffer.stride * buffer.times) + LINE
 
     def commit(self) -> Arena:

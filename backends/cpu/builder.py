@@ -1,4 +1,4 @@
-"""A kernel under construction: its values, constants, control flow, memory, and what threads share."""
+"""A kernel under construction: its values, constants, control flow, memory, and thread synchronization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.backends.cpu.isa import Isa
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 POINTER = ir.PointerType()
-LANES = 16  # rows of a panel, lanes of every register value, on every instruction set
+LANES = 16  # rows of a panel, and lanes of every register value, on every instruction set
 
 
 def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:

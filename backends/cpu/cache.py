@@ -1,13 +1,13 @@
 """Layout of keys and values in a cache block on the CPU, and the kernel code that writes them: one row per type.
 
-Keys are stored like the rows of a weight: 16 positions to a panel, one position per lane. Float values are stored as
-rows. Integer values have one value per lane and four positions side by side, so that a byte product sums over
-positions. One head of one block (64 positions, D values per head, E = D rounded up to whole groups of 32) holds:
+Keys are stored like the rows of a weight: 16 positions per panel, one position per lane. Float values are stored as
+rows. Integer values have one value per lane and four positions next to each other, so that an int8 dot product sums
+over positions. One head of one block (64 positions, D values per head, E = D rounded up to whole groups of 32) holds:
 
-    floats   keys (4 panels, D, 16 positions)   values (64 positions, D filled up to whole vectors)
-    blocks   keys (4 panels, E / 32) of {words (4 or 8, 16 positions, 4 bytes), fifth bits (16 positions, 4 bytes),
-             scales (16), minimums (16)}; values (E / 32) of {scales (64), minimums (64), fifth bits (64, 4 bytes),
-             integers (16 fours of positions, 16 or 32 bytes, 4 positions)}
+  floats   keys (4 panels, D, 16 positions)   values (64 positions, D padded to whole vectors)
+  blocks   keys (4 panels, E / 32) of {words (4 or 8, 16 positions, 4 bytes), fifth bits (16 positions, 4 bytes),
+           scales (16), minimums (16)}; values (E / 32) of {scales (64), minimums (64), fifth bits (64, 4 bytes),
+           integers (16 fours of positions, 16 or 32 bytes, 4 positions)}
 
 Words and integers of 4 or 5 bits are packed as in the file format: byte i of 16 holds value i in its low half and value
 i + 16 in its high half. Bit g of byte i of a key's fifth bits belongs to value 4 g + i; bit i of a value's fifth bits
@@ -51,18 +51,18 @@ class Floats:
     bytes: int  # per number
     load: Callable[[Function, Value], Value]  # loads 16 numbers as float32, times 1 / factor
     bits: Callable[[Function, Value], Value]  # converts 16 numbers in range to stored integers
-    infinite: int  # bits that are all set only in non-finite numbers; 0: the type has none
+    infinite: int  # mask of bits that are all set only in non-finite numbers; 0: the type has none
     factor: float = 1.0
 
     def key_bytes(self, head_dim: int) -> int:
-        """Bytes of the keys of one head in a cache block."""
+        """Return the bytes of the keys of one head in a cache block."""
         return BLOCK * head_dim * self.bytes
 
     def value_bytes(self, head_dim: int) -> int:
         return BLOCK * self.width(head_dim) * self.bytes
 
     def width(self, head_dim: int) -> int:
-        """Values per head that kernels compute with."""
+        """Return the number of values per head that kernels compute with."""
         return whole(head_dim, LANES)
 
     def write_key(self, f: Function, x: Value, keys: Value, head_dim: int, position: Value) -> None:
@@ -89,7 +89,7 @@ class Floats:
         _vectors(f, head_dim, write)
 
     def finite_keys(self, content: U8) -> bool:
-        """Return whether the contents uint8 (n, bytes) of blocks are all finite. FP8 always is: a NaN reads as 480."""
+        """Return whether the block contents uint8 (n, bytes) are all finite. FP8 always is: a NaN reads as 480."""
         bits = np.ascontiguousarray(content).view(f"u{self.bytes}")
         return not self.infinite or not bool(((bits & self.infinite) == self.infinite).any())
 
@@ -115,7 +115,7 @@ def _vectors(f: Function, head_dim: int, write: Callable[[Value, int], None]) ->
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A type that stores integers. Each 32 of them share a scale, and in some types a minimum."""
+    """A type that stores integers. Every 32 of them share a scale, and in some types a minimum."""
 
     type: CacheType
     integer_bits: int
@@ -128,12 +128,12 @@ class Blocks:
 
     @property
     def words(self) -> int:
-        """Number of four-byte words that hold the integers of a group, without fifth bits."""
+        """The number of four-byte words that hold the integers of a group, without fifth bits."""
         return 8 if self.integer_bits == 8 else 4
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of a group for one position."""
+        """The number of bytes of a group for one position."""
         return 4 * (self.words + self.fifth) + 2 * (1 + self.minimum)
 
     def key_bytes(self, head_dim: int) -> int:
@@ -147,7 +147,7 @@ class Blocks:
 
     @property
     def value_integers(self) -> int:
-        """Byte offset of the integers within a group of values."""
+        """The byte offset of the integers within a group of values."""
         return BLOCK * (2 * (1 + self.minimum) + 4 * self.fifth)
 
     def write_key(self, f: Function, x: Value, keys: Value, head_dim: int, position: Value) -> None:
@@ -178,7 +178,7 @@ class Blocks:
                 f.store(to + FOUR * number_of_byte, f.lane(bytes_, number_of_byte))
 
     def finite_keys(self, content: U8) -> bool:
-        """Return whether all scales and minimums in the contents uint8 (n, bytes) of blocks are finite."""
+        """Return whether all scales and minimums in the block contents uint8 (n, bytes) are finite."""
         scales = content.reshape(-1, LANES * self.group_bytes)[:, 64 * (self.words + self.fifth) :]
         return _finite_halves(scales)
 
@@ -216,7 +216,7 @@ class Blocks:
         return f.reduce(bits, lambda a, b: a | b)
 
     def quantized(self, f: Function, x: Value, head_dim: int) -> list[tuple[list[Value], Value, Value | None]]:
-        """Yield (32 integers in two vectors, scale, minimum) for every group of a head."""
+        """Return (32 integers in two vectors, scale, minimum) for every group of a head."""
         largest = self.type.largest
         parts = [within(f, part, largest) for part in head(f, x, head_dim)]
         if self.type.rotated:

@@ -1,4 +1,4 @@
-"""The memory of the cache on the CPU: blocks of keys and of values by layer, in the layouts of `backends.cpu.cache`."""
+"""The KV cache memory on the CPU: blocks of keys and of values by layer, in the layouts of `backends.cpu.cache`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CacheBlocks:
         ]
         arena = Arena(sum(aligned(blocks * size) for _, blocks, size in parts), "the cache")
         self.addresses: dict[CacheOf, int] = {}
-        self._arrays: list[U8] = []  # keys and values of each layer in turn
+        self._arrays: list[U8] = []  # keys and values of each layer, alternating
         for place, blocks, size in parts:
             self.addresses[place] = at = arena.take(blocks * size)
             self._arrays.append(arena.view(at, blocks * size).reshape(blocks, size))

@@ -1,4 +1,4 @@
-"""How the cache of a layer is stored on the CPU: in panels or in rows, and whether values need memory of their own."""
+"""How the cache of a layer is stored on the CPU: in panels or in rows, and whether values are stored separately."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from localllm.plan import CacheLayer
 class Layout:
     """How blocks of a layer are stored."""
 
-    rows: bool  # a row per position (`backends.cpu.cache_rows`); else panels (`backends.cpu.cache`)
-    once: bool  # values are the first numbers of the keys, and stored there alone
+    rows: bool  # one row per position (`backends.cpu.cache_rows`); otherwise panels (`backends.cpu.cache`)
+    once: bool  # values are the first numbers of the keys, and are not stored again
 
 
 def layout_of(layer: CacheLayer, cache: CacheTypes) -> Layout:
-    """Selected positions and pools are read row by row, whole blocks as they are.
+    """Return the layout of a layer.
 
-    Values that begin the keys are stored twice where the stored numbers differ: in another type, or in types that
-    rotate heads by their width.
+    Layers that read selected positions or pools one by one use rows; layers that read whole blocks use panels. Values
+    that are the first numbers of the keys are still stored twice if the stored numbers differ: in another cache type,
+    or in a type with rotation, which depends on the head width.
     """
     rows, keys = layer.gathered and not layer.whole, CACHE[cache.keys]
     same = isinstance(keys, Floats) or (keys.integer_bits == 8 and not keys.type.rotated)
@@ -31,7 +32,7 @@ def layout_of(layer: CacheLayer, cache: CacheTypes) -> Layout:
 
 
 def cache_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
-    """Bytes of keys and of values in a cache block."""
+    """Return the bytes of keys and of values in a cache block."""
     keys, values, layout = CACHE[cache.keys], CACHE[cache.values], layout_of(layer, cache)
     key, value = head_bytes(keys, values, layer.head_dim, layer.value_dim, layout.rows, layer.every)
     return layer.kv_heads * key, 0 if layout.once else layer.kv_heads * value

@@ -1,14 +1,14 @@
 """Layout of a cache block that is read row by row, and the kernel code that writes it and gathers rows from it.
 
-Keys in panels of 16 positions, as `backends.cpu.cache` stores them, would be read whole for one position. Layers of
-which attention reads single rows (`backends.cpu.cache_layout`) store a row per position and head instead. Of one head
-of one block (64 positions, or 64 / every pools):
+Panels of 16 positions, as `backends.cpu.cache` stores keys, would have to be read completely for a single position.
+Layers whose attention reads single rows (`backends.cpu.cache_layout`) store one row per position and head instead. One
+head of one block (64 positions, or 64 / every pools) holds:
 
-    floats   rows (positions, D filled up to whole vectors)
-    blocks   rows (64 positions, E / 32) of {words (4 or 8, 4 bytes), fifth bits (4 bytes), scale, minimum}
+  floats   rows (positions, D padded to whole vectors)
+  blocks   rows (64 positions, E / 32) of {words (4 or 8, 4 bytes), fifth bits (4 bytes), scale, minimum}
 
 with words and bits as in a panel of keys, or as in the values. `gather_keys` and `gather_values` make a block of the
-usual layout from 64 rows of one or more layers, bit for bit: attention over it is the attention over any block.
+usual layout from 64 rows of one or more layers, bit for bit, so that attention kernels need no other layout.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from localllm.backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value
 from localllm.plan import BLOCK, rows_of_block
 
 U8 = NDArray[np.uint8]
-_INTEGERS = {1: I8, 2: I16, 4: I32}  # by bytes
+_INTEGERS = {1: I8, 2: I16, 4: I32}  # by size in bytes
 
 
 def row_bytes(row: CacheRow, head_dim: int) -> int:
-    """Bytes of one head of one position."""
+    """Return the bytes of one head of one position."""
     return row.width(head_dim) * row.bytes if isinstance(row, Floats) else groups(head_dim) * row.group_bytes
 
 
 def head_bytes(
     keys: CacheRow, values: CacheRow, head_dim: int, value_dim: int, rows: bool, every: int = 1
 ) -> tuple[int, int]:
-    """Bytes of the keys and of the values of one head of a block: in panels, or a row per position or pool."""
+    """Return the bytes of keys and of values of one head of a block: in panels, or in rows per position or pool."""
     count = rows_of_block(every)
     if rows:
         return count * row_bytes(keys, head_dim), count * row_bytes(values, value_dim)
@@ -74,7 +74,7 @@ def _write_scales(f: Function, row: Blocks, at: Value, scale: Value, minimum: Va
 
 
 def finite_rows(row: CacheRow, content: U8) -> bool:
-    """Return whether the contents uint8 (n, bytes) of blocks are finite."""
+    """Return whether the block contents uint8 (n, bytes) are finite."""
     if isinstance(row, Floats):
         return row.finite_values(content)
     scales = content.reshape(-1, row.group_bytes)[:, 4 * (row.words + row.fifth) :]
@@ -115,9 +115,9 @@ def gather_keys(f: Function, row: CacheRow, entries: Value, out: Value, head_dim
 def gather_values(
     f: Function, row: CacheRow, entries: Value, out: Value, head_dim: int, n: Value, of_keys: bool = False
 ) -> None:
-    """Write the values of the first `n` entries to the block at `out`; of types that store integers all 64.
+    """Write the values of the first `n` entries to the block at `out`; integer types write all 64.
 
-    With `of_keys` the rows are those of keys, which begin with the values.
+    With `of_keys` the rows are rows of keys, which begin with the values.
     """
     if isinstance(row, Floats):
         kind = vector(_INTEGERS[row.bytes])
@@ -158,7 +158,7 @@ def _transposed(f: Function, rows: list[Value]) -> list[Value]:
 
 
 def panels_of(n: Value) -> Value:
-    """Number of panels that hold n positions."""
+    """Return the number of panels that hold n positions."""
     return (n + (LANES - 1)) // LANES
 
 

@@ -1,9 +1,9 @@
-"""Sums of byte products per lane: the only operation written once per instruction set.
+"""Sums of int8 products per lane: the only operation written once per instruction set.
 
 `small` multiplies bytes 0..127 by signed bytes. `biased` multiplies bytes that encode q = byte - 128; if
 `biased_needs_offset`, the caller subtracts 128 * sum(x). `Sum` chains them over a group of values and multiplies by the
-group's integer scale. `pairs` sums products of 16 bits. All instruction sets return the same integers. `bfloats`
-multiplies BF16; only one instruction set has it, and it equals two fused multiply-adds.
+group's integer scale. `pairs` sums 16-bit products. All instruction sets return the same integers. `bfloats` multiplies
+BF16; only one instruction set has it, and it equals two fused multiply-adds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llvmlite import ir
 from localllm.backends.cpu.isa import Dot
 from localllm.backends.cpu.simd import I8, I16, I32, Function, Value, vector
 
-BYTES, INTS = 64, 16  # a register value: 16 lanes of 4 bytes
+BYTES, INTS = 64, 16  # bytes and lanes of a register value: 16 lanes of 4 bytes
 BIASED = 128  # `largest` of biased bytes: the largest magnitude of q; otherwise `largest` is the largest byte
 Weight = Callable[[], Value]  # emits the scale of a group in the form of `weight_form`
 
@@ -38,7 +38,7 @@ def biased(f: Function, acc: Value, w: Value, x: Value) -> Value:
 
 
 class Sum:
-    """Sum the products of a group, four per lane at a time, and multiply by the group's scale if it has one.
+    """Sums the products of a group, four per lane at a time, and multiplies by the group's scale if it has one.
 
     `largest` is the largest byte of the weights, or BIASED. AVX2 sums in int16 until the next sum could overflow, and
     multiplies by the scale when it widens them.
@@ -75,14 +75,16 @@ class Sum:
 
 
 def shorts(largest: int) -> int:
-    """Return how many sums of two products int16 can add up."""
+    """Return how many sums of two products fit into int16 together."""
     return 32767 // (2 * 127 * largest)
 
 
 def bfloats(f: Function, acc: Value, w: Value, x: Value) -> Value:
-    """Emit acc + the product of the upper halves of each lane, then + the product of the lower halves. Each sum is
-    rounded once to float32, as Intel defines VDPBF16PS and Zen 4 computes it. This equals two `fma`, except that inputs
-    and results below 2^-126 are zero. Requires `isa.bfloat_dot`."""
+    """Emit acc + the product of the upper halves of each lane, then + the product of the lower halves.
+
+    Each sum is rounded once to float32, as Intel defines VDPBF16PS and Zen 4 computes it. This equals two `fma`, except
+    that inputs and results below 2^-126 are zero. Requires `isa.bfloat_dot`.
+    """
     assert f.isa.bfloat_dot
     return _x86(f, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, acc, w, x)
 

@@ -12,9 +12,9 @@ from localllm.plan import BLOCK, Batch, Rows
 
 
 class Inputs:
-    """The steps of a batch, and of its rows whose logits are wanted if a kernel goes by their positions.
+    """The steps of a batch, and of its requested rows if a kernel uses their positions.
 
-    Between two tokens the weights displace everything from the caches, so `fill` does as little as possible.
+    Between two tokens the weights evict everything from the CPU caches, so `fill` does as little as possible.
     """
 
     def __init__(self, limits: Limits, wanted: bool, causal: bool) -> None:
@@ -29,7 +29,7 @@ class Inputs:
         return steps.window_step if windowed else steps.step
 
     def fill(self, batch: Batch) -> dict[Rows, Batch]:
-        """Take in a batch; return it, and its wanted rows if there are steps for them."""
+        """Load a batch; return it, and the batch of requested rows if there are steps for them."""
         batches: dict[Rows, Batch] = {"batch": batch}
         if "logits" in self._steps:
             batches["logits"] = batch.wanted()
@@ -86,9 +86,9 @@ class _Steps:
         return address(self._tables[-1])
 
     def _fill_runs(self, sequence: NDArray[np.int32]) -> int:
-        """Fill in where the rows of each sequence start, and return the number of sequences."""
+        """Store where the rows of each sequence start, and return the number of sequences."""
         starts, count = self._run_starts, len(sequence)
-        if count == 1:  # decoding: microseconds count
+        if count == 1:  # decode: microseconds count
             starts[0], starts[1] = 0, 1
             return 1
         found = np.flatnonzero(np.diff(sequence)) + 1

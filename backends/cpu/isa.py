@@ -1,6 +1,6 @@
 """Instruction sets, one row each, and the choice of the row for this machine (or of a named one).
 
-A row defines how LLVM generates code, how four byte products are summed, and the size of register tiles in the mat-mul.
+A row defines how LLVM generates code, how four int8 products are summed, and the size of register tiles in the mat-mul.
 All rows give the same bits and differ in speed only, with one exception: AVX512-BF16 treats numbers below 2^-126 as
 zero in products with BF16 weights.
 """
@@ -28,8 +28,8 @@ class Isa:
     int_tile: tuple[int, int]  # tokens x panels held in registers by the integer mat-mul
     float_tile: tuple[int, int]
     query_rows: int  # query rows that share a read of the keys in attention
-    read_ahead: int = 0  # how many bytes ahead a decoding product prefetches, 0 for none
-    direct_rows: int = 8  # maximum rows that multiply packed bytes where a format does not say it
+    read_ahead: int = 0  # number of bytes ahead that a decode product prefetches, 0 for none
+    direct_rows: int = 8  # maximum rows that multiply packed bytes, unless the format sets it
 
     @property
     def registers(self) -> int:
@@ -43,7 +43,7 @@ class Isa:
 
     @property
     def byte_permute(self) -> bool:
-        """Whether bytes can be permuted across a 512-bit register, and shifted bitwise one by one (VBMI)."""
+        """Whether bytes can be permuted across a 512-bit register, and shifted by separate bit counts (VBMI)."""
         return self.dot == "vnni512" and "+avx512vbmi," in self.features + ","
 
     @property
@@ -80,7 +80,7 @@ def _flatten(features: dict[str, bool]) -> str:
     return ",".join(("+" if on else "-") + name for name, on in sorted(features.items()))
 
 
-# Measured share of the bandwidth, Q4_K decoding: Cascade Lake 0.87 with prefetch, 0.69 without; Zen 4 0.82 with, 0.98
+# Measured share of the bandwidth in Q4_K decode: Cascade Lake 0.87 with prefetch, 0.69 without; Zen 4 0.82 with, 0.98
 # without. AMD's hardware prefetcher follows the panels better than explicit requests, which occupy its few miss
 # buffers.
 ZEN, READ_AHEAD = "znver", 4608
@@ -92,7 +92,7 @@ ZEN_DIRECT_ROWS = 16
 def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
     """Return the best row for a processor: LLVM's name `cpu`, its features, and a `machine` such as x86_64."""
     if machine in ("aarch64", "arm64"):
-        # macOS tells no features; all of Apple's M processors have this one.
+        # macOS reports no features; all of Apple's M processors have this one.
         dot: Dot = "sdot" if features.get("dotprod") or cpu.startswith("apple-m") else "plain"
         name = "arm-dotprod" if dot == "sdot" else "arm"
         return Isa(name, cpu, _flatten(features), "", dot, True, "", (4, 1), (4, 1), 4)
@@ -140,7 +140,7 @@ def host() -> Isa:
     else:
         try:
             features = dict(llvm.get_host_cpu_features())
-        except RuntimeError:  # LLVM cannot tell on this system
+        except RuntimeError:  # LLVM cannot detect features on this system
             features = {}
     return for_cpu(cpu, features, platform.machine())
 

@@ -1,4 +1,4 @@
-"""Compile kernels to object code, cache the objects on disk, load them.
+"""Compiles kernels to object code, caches the objects on disk, loads them.
 
 A kernel's key consists of this package's source, the LLVM version, the instruction set and the kernel's name, so a
 stale object is never found. `quant.codecache` decides which folders and files are trusted; an untrusted object, or one
@@ -67,8 +67,8 @@ def optimized(kernel: Kernel, isa: Isa, machine: llvm.TargetMachine) -> llvm.Mod
     module.data_layout = str(machine.target_data)
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
-    # A kernel is one function that says which vectors and loops it wants: LLVM's second level of simplification makes
-    # it as fast as the whole third level, which takes twice as long. The first makes codebook formats slower.
+    # A kernel is one function with explicit vectors and loops: LLVM's second level of simplification makes it as fast
+    # as the whole third level, which takes twice as long. The first level makes codebook formats slower.
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
@@ -99,7 +99,7 @@ class Library:
         self._addresses: dict[str, int] = {}
 
     def load(self, kernels: Iterable[Kernel], progress: Callable[[int, int, str], None] | None = None) -> None:
-        """Make `address` work for these kernels; calls `progress(done, total, name)` for each that must be compiled."""
+        """Load these kernels for `address`; call `progress(done, total, name)` for each one that must be compiled."""
         wanted = {k.name: k for k in kernels if k.name not in self._addresses}
         objects = {name: self._cache.read(self._key(name)) for name in wanted}
         missing = [name for name, data in objects.items() if data is None]
@@ -138,7 +138,7 @@ class Library:
         return data
 
     def _key(self, name: str) -> str:
-        """The name of a kernel's file in the cache."""
+        """Return the name of a kernel's file in the cache."""
         version = f"{llvmlite.__version__} {llvm.llvm_version_info}"
         parts = (name, version, self.isa.name, self.isa.cpu, self.isa.features, self.isa.triple)
         return hashlib.sha256(_source_hash() + "\0".join(parts).encode()).hexdigest()[:40] + ".o"

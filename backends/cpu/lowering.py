@@ -1,4 +1,4 @@
-"""The state of emitters while a plan becomes calls: the buffers of its values, and the calls so far."""
+"""The state that emitters share while a plan is lowered to calls: the buffers of its values, and the calls so far."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Arguments = TypeVar("Arguments", bound=Struct)
 
 
 class Lowering:
-    """A plan while it becomes calls. `panels` holds every matrix by name."""
+    """A plan being lowered to calls. `panels` holds every matrix by name."""
 
     def __init__(
         self, plan: Plan, limits: Limits, threads: int, cache: CacheTypes, keep: Collection[Value], isa: Isa
@@ -35,7 +35,7 @@ class Lowering:
         self.plan, self.limits, self.threads, self.cache, self.keep = plan, limits, threads, cache, keep
         self.panels = weights.shapes(plan.matrices.values(), isa)
         self.scratch = _scratch(plan, limits, cache, self.panels.values(), threads)
-        self.scratch_rows: dict[Scratch, Rows] = {  # a row per thread
+        self.scratch_rows: dict[Scratch, Rows] = {  # one row per thread
             what: Rows(address=ScratchOf(what), stride=stride) for what, stride in self.scratch.items()
         }
         self.calls: list[Call] = []
@@ -43,7 +43,7 @@ class Lowering:
         self.kernels: dict[str, Kernel] = {}
         self.routings: dict[int, tuple[ListOf, Buffer]] = {}
         self.values: Allocator[Activations | None] = Allocator()  # None: float32
-        self.received: list[tuple[Value, Buffer]] = []  # calls of the stage that is being lowered
+        self.received: list[tuple[Value, Buffer]] = []  # values received by the stage that is being lowered
         self.sent: list[tuple[Value, Buffer]] = []
         self.looked_up: list[tuple[Value, Buffer]] = []
         self._lists = 0
@@ -71,7 +71,7 @@ class Lowering:
         )
 
     def operand(self, value: Value, weight: Weight) -> Buffer:
-        """Return a value as products with this matrix read it: float32 rows, or activations made on demand."""
+        """Return a value in the form that products with this matrix read: float32 rows, or quantized on demand."""
         kind = activations_of(weight.format)
         if kind is None:
             return self.floats(value)
@@ -101,7 +101,7 @@ class Lowering:
 
 
 def vector(weight: Weight | None) -> VectorOf | int:
-    """Return the place of a tensor of plain numbers; 0 for none."""
+    """Return the place of a tensor of plain numbers; 0 for None."""
     return VectorOf(weight, LANES) if weight is not None else 0
 
 
@@ -149,7 +149,7 @@ def index_shape_of(plan: Plan, op: SelectPositions, cache: CacheTypes) -> indexe
 def _scratch(
     plan: Plan, limits: Limits, cache: CacheTypes, panels: Collection[weights.Panels], threads: int
 ) -> dict[Scratch, int]:
-    """Bytes of scratch per thread: the same for all calls, so that no thread touches another's scratch."""
+    """Return the bytes of scratch per thread, the same for all calls, so that no thread touches another's scratch."""
     operations = flattened(plan.operations)
     shapes = [shape_of(plan, op, cache) for op in operations if isinstance(op, Attention)]
     indexers = [index_shape_of(plan, op, cache) for op in operations if isinstance(op, SelectPositions)]

@@ -13,7 +13,7 @@ from localllm.notice import Notice, Setting
 
 LINE = 64
 
-# A shared mapping, Python's default, would get no large pages.
+# Shared mappings, Python's default, do not get large pages.
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
@@ -33,7 +33,7 @@ class Arena:
             advice = ("use a smaller model or context (", Setting("ctx_size"), ")")
             raise BackendError(Notice(problem, "; ", *advice)) from error
         if hasattr(mmap, "MADV_HUGEPAGE") and size >= 1 << 22:
-            with suppress(OSError):  # without large pages kernels are slower, not wrong
+            with suppress(OSError):  # without large pages kernels are only slower
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._map, np.uint8)
         start = -self._bytes.ctypes.data % LINE

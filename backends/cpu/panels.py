@@ -1,13 +1,13 @@
-"""Weight panels: 16 output rows interleaved so that lane = row, as many bytes as in the file.
+"""Weight panels (repacked weights): 16 output rows interleaved so that lane = row, in as many bytes as in the file.
 
 A matrix (rows, K) becomes ceil(rows / 16) panels, padded to an even count. A panel of a quantized format is a run of
 blocks. Each holds the file's blocks of 16 rows: every element of every field 16 times, once per row. A field of
 quantized values has elements of 4 bytes, so that one register holds four consecutive bytes of each row. If the smaller
 elements of a block do not fill cache lines, a few blocks share them; the 4-byte elements are stored in the order of
 reading. So memory is read sequentially, and no register crosses a cache line (Q6_K on Zen 4: 30 GB/s; 15 in the file's
-order). Formats that decode at the speed of memory are also loaded in exactly that order (`in_order`): prefetchers lose
-a stream whose loads the compiler has reordered. A panel of a float format is K vectors of 16; of BF16, K / 2 vectors of
-16 pairs.
+order). Formats whose decode speed is limited by memory are also loaded in exactly that order (`in_order`): prefetchers
+lose a stream whose loads the compiler has reordered. A panel of a float format is K vectors of 16; of BF16, K / 2
+vectors of 16 pairs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SuperScales:
     """Two levels of scales: value = whole[0] * (of_group[0] * q) - whole[1] * of_group[1]."""
 
     whole: Callable[[Function, Block], Scales]  # float32 x 16
-    of_group: Callable[[Function, Block, int], Scales]  # int32 x 16 of 8 bits: signed scales, unsigned minimums
+    of_group: Callable[[Function, Block, int], Scales]  # int32 x 16 holding 8 bits: signed scales, unsigned minimums
 
     def product(self, f: Function, block: Block, group: int) -> Scales:
         """Multiply both levels, as the file format defines the values."""
@@ -71,27 +71,27 @@ class IntegerPanel:
     """How kernels read one block of a quantized format: integers in groups that share a scale.
 
     `steps` yields the block's integers u8 (16 rows x 4 values) in any order; `scales` returns the scales of one group.
-    q = byte - offset. With `super_scales` a block of 256 is summed in integers, and is multiplied by activations that
-    also share one scale.
+    q = byte - offset. With `super_scales`, a block of 256 is summed in integers and multiplied by activations that also
+    share one scale.
     """
 
     name: str
     fields: tuple[tuple[int, int], ...]  # (element bytes, elements) of the file block's fields, in order
     block_values: int
     group: int  # values that share a scale: 16 or 32
-    offset: int  # 128: any byte; less: bytes are at most `largest`
+    offset: int  # 128: all bytes are possible; less: bytes are at most `largest`
     minimum: bool  # whether `scales` has a minimum
     steps: Callable[[Function, Block], Iterator[Step]]
     scales: Callable[[Function, Block, int], Scales]
     largest: int = 127
     super_scales: SuperScales | None = None
     folds: bool = False  # q times the scale of its group fits a byte: 0..127 without an offset, -128..127 with one
-    direct_rows: int = 0  # maximum rows that multiply packed bytes: more are worth unpacking for; 0: as the Isa says
+    direct_rows: int = 0  # maximum rows that multiply packed bytes; more rows are unpacked first; 0: the Isa's number
     repack_word: Callable[[Function, Value], Value] | None = None  # rearranges an int32 of the field `repack_field`
     repack_field: int = -1
-    order: tuple[int, ...] = ()  # file offsets of the 4-byte elements in reading order, if it is not the file's
-    order_registers: int = 0  # registers that this order needs; with fewer the file's order stays
-    in_order: bool = False  # scales follow the values of a block, and decoding loads in memory order
+    order: tuple[int, ...] = ()  # file offsets of the 4-byte elements in reading order, unless the file's order is used
+    order_registers: int = 0  # registers that this order needs; with fewer, the file's order is used
+    in_order: bool = False  # scales come after the values of a block, and decode loads in memory order
 
     def _bytes(self, wide: bool) -> int:
         """Return the bytes of a block's 4-byte elements (wide), or of its smaller ones."""
@@ -133,7 +133,7 @@ class IntegerPanel:
         return Block(start + (here * narrow + within * wide), start + within * narrow, places)
 
     def lines(self, block: Block) -> list[Value]:
-        """Return the addresses of the block's cache lines; neighbouring blocks may share one."""
+        """Return the addresses of the block's cache lines; neighboring blocks may share one."""
         return [
             start + at
             for start, wide in ((block.narrow, False), (block.wide, True))
@@ -182,7 +182,7 @@ class FloatPanel:
 
     @property
     def step_bytes(self) -> int:
-        """Return the bytes of the adjacent values of 16 rows."""
+        """The bytes of the adjacent values of 16 rows."""
         return LANES * self.together * self.value_bytes
 
     def at(self, panel: Value, k: Value, lane: Value) -> Value:

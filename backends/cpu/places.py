@@ -1,4 +1,4 @@
-"""Places: what a kernel's arguments point to, named before the program's memory is allocated.
+"""Places: the memory that a kernel's arguments point to, named before the program's memory is allocated.
 
 `backends.cpu.storage` allocates the memory and returns the address of each place.
 """
@@ -18,13 +18,13 @@ Scratch = Literal["attention", "indexer", "unpacked weights"]
 
 
 class Shared(Place):
-    """A place that some threads write and others read during a step: barriers separate them."""
+    """A place that some threads write and others read during a step, separated by barriers."""
 
     __slots__ = ()
 
     @property
     def memory(self) -> Shared:
-        """The memory that contains this place; places in the same memory return equal ones."""
+        """The memory that contains this place; places in the same memory return equal objects."""
         return self
 
 
@@ -40,12 +40,12 @@ class CacheOf(Shared):
     """The keys or values of a layer."""
 
     layer: int
-    part: Literal["keys", "values"]  # of a recurrent layer: its two parts, in the order of `backends.cpu.stores`
+    part: Literal["keys", "values"]  # for a recurrent layer: its two parts, in the order of `backends.cpu.stores`
 
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Shared):
-    """Memory that belongs to one operation."""
+    """Memory used by one operation."""
 
     number: int
     bytes: int
@@ -57,7 +57,7 @@ class ListOf(Shared):
 
 
 class Partials(Shared):
-    """The results that tasks of a split attention pass to the merge."""
+    """The partial results of split attention tasks, for the merge."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ PARTIALS = Partials()
 
 @dataclass(frozen=True, slots=True)
 class ScoresOf(Shared):
-    """The scores that tasks of an indexer pass to the choice of positions; all indexers share this memory."""
+    """The scores that an indexer's tasks pass to the selection; all indexers share this memory."""
 
     bytes: int
 
@@ -77,7 +77,7 @@ class ScoresOf(Shared):
 
 
 class Counter(Place):
-    """The counter from which threads take the tasks of a call. Each call has one."""
+    """The counter from which threads take the tasks of a call. Each call has a separate one."""
 
     __slots__ = ()
 
@@ -109,7 +109,7 @@ class VectorOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class ColumnsOf(Place):
-    """A small matrix (rows, columns) as float32, column by column; each is filled up to whole runs of `lanes`."""
+    """A small matrix (rows, columns) as float32, column by column; columns are padded to whole runs of `lanes`."""
 
     weight: Weight
     lanes: int
@@ -125,7 +125,7 @@ class ExpertVectorsOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class EdgedOf(Place):
-    """A small matrix as float32; on either side of a row stand its first and its last number `more` times again."""
+    """A small matrix as float32, with the first and the last number of each row repeated `more` times at either end."""
 
     weight: Weight
     more: int
@@ -142,7 +142,7 @@ class RopeOf(Place):
 class StepOf(Place):
     """The `Step` of layers with the usual cache blocks, or of layers with a window and separate blocks.
 
-    Its rows are those of the batch, or those whose logits are wanted.
+    Its rows are the rows of the batch, or the rows whose logits are requested.
     """
 
     windowed: bool = False
@@ -166,10 +166,10 @@ class WorkOf(Place):
 
 
 def rows_in(buffer: Buffer) -> Rows:
-    """The rows of a buffer for a kernel that reads them."""
+    """Return the rows of a buffer for a kernel that reads them."""
     return Rows(address=BufferOf(buffer), stride=buffer.stride)
 
 
 def output_to(buffer: Buffer) -> Output:
-    """The rows of a buffer for a kernel that writes them."""
+    """Return the rows of a buffer for a kernel that writes them."""
     return Output(address=BufferOf(buffer), stride=buffer.stride)

@@ -1,4 +1,4 @@
-"""Worker threads. They replay plans in compiled code, sleep between answers, and live as long as the backend."""
+"""Worker threads. They replay plans in compiled code, sleep between requests, and live as long as the backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from localllm.notice import Notice, Setting
 
 IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling a token, too short to heat an idle machine
 
-FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}  # number of the Linux system call
+FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}  # number of the Linux futex system call
 
 
 class Pool:
@@ -42,7 +42,7 @@ class Pool:
         if sys.platform == "linux" and platform.machine() in FUTEX:
             self._sync[Sync.syscall], self._sync[Sync.futex] = _system("syscall"), FUTEX[platform.machine()]
         self._running = threading.Lock()
-        # Queues written in C: unlike with threading's locks, an exception from Ctrl-C cannot leave them in a bad state.
+        # Queues written in C: unlike threading's locks, they stay consistent if Ctrl-C raises an exception.
         self._beds: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(threads)]
         self._asleep = [False] * threads
         self._workers = [
@@ -60,7 +60,7 @@ class Pool:
 
     @property
     def spins(self) -> int:
-        """Turns of some 50 nanoseconds that a thread waits at a barrier before it sleeps."""
+        """Iterations of about 50 nanoseconds that a thread spins at a barrier before it sleeps."""
         return int(self._sync[Sync.spins])
 
     @spins.setter
@@ -105,17 +105,18 @@ class Pool:
                 sync[Sync.asked] = sync[Sync.command]  # if Ctrl-C came before the batch started, drop the request
 
     def close(self) -> None:
-        """Stop the threads, after a batch that another thread runs."""
+        """Stop the threads, after any batch that another thread is running."""
         with self._running:
             self._sync[Sync.quit] = 1
         self._wake()
         for thread in self._workers:
-            if thread is not threading.current_thread():  # a worker may garbage-collect a forgotten backend
+            # a worker thread may be the one that garbage-collects the backend
+            if thread is not threading.current_thread():
                 thread.join(timeout=5)
 
 
 def _system(name: str) -> int:
-    """Return the address of a function of the C library, or of Windows."""
+    """Return the address of a function of the C library, or of kernel32 on Windows."""
     library = ctypes.CDLL("kernel32" if sys.platform == "win32" else None)
     found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert found is not None

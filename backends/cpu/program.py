@@ -1,4 +1,4 @@
-"""A plan on the CPU: kernel calls in order, with a barrier where a thread touches what another thread wrote."""
+"""A plan on the CPU: kernel calls in order, with a barrier before a thread reads or writes another thread's data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from localllm.backends.cpu.weights import Panels
 from localllm.backends.stages import Stage
 from localllm.plan import Operation
 
-# How threads share the work of a kernel: runs of the rows, tasks, or runs of rows that another kernel counted.
+# How threads divide the work of a kernel: by rows of the batch or of logits, by tasks, or by rows while they read other
+# threads' rows ("select").
 Domain = Literal["batch", "logits", "tasks", "select"]
 
 
@@ -39,7 +40,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """Everything that binding decides before it allocates memory."""
+    """Everything that binding determines before it allocates memory."""
 
     calls: list[Call]
     operations: list[Operation]  # of each call
@@ -47,9 +48,9 @@ class Program:
     panels: dict[str, Panels]  # every matrix by name, without an address yet
     scratch: dict[Scratch, int]  # bytes per thread
     buffers: Buffers
-    logits: Buffer | None  # None if another place of a split plan makes them
+    logits: Buffer | None  # None if another device of a split plan makes them
     kept: dict[int, Buffer]  # value -> rows that nothing else uses
-    routings: dict[int, tuple[ListOf, Buffer]]  # kept result of experts -> (choices, hidden rows)
+    routings: dict[int, tuple[ListOf, Buffer]]  # kept output of experts -> (choices, hidden rows)
     stages: list[Stage[Buffer]]
 
     @cached_property

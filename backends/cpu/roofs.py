@@ -1,4 +1,4 @@
-"""The two upper limits of a processor, measured on the threads of a pool: reading memory, and multiplying bytes."""
+"""The two upper limits of a processor, measured on the threads of a pool: memory reads, and int8 products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.backends.cpu.pool import Pool
 
 
 def read_rates(library: Library, pool: Pool, start: int, size: int, passes: int) -> list[float]:
-    """Return the bytes per second of each pass over the `size` bytes at `start`; none if they are too few."""
+    """Return the bytes per second of each pass over the `size` bytes at `start`; an empty list if they are too few."""
     if size < bandwidth.LEAST:
         return []
     piece = min(bandwidth.PIECE, size // bandwidth.STEP * bandwidth.STEP)
@@ -30,12 +30,12 @@ def read_rates(library: Library, pool: Pool, start: int, size: int, passes: int)
 
 
 def product_rates(library: Library, pool: Pool, turns: int, passes: int) -> list[float]:
-    """Return the operations per second of each pass of multiplying and adding bytes, `turns` times on each thread."""
+    """Return the operations per second of each pass of int8 multiply-adds, `turns` times on each thread."""
     return [operations for operations, _ in clocked_products(library, pool, turns, passes)]
 
 
 def clocked_products(library: Library, pool: Pool, turns: int, passes: int) -> list[tuple[float, float]]:
-    """Return the same operations per second, each with the cycles per second of the clock of a plan's entries."""
+    """Return the operations per second of each pass, and the clock rate (cycles per second) of a plan's timings."""
     library.load([peak.byte_products()])
     data = np.ones(peak.OPERANDS, np.uint8)
     sink, counters = np.zeros(peak.SINK * pool.threads, np.uint8), np.zeros((1, 8), np.int64)

@@ -1,4 +1,4 @@
-"""Divide the attention of a step into tasks: which rows form a tile, and whether tasks are split.
+"""Divides the attention of a step into tasks: which rows form a tile, and whether tasks are split.
 
 The division never changes a result: the partitions of a row and the order of merging are fixed.
 """
@@ -14,10 +14,10 @@ from localllm.backends.cpu.kernels.attention_shape import Shape
 from localllm.backends.cpu.memory import address
 from localllm.plan import BLOCK, Batch, Rows
 
-SPLIT_ROWS = 32  # maximum rows of a batch for split tasks; more rows give enough tasks, and are bound by arithmetic
+SPLIT_ROWS = 32  # maximum rows of a batch for split tasks; more rows give enough tasks, and are compute-bound
 SPLIT_BYTES = 16 << 20  # bytes for the states of partitions, unless a single row needs more
 TASKS_PER_THREAD = 6  # minimum, so that threads finish at about the same time
-READING = 0.3  # cost of reading the rows of a block for some pieces, in those of a piece's arithmetic (Zen 4)
+READING = 0.3  # cost of reading the rows of a block for some pieces, relative to a piece's arithmetic (Zen 4)
 
 
 class Sharing:
@@ -50,13 +50,13 @@ class Sharing:
         work[Work.heads], work[Work.partitions] = self._found, partitions
 
     def _heads(self, many: bool, parts: int, split: bool) -> int:
-        """Return how many pieces a task has. `parts` counts tiles, or their partitions if tasks are split.
+        """Return the number of pieces per task. `parts` counts tiles, or their partitions if tasks are split.
 
         `many`: the batch has more than SPLIT_ROWS rows.
         """
         shape, threads = self._shape, self._threads
         if split:
-            most = shape.kv_heads if shape.slices == 1 else 1  # heads with selections of their own: one to a task
+            most = shape.kv_heads if shape.slices == 1 else 1  # heads with separate selections: one per task
             found = [n for n in range(1, most + 1) if shape.kv_heads % n == 0]
             enough = [n for n in found if parts * (shape.kv_heads // n) >= TASKS_PER_THREAD * threads]
             if enough or shape.of_head == 1:
@@ -64,7 +64,7 @@ class Sharing:
         if many:
             return shape.of_head
         divisors = [n for n in range(1, shape.of_head + 1) if shape.of_head % n == 0]
-        turns = {n: -(-parts * shape.pieces // (n * threads)) for n in divisors}  # of the thread with most tasks
+        turns = {n: -(-parts * shape.pieces // (n * threads)) for n in divisors}  # of the thread with the most tasks
         return min(divisors, key=lambda n: turns[n] * (n + READING))
 
 
@@ -72,7 +72,8 @@ def fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:
     """Fill `tiles` with (first row, number of rows) and return their number.
 
     A tile is a run of rows of one sequence at consecutive positions. It ends before a multiple of `size`, so that all
-    its rows see the same cache blocks."""
+    its rows see the same cache blocks.
+    """
     count = len(batch.tokens)
     if count == 1:
         tiles[0, 0], tiles[0, 1] = 0, 1

@@ -141,14 +141,16 @@ class Function(Builder):
         return Value(self, found)
 
     def buffer(self, size: int) -> Value:
-        """Return the address of `size` bytes on the stack, hidden from the compiler: with `keep_order` between a store
-        and a load, both really happen."""
+        """Return the address of `size` bytes on the stack, hidden from the compiler.
+
+        With `keep_order` between a store and a load, the compiler removes neither.
+        """
         slot = self._entry.alloca(ir.ArrayType(I8, size))
         slot.align = 64
         return Value(self, self._entry.asm(ir.FunctionType(POINTER, [POINTER]), "", "=r,0", [slot], False))
 
     def fetch(self, table: Value, element: ir.Type, indices: Sequence[Value]) -> Value:
-        """Return table[index] for unsigned scalars, as one vector. It loads one by one: gathers take twice as long."""
+        """Return table[index] for unsigned scalars, as one vector, by single loads: gathers take twice as long."""
         step = 128 // element.width  # lanes of a register that single loads can fill
         parts = []
         for first in range(0, len(indices), step):

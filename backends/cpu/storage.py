@@ -41,7 +41,7 @@ from localllm.plan import F32, Plan, Rope
 
 
 class Storage:
-    """The memory of everything that the calls of a program name. `locate` returns the address of a place."""
+    """The memory that the calls of a program name. `locate` returns the address of a place."""
 
     def __init__(
         self, program: Program, plan: Plan, limits: Limits, threads: int, cache: CacheTypes, library: Library,

@@ -1,16 +1,15 @@
-"""The layout of recurrent layers' stores on the CPU: float32, one value per lane, rows filled up to whole vectors.
+"""The layout of recurrent layers' stores on the CPU: float32, one value per lane, rows padded to whole vectors.
 
-Of one block (64 positions), with W numbers filled up to whole vectors:
+Layout of one block (64 positions), with W numbers padded to whole vectors; a semicolon separates the block's two parts:
 
-    RowLayer     rows (64, W)
-    StateLayer   keys (key heads, key_dim, 64); per head: updates (64, W), state (key_dim, W), decays (64)
-     channels    keys (key heads, 64, D); per head: updates (64, W), state (key_dim, W), decays (64, D)
-    ScanLayer    rows (64) of {inputs (W), steps (W), B (N)}; states before and after (state_dim, W), newest row (W)
-    MatrixLayer  rows (64) of {values (W), keys (N), decays (N), ...}; per head: states (key_dim, W) before and after,
-                 newest row (W)
+  RowLayer     rows (64, W)
+  StateLayer   keys (key heads, key_dim, 64); per head: updates (64, W), state (key_dim, W), decays (64)
+    channels   keys (key heads, 64, D); per head: updates (64, W), state (key_dim, W), decays (64, D)
+  ScanLayer    rows (64) of {inputs (W), steps (W), B (N)}; states before and after (state_dim, W), newest row (W)
+  MatrixLayer  rows (64) of {values (W), keys (N), decays (N), ...}; per head: states (key_dim, W) before and after,
+               newest row (W)
 
-Keys have the position as lane, as those of attention have; where every channel of a key has a decay, the channel, of
-which D fill whole vectors. The two parts of a block are the two sides of a semicolon.
+The lanes of keys are positions, as in attention. With a decay per key channel, the lanes are channels, padded to D.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ def head_state(of: StateLayer) -> HeadState:
 
 
 def key_bytes(of: StateLayer) -> int:
-    """Bytes of one key head in a block."""
+    """Return the bytes of one key head in a block."""
     return 4 * BLOCK * (whole(of.key_dim) if of.channels else of.key_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanStates:
-    """Sizes of a row and of the states, and offsets of the states, in bytes, of a layer that scans."""
+    """Byte sizes of a row and of the states, and byte offsets of the states, in a scan layer."""
 
     row: int
     before: int
@@ -65,7 +64,7 @@ def scan_states(width: int, state_dim: int) -> ScanStates:
 
 
 def matrix_states(of: MatrixLayer) -> ScanStates:
-    """Of a `MatrixLayer`; offsets are those of a head, and so is the size of the states."""
+    """Return the sizes for a `MatrixLayer`; offsets and state sizes are per head."""
     keys, state = whole(of.heads * of.key_dim) * (4 if of.erases else 2), 4 * whole(of.value_dim) * of.key_dim
     return ScanStates(
         4 * (whole(of.heads * of.value_dim) + keys), 0, state, 2 * state, 2 * state + 4 * whole(of.value_dim)

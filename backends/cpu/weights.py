@@ -1,4 +1,4 @@
-"""Load weights into panels. Pieces of the file are repacked in parallel, so memory never holds the model twice."""
+"""Loads weights into panels. Pieces of the file are repacked in parallel, so memory never holds the model twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from localllm.notice import Notice, Setting
 from localllm.plan import Tensor, Weight
 from localllm.quant import dequantize, row_bytes
 
-PIECE = 1 << 20  # bytes read from the file at a time; they fit L2 beside the resulting panels
+PIECE = 1 << 20  # bytes read from the file at a time; they fit into L2 together with the resulting panels
 
 
 PACKED_BYTES = 128 << 10  # maximum packed bytes of a task: a thread waits for one task at most
@@ -57,19 +57,20 @@ class Panels:
         return self.experts * self.expert_bytes
 
     def chunk(self, threads: int) -> int:
-        """Number of panels per task: few enough that each thread has several tasks and a task fits L2.
+        """Return the number of panels per task: few enough that each thread has several tasks and a task fits into L2.
 
-        It is even, or 1 of a float format that would be too few tasks for the threads."""
+        It is even, or 1 for a float format with too few tasks for the threads.
+        """
         if self.format not in INTEGER_PANELS and self.panels // 2 < threads:
             return 1
         return _even(min(PACKED_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
 
     def tile_chunk(self, threads: int) -> int:
-        """Number of panels per task that unpacks, even."""
+        """Return the number of panels per task that unpacks, even."""
         return _even(min(L2_BYTES // max(self.tile_bytes, 1), self.panels // (threads * 8)))
 
     def scratch_bytes(self, threads: int) -> int:
-        """Bytes of scratch per thread for a product with unpacked panels."""
+        """Return the bytes of scratch per thread for a product with unpacked panels."""
         return self.tile_chunk(threads) * self.tile_bytes + self.widened_bytes
 
 
@@ -113,7 +114,7 @@ def load(
     weights: Iterable[Weight], shapes: dict[str, Panels], library: Library, threads: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Arena, dict[str, Panels]]:  # fmt: skip
-    """Load every matrix once, in panels of these shapes, by name. `progress(done, total)` counts bytes."""
+    """Load every matrix once into panels of these shapes, by name. `progress(done, total)` counts bytes."""
     matrices = {weight.name: weight for weight in weights}
     arena = Arena(sum(aligned(panels.bytes) for panels in shapes.values()), "the weights")
     found = {name: replace(panels, address=arena.take(panels.bytes)) for name, panels in shapes.items()}
@@ -199,7 +200,7 @@ def columns(weight: Weight, lanes: int) -> NDArray[np.float32]:
 
 
 def edged(weight: Weight, more: int) -> NDArray[np.float32]:
-    """Return a small matrix as flat float32; the first and the last number of a row stand `more` times more there."""
+    """Return a small matrix as flat float32, with the first and last number of each row repeated `more` times."""
     rows, count = weight.shape
     numbers = dequantize(weight.read(0, rows), weight.format)[:, :count].astype(np.float32)
     return np.pad(numbers, ((0, 0), (more, more)), "edge").ravel()

@@ -1,7 +1,7 @@
 """The CUDA backend: a PyCUDA device for the executable of `backends.gpu`.
 
-The kernels have been compiled for four compute types (benchmarks/results), but never run on a card. Tests run them, and
-the calls of PyCUDA 2026.1, on an emulated card (tests/backends/gpu).
+The kernels have been compiled for four compute types (benchmarks/results), but never run on a GPU. Tests run them, and
+the calls of PyCUDA 2026.1, on an emulated GPU (tests/backends/gpu).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _pycuda() -> Any:
     """Return pycuda.driver, initialized. BackendError if PyCUDA, the driver or a GPU is missing."""
     try:
         import pycuda.driver as cuda
-    except ImportError as error:  # also if libcuda.so.1 is missing
+    except ImportError as error:  # raised also if libcuda.so.1 is missing
         if isinstance(error, ModuleNotFoundError):
             reason = "PyCUDA is not installed; pip install 'localllm[cuda]'"
         else:
@@ -77,7 +77,7 @@ class CudaDevice:
             with suppress(cuda.Error):
                 self.close()
             raise BackendError(f"{device.name()} does not open: {error}") from None
-        self._driver = ctypes.CDLL("libcuda.so.1")  # PyCUDA has opened it
+        self._driver = ctypes.CDLL("libcuda.so.1")  # already loaded by PyCUDA
         self.store = Store(default_folder("gpu") if cache == "default" else cache)
         major, minor = device.compute_capability()
         free, total = cuda.mem_get_info()
@@ -90,7 +90,7 @@ class CudaDevice:
             free=free,
             local_memory=device.max_shared_memory_per_block,
         )
-        self._cubins: dict[str, bytes] = {}  # translated, not loaded yet
+        self._cubins: dict[str, bytes] = {}  # compiled, not loaded yet
 
     def alloc(self, size: int, what: str) -> Any:
         cuda = self._cuda
@@ -157,7 +157,7 @@ class CudaDevice:
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
         packed = np.array([int(argument) for argument in arguments], np.uint64).tobytes()
         block, stream = (size, 1, 1), self._stream
-        call = kernel._launch_kernel  # all of PyCUDA's calls end here; the others pack the arguments each time
+        call = kernel._launch_kernel  # PyCUDA's public calls end here too, but pack the arguments on every call
 
         def launch(grid: Grid) -> None:
             try:
@@ -192,19 +192,19 @@ class CudaDevice:
         return BackendError(Notice(f"{self.facts.name}: {error} at ", what))
 
     def close(self) -> None:
-        """Close the context. Python calls this at exit too, because PyCUDA aborts if a context is left then."""
+        """Close the context. Python also calls this at exit, because PyCUDA aborts if a context is still open then."""
         atexit.unregister(self.close)
         for graph in self._graphs:
             graph.destroy()
         self._modules = {}
         if self._context is not None:
             self._context.pop()
-            self._context.detach()  # the garbage collector would call a function that is not for primary contexts
+            self._context.detach()  # the garbage collector would call a function that is wrong for primary contexts
             self._context = None
 
 
 class CudaBackend(GpuBackend):
-    """One card. `device` is the driver's number of it, or part of its name."""
+    """One GPU. `device` is its driver number, or part of its name."""
 
     name = "cuda"
     device: CudaDevice

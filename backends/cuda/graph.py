@@ -1,4 +1,4 @@
-"""CUDA graphs make one launch of many. They use the driver's functions, since PyCUDA 2026.1 does not wrap them."""
+"""CUDA graphs combine many launches into one. They use driver functions that PyCUDA 2026.1 does not wrap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: calls of other threads and of the
 
 
 class Graph:
-    """A recording of what `work` queues on a stream. The buffers that it uses must outlive it."""
+    """A recording of the work that `work` queues on a stream. The buffers that it uses must outlive it."""
 
     def __init__(self, driver: Any, stream: int, work: Callable[[], None]) -> None:
         self._driver, self._stream = driver, ctypes.c_void_p(stream)

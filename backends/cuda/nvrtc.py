@@ -1,4 +1,4 @@
-"""NVRTC through ctypes: compiles CUDA C to a cubin for one compute type, without driver, card or headers."""
+"""NVRTC through ctypes: compiles CUDA C to a cubin for one compute type, without driver, GPU or headers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Compiled:
 
     cubin: bytes
     registers: int
-    spilled: int  # bytes stored and loaded for want of registers
+    spilled: int  # bytes of register spills, stores or loads
     stack: int  # bytes
 
 
 def _libraries() -> list[str]:
-    """The places to look for NVRTC: in the pip wheel, then on the system."""
+    """Return the possible paths of NVRTC: in the pip wheel, then on the system."""
     found: list[Path] = []
     spec = find_spec("nvidia")
     for base in spec.submodule_search_locations or () if spec is not None else ():
@@ -43,7 +43,8 @@ class Nvrtc:
     def __init__(self) -> None:
         for name in _libraries():
             try:
-                for builtins in sorted(Path(name).parent.glob("libnvrtc-builtins.so.*")):  # 13.0 needs help
+                # 13.0 does not find it by itself
+                for builtins in sorted(Path(name).parent.glob("libnvrtc-builtins.so.*")):
                     ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
                 self._library = ctypes.CDLL(name)
             except OSError:

@@ -19,7 +19,7 @@ from localllm.plan import Plan, Value
 
 
 class GpuBackend:
-    """A backend on one GPU. With `conformance` a plan is bound only if the device passes the check of its kernels."""
+    """A backend on one GPU. With `conformance` it binds a plan only if the device passes the check of its kernels."""
 
     name = ""
 
@@ -58,10 +58,9 @@ class GpuBackend:
 
 
 def pick(backend: str, names: Sequence[str], asked: str | int) -> int:
-    """Return the index of the requested device in `names`: by number, as `cuda0`, or by part of its name; "" is the
-    first.
+    """Return the index of the requested device in `names`: by number, as `cuda0`, or by part of its name.
 
-    BackendError, which lists the devices, if there is none or more than one.
+    "" selects the first device. BackendError, which lists the devices, if none or more than one matches.
     """
     text = str(asked)
     number = re.fullmatch(rf"(?:{backend})?:?\s*(\d+)", text, re.IGNORECASE)

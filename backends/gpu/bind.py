@@ -26,7 +26,7 @@ def program(
 ) -> Program:  # fmt: skip
     """Return the launches, buffers and kernels of a plan for a compute type and a size of local memory in bytes.
 
-    BackendError if the plan cannot run.
+    Raise BackendError if the plan cannot run.
     """
     plan = fuse(plan, REWRITES, keep)
     low = Lowering(plan, limits, cache, keep, compute, local_memory)
@@ -35,14 +35,14 @@ def program(
     made.stages = [_stage(low, plan, numbers, dying) for numbers in plan.stages]
     made.buffers = low.values.buffers
     made.where = {value.index: low.floats(value) for value in keep}
-    if logits := low.values.find(plan.logits, FLOATS):  # none if another place of a split plan makes them
+    if logits := low.values.find(plan.logits, FLOATS):  # None if another device of a split plan makes the logits
         made.where[plan.logits.index] = logits
         _search(low, logits)
     return made
 
 
 def _stage(low: Lowering, plan: Plan, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
-    """Emit the operations with these numbers; `dying` lists the values whose last reader each operation is."""
+    """Emit the operations with these numbers; `dying` lists, by operation, the values that it reads last."""
     first, low.received, low.sent = len(low.program.dispatches), [], []
     reserve(low, plan.operations[numbers.start : numbers.stop])
     for number in numbers:
@@ -61,7 +61,7 @@ def _emit(low: Lowering, op: Operation) -> None:
 
 
 def _search(low: Lowering, logits: Buffer) -> None:
-    """Return the passes of the search for the largest logits."""
+    """Add the passes of the search for the largest logits."""
     made = low.program
     made.scratch[Fixed.PICKED] = 4 * largest.NUMBERS
     for number, count in enumerate(largest.passes(logits.stride, largest.MOST)):

@@ -16,14 +16,14 @@ from localllm.plan import Plan
 
 
 def memory_of(program: Program, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
-    """Count the memory of a program, before anything is allocated."""
+    """Compute the memory of a program, before anything is allocated."""
     matrices = sum(formats.size_of(weight) for weight in program.matrices.values())
     vectors = sum(4 * int(np.prod(weight.shape)) for weight in program.vectors.values())
     of_block = block_bytes(plan, cache)
     ropes = sum(4 * limits.positions * rope.n_rot for rope in program.ropes)
     shares = dict.fromkeys(program.matrices, 0.0)
     for read in plan.reads:
-        if read.weight.name in shares:  # a table that is also the output matrix is read whole, once
+        if read.weight.name in shares:  # a table that is also the output matrix is read completely, once
             shares[read.weight.name] = max(shares[read.weight.name], read.used / read.of)
     read_bytes = sum(formats.size_of(program.matrices[name]) * share for name, share in shares.items())
     return Memory(

@@ -1,15 +1,15 @@
-"""The layout of cache blocks on a device: a row for each type.
+"""The layout of cache blocks on a device: one row per cache type.
 
-Keys stand with the position as lane, so that neighbouring work-items read neighbouring words; values as rows. Of one
-head and block (64 positions, or the pools that end there, W words of a position, G groups of 32 values):
+Keys are stored with positions innermost, so that neighboring work-items read neighboring words; values are stored row
+by row. Layout of one head in one block (64 positions or the pools that end there, W words per position, G groups of 32
+values):
 
-    keys    words (W, 64 positions), scales (G, 64 positions)
-    values  words (64 positions, W), scales (64 positions, G)
+  keys    words (W, 64 positions), scales (G, 64 positions)
+  values  words (64 positions, W), scales (64 positions, G)
 
-Where every row lists the positions that it reads, keys stand as values do; and so one row may be both.
-
-A position's bytes are those of `backends.cache.store`. Floats are filled up to whole words. The scale of q8_0, q5_0 and
-q4_0 is a half in `scales`; q5_1 and q4_1 have scale and minimum as the first word of a group, and no `scales`.
+If every row has its own list of positions, keys are stored like values, so that one row can serve as both. The bytes of
+a position are those of `backends.cache.store`. Floats are padded to whole words. The scale of q8_0, q5_0 and q4_0 is a
+half in `scales`; q5_1 and q4_1 store scale and minimum in the first word of a group, and have no `scales`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class CacheRow:
 
     type: CacheType
     number: int
-    values: int  # values per unit; kernels read a unit at once
-    infinite: int = 0  # bits that are all set only in halves (f32: words) that are not finite; 0: all are finite
+    values: int  # values per unit; kernels read whole units
+    infinite: int = 0  # mask of bits that are all set only in non-finite halves (f32: words); 0: all values are finite
 
     @property
     def scaled(self) -> bool:
@@ -45,12 +45,12 @@ class CacheRow:
         return self.type.name.endswith("_1")
 
     def size(self, head_dim: int) -> int:
-        """Return the values of a head, including the zeros that pad it."""
+        """Return the number of values of a head, including zero padding."""
         unit = GROUP if self.type.blocks else self.values
         return -(-head_dim // unit) * unit
 
     def words(self, head_dim: int) -> int:
-        """Return the words of a position, without scales that are stored separately."""
+        """Return the number of words of a position, without separately stored scales."""
         size = self.size(head_dim)
         return (self.type.head_bytes(size) - 2 * self.scaled * (size // GROUP)) // 4
 
@@ -59,14 +59,15 @@ class CacheRow:
         return -(-count * self.type.head_bytes(self.size(head_dim)) // 4) * 4
 
     def finite(self, content: np.ndarray, head_dim: int, keys: bool, count: int = BLOCK) -> bool:
-        """Return whether the content uint8 (n, bytes) of blocks is finite. FP8 always is: a NaN reads as 480."""
+        """Return whether the block content uint8 (n, bytes) is finite. FP8 always is: a NaN reads as 480."""
         rows = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim, count))
         halves: NDArray[np.unsignedinteger] = rows.view(np.uint32 if self.values == 1 else np.uint16)
         words = 2 * count * self.words(head_dim)  # 16-bit halves of the words
         if self.scaled:
-            halves = halves[:, words : words + count * self.size(head_dim) // GROUP]  # without what fills up a word
+            # without the padding of the last word
+            halves = halves[:, words : words + count * self.size(head_dim) // GROUP]
         elif self.minimum:
-            of_group = words // count // (self.size(head_dim) // GROUP)  # halves of a position
+            of_group = words // count // (self.size(head_dim) // GROUP)  # halves per position and group
             halves = halves.reshape(-1, of_group // 2, count, 2)[:, 0] if keys else halves.reshape(-1, of_group)[:, :2]
         return not self.infinite or not bool(((halves & self.infinite) == self.infinite).any())
 
@@ -88,17 +89,16 @@ CACHE: dict[str, CacheRow] = {
 
 
 def stored_once(layer: CacheLayer, cache: CacheTypes) -> bool:
-    """Whether the values, which are the first numbers of the keys, are read there.
+    """Whether the values are read from the keys, because they are the first numbers of the keys.
 
-    Not where the stored numbers differ: in another type, or in types that rotate heads by their width. Keys that are
-    not gathered stand with the position as lane.
+    This requires the same cache type without rotation, which depends on the head width, and keys stored row by row.
     """
     row, same = CACHE[cache.values], cache.keys == cache.values and not CACHE[cache.keys].type.rotated
     return layer.gathered and layer.prefix and same and row.size(layer.value_dim) == layer.value_dim
 
 
 def part_bytes(layer: Store, cache: CacheTypes) -> tuple[int, int]:
-    """Return the bytes of the keys and of the values of one cache block; of a recurrent layer, its rows and state."""
+    """Return the bytes of keys and of values in one cache block; for a recurrent layer, of rows and of state."""
     if not isinstance(layer, CacheLayer):
         return 4 * BLOCK * layer.row, 4 * layer.state
     rows = rows_of_block(layer.every)

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, by a hash of everything they depend on. If storing fails, they are compiled again."""
+"""Disk cache of compiled kernels, by a hash of everything they depend on. If storing fails, they are compiled again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Store:
         self.made = 0  # number of binaries compiled because they were not found
 
     def get(self, key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
-        """Return the binary of `key`; if there is none, make and store it."""
+        """Return the binary of `key`; if it is missing, make and store it."""
         name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:40]
         found = self._cache.read(name)
         if found:

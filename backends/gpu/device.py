@@ -1,4 +1,4 @@
-"""The interface of a graphics device: hold bytes, compile sources, launch kernels, measure time."""
+"""The interface of a graphics device: store bytes, compile sources, launch kernels, measure time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.backends.base import BackendError
 from localllm.notice import N, Notice, Setting
 
 Grid = tuple[int, int, int]  # work-groups
-LEAST_LOCAL = 32 << 10  # bytes of local memory that OpenCL promises every work-group; no kernel needs more there
+LEAST_LOCAL = 32 << 10  # bytes of local memory that OpenCL guarantees; no kernel needs more on such devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Facts:
 
     name: str
     api: str  # "CUDA 13.0, compute 9.0", "OpenCL 3.0 PoCL ..."
-    compute: str  # "sm_90", "CPU", "GPU": the type that kernels are compiled for
+    compute: str  # compile target: "sm_90", "CPU", "GPU"
     memory: int  # bytes
-    free: int  # bytes; equal to `memory` if the driver does not say
-    local_memory: int  # maximum bytes of a work-group
+    free: int  # bytes; equal to `memory` if the driver does not report it
+    local_memory: int  # maximum bytes per work-group
 
 
 LESS_MEMORY = Notice(
@@ -35,7 +35,7 @@ LESS_MEMORY = Notice(
 
 
 def out_of_memory(device: str, what: str) -> BackendError:
-    """The error to raise; `what` names the allocation or the call that failed."""
+    """Return the error to raise; `what` names the allocation or the call that failed."""
     return BackendError(Notice(f"{device}: out of memory at ", what, "; ", LESS_MEMORY))
 
 
@@ -43,11 +43,11 @@ class Device(Protocol):
     """One opened device with one queue: its calls take effect in order."""
 
     facts: Facts
-    errors: tuple[type[Exception], ...]  # of the driver; a method that promises no BackendError may raise them
-    generic: bool  # whether kernels get shapes at run time, because compiling is slow and their speed does not matter
+    errors: tuple[type[Exception], ...]  # of the driver; methods may raise them unless they document BackendError
+    generic: bool  # whether kernels get shapes at run time, because compiling is slow and kernel speed does not matter
 
     def alloc(self, size: int, what: str) -> Any:
-        """Allocate a buffer of zeros. BackendError, naming `what`, if there is no room."""
+        """Allocate a zeroed buffer. BackendError, naming `what`, if memory is insufficient."""
         ...
 
     def free(self, buffer: Any) -> None: ...
@@ -57,7 +57,7 @@ class Device(Protocol):
         ...
 
     def staging(self, size: int) -> NDArray[np.int32]:
-        """Allocate int32 (size,) of zeros that `send` and `download` copy at full speed."""
+        """Allocate zeros int32 (size,) that `send` and `download` copy at full speed."""
         ...
 
     def send(self, target: Any, data: NDArray[Any]) -> None:
@@ -71,7 +71,7 @@ class Device(Protocol):
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None: ...
 
     def translate(self, source: str, kernel: str) -> None:
-        """Do the slow part of `compile` ahead; several threads may call it. May do nothing."""
+        """Do the slow part of `compile` in advance; several threads may call it. May do nothing."""
         ...
 
     def compile(self, source: str, kernel: str) -> Any:
@@ -79,16 +79,16 @@ class Device(Protocol):
         ...
 
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
-        """Set a kernel's buffers once; a call of the result queues a launch of a grid.
+        """Set a kernel's buffers once; calling the result queues a launch with a grid.
 
         Work-groups have `size` items and `local_bytes` of local memory.
         """
         ...
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record the launches that `work` makes, without running them; a call of the result queues all of them.
+        """Record the launches that `work` makes, without running them; calling the result queues all of them.
 
-        BackendError if the device cannot record.
+        Raise BackendError if the device cannot record.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A plan bound to a device's memory: launches in order, replayed for every batch. Written once for CUDA and OpenCL."""
+"""A plan bound to a device's memory: launches in order, replayed for every batch; shared by CUDA and OpenCL."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class GpuExecutable(Shell):
         self, device: Device, plan: Plan, limits: Limits, cache: CacheTypes, progress: Progress | None,
         keep: Collection[Value], check: Callable[[Program], None] | None = None,
     ) -> None:  # fmt: skip
-        """`check` raises if the device cannot be trusted with the program."""
+        """Bind the plan; `check` raises if the device does not run the program correctly."""
         super().__init__(plan, limits)
         check_cache(cache, CACHE)
         self._device, self._causal, self._lookups = device, plan.causal, Lookups(plan)
@@ -119,13 +119,13 @@ class GpuExecutable(Shell):
         return self._logits[: len(batch.logit_rows)]
 
     def step_largest(self, batch: Batch, count: int) -> Largest:
-        """Run the batch and return the `count` largest logits of each row; all others stay on the device."""
+        """Run the batch and return the `count` largest logits of each row; the others stay on the device."""
         count = self._look_for(count)
         self._run(batch, count)
         return largest.decoded(self._keys_of(len(batch.logit_rows), count))
 
     def _look_for(self, count: int) -> int:
-        """Set the search to `count` logits, or to all if there are fewer; return the number."""
+        """Set the search to `count` logits, or to the vocabulary size if that is smaller; return the number."""
         self._must_be_open()
         if not 0 < count <= largest.MOST:
             raise BackendError(f"the {count} largest logits were requested; supported: 1 to {largest.MOST}")
@@ -151,7 +151,7 @@ class GpuExecutable(Shell):
                 self._read(part, rows, wanted, picked, passes)
 
     def _upload(self, batch: Batch) -> None:
-        """Upload the data that all pieces of a batch share, and read what it looks up."""
+        """Upload the data that all pieces of a batch share, and read its lookups."""
         self._lookups.fetch(batch)
         self._upload_tables(Fixed.TABLES, batch.tables)
         if batch.window_tables is not None:
@@ -177,12 +177,12 @@ class GpuExecutable(Shell):
         return wanted
 
     def _supply(self, stage: Stage[Buffer], rows: NDArray[np.intp]) -> None:
-        """Upload some rows of what a stage looks up."""
+        """Upload the lookups of a stage for some rows."""
         for value, buffer in stage.looked_up:
             self._device.upload(self._buffers[buffer], 0, np.ascontiguousarray(self._lookups[value][rows]))
 
     def _launch(self, stage: Stage[Buffer] | None, picked: int) -> int:
-        """Launch a stage for the rows that were sent, then the search for the largest logits; return its passes."""
+        """Launch a stage for the sent rows, then the search for the largest logits; return the number of its passes."""
         counts, work = self._piece_counts, stage.work if stage is not None else slice(0, 0)
         reads = largest.passes(self._plan.logits.width, picked) if picked and counts["logits"] else []
         counts = counts | {f"keys {number}": count for number, count in enumerate(reads)}
@@ -212,19 +212,19 @@ class GpuExecutable(Shell):
             launch(groups(grid, counts))
 
     def spoil(self, bits: int) -> None:
-        """Fill the memory of activations, to check that no kernel reads what was not written in its step."""
+        """Fill the memory of activations, to check that no kernel reads values not written in its step."""
         self._must_be_open()
         self._buffers.spoil(bits)
 
     def replay(self) -> None:
-        """Queue the launches of the last step (or its last piece) again, to measure them."""
+        """Queue the launches of the last step (or its last piece) again, for measurements."""
         self._must_be_open()
         self._again()
 
     # -- results ---------------------------------------------------------------------------------------------------
 
     def _read(self, batch: Batch, rows: NDArray[np.intp], wanted: NDArray[np.intp], picked: int, passes: int) -> None:
-        """Download the results of a piece to their places in the whole batch: logits or the largest, kept values."""
+        """Download a piece's results into those of the batch: logits or the largest ones, and kept values."""
         of = {"batch": rows, "logits": wanted}
         if picked and passes:
             self._gather(KEYS[(passes - 1) % 2], self._keys_of(len(batch.logit_rows), picked), wanted)
@@ -242,7 +242,7 @@ class GpuExecutable(Shell):
         """Download the first rows of a buffer to `rows` of an array."""
         if not len(rows):
             return
-        if rows[-1] - rows[0] + 1 == len(rows):  # adjacent, as almost always: copy directly
+        if rows[-1] - rows[0] + 1 == len(rows):  # adjacent rows, the common case: copy directly
             self._device.download(self._buffers[source], 0, into[rows[0] : rows[-1] + 1])
             return
         found = np.empty((len(rows), *into.shape[1:]), into.dtype)
@@ -298,11 +298,11 @@ class GpuExecutable(Shell):
 
     def _free(self) -> None:
         self._launches, self._picks = [], []
-        self._step = self._wanted = np.empty(0, np.int32)  # before the device is closed
+        self._step = self._wanted = np.empty(0, np.int32)  # release before the device is closed
         self._keys = np.empty(0, np.uint32)
         try:
             self.replays.clear()
-        finally:  # a device that has failed does not finish its queue
+        finally:  # a failed device does not finish its queue
             self._buffers.free()
 
 

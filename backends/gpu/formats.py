@@ -1,7 +1,7 @@
 """The layout of weight formats on a device, and the macros of their kernels: one row per format.
 
-A block of the file is cut in two, so that kernels can read words: its body, whose size and place allow 4-byte reads,
-and its head, the few bytes that would spoil that. A matrix is all bodies, row by row, then all heads.
+A block of the file is split so that kernels can read words. The body has a size and position that allow 4-byte reads;
+the head is the remaining few bytes. A matrix is all bodies, row by row, then all heads.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PIECE = 32 << 20  # bytes read from the file at a time
 class Packing:
     """The block layout of a format on the device, as `unpack.cl` or `plain.cl` reads it."""
 
-    body: tuple[int, int]  # start and end in the file's block, in bytes
+    body: tuple[int, int]  # byte range in the file's block
     head: tuple[int, int] = (0, 0)
-    halves: int = 1  # scales of 32 values
+    halves: int = 1  # number of scales per 32 values
     minimum: bool = False
-    levels: tuple[int, ...] = ()  # the values of nibbles, as bytes
+    levels: tuple[int, ...] = ()  # values of nibbles, as int8
     points: Callable[[], NDArray[np.uint32]] | None = None  # the codebook, four coordinates per word
 
 
@@ -76,7 +76,7 @@ FORMATS = (*PLAIN, *QUANTIZED)
 
 
 def check(weight: Tensor) -> None:
-    """Raise BackendError unless there are kernels for the format of the matrix."""
+    """Raise BackendError if the GPU has no kernels for the format of the matrix."""
     if weight.format not in FORMATS:
         raise BackendError(f"{weight.name}: no GPU kernels for {weight.format}; supported: {', '.join(FORMATS)}")
 
@@ -108,7 +108,7 @@ def tables(name: str) -> str:
 
 
 def size_of(weight: Tensor) -> int:
-    """Return the bytes of a matrix on the device: as in the file, plus a few, because kernels read past the end."""
+    """Return the bytes of a matrix on the device: as in the file, plus 16, because kernels read past the end."""
     rows = math.prod(weight.shape[:-1])
     fmt = FILE_FORMATS[weight.format]
     return rows * (weight.shape[-1] // fmt.block_values) * fmt.block_bytes + 16

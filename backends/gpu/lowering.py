@@ -1,4 +1,4 @@
-"""The state that emitters share: the buffers of values, the weights that they name, and the program that they write."""
+"""The state that emitters share: buffers of values, names of weights, and the program under construction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from localllm.backends.gpu.references import Fixed, MatrixOf, Reference, VectorO
 from localllm.backends.gpu.steps import step_words, wanted_limits
 from localllm.plan import Plan, Rows, Value, Weight, flattened
 
-FLOATS, BLOCKS = "floats", "blocks"  # forms of a value; the others are formats of matrices, for split rows
+FLOATS, BLOCKS = "floats", "blocks"  # forms of a value; other forms are matrix formats, for split rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Delivery:
 
     floats: Buffer | None
     blocks: Buffer | None = None
-    block_words: int = 0  # of a row
+    block_words: int = 0  # words per row
 
     @property
     def delivered(self) -> Delivered:
@@ -50,7 +50,7 @@ class Forms(Protocol):
 
 
 class Lowering:
-    """A plan while it becomes a program. `rows` holds the maximum rows of the batch, and of logits."""
+    """A plan being lowered to a program. `rows` holds the maximum rows of the batch, and of logits."""
 
     def __init__(
         self, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], compute: str, local_memory: int
@@ -61,7 +61,7 @@ class Lowering:
         self.kept = {value.index for value in keep}
         self.program = Program()
         self.values: Allocator[str] = Allocator()
-        self.received: list[tuple[Value, Buffer]] = []  # by the stage
+        self.received: list[tuple[Value, Buffer]] = []  # per stage
         self.sent: list[tuple[Value, Buffer]] = []
         self.looked_up: list[tuple[Value, Buffer]] = []
         self._wants_blocks, self._wants_floats = _readers(plan, keep)
@@ -79,7 +79,7 @@ class Lowering:
         return self.values.make(value, FLOATS, value.width)
 
     def deliver(self, value: Value) -> Delivery:
-        """Return the forms of a value that its readers need, for a kernel that can make both."""
+        """Allocate the forms of a value that its readers need, for a kernel that can write both."""
         words, blocks = 0, None
         if value.index in self._wants_blocks:
             words = block_words(value.width)
@@ -87,7 +87,7 @@ class Lowering:
         return Delivery(self.make(value) if value.index in self._wants_floats else None, blocks, words)
 
     def take(self, rows: Rows, stride: int) -> Buffer:
-        """Allocate a buffer of `stride` elements per row, for something that is not a value."""
+        """Allocate a buffer of `stride` elements per row, for temporary data that is not a value."""
         return self.values.take(rows, stride)
 
     def give(self, *buffers: Buffer) -> None:
@@ -95,7 +95,7 @@ class Lowering:
             self.values.give(buffer)
 
     def step(self, rows: Rows) -> Fixed:
-        """The step of the batch, or that of the rows whose logits are wanted."""
+        """Return the step buffer of the batch, or of the rows whose logits are requested."""
         if rows == "logits":
             self.program.scratch[Fixed.WANTED] = 4 * step_words(wanted_limits(self.limits))
         return Fixed.STEP if rows == "batch" else Fixed.WANTED
@@ -139,7 +139,7 @@ class ValueForms:
 
 @dataclass(frozen=True, slots=True)
 class TakenForms:
-    """The forms of rows that are not a value, `times` rows per row of the batch. The caller returns `buffers`."""
+    """The forms of rows that are not a value, `times` rows per row of the batch. The caller frees `buffers`."""
 
     low: Lowering
     rows: Rows

@@ -1,4 +1,4 @@
-"""The memory of a program on a device: a buffer behind every reference, and launches prepared on them."""
+"""The memory of a program on a device: a buffer for every reference, and launches prepared on them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from localllm.quant import dequantize
 
 Bound = tuple[Callable[[Groups], None], Grid]
 SPOILED = 16 << 20  # bytes of a buffer that `spoil` fills
-Numbers = tuple[int, ...]  # that a generic kernel gets at run time
+Numbers = tuple[int, ...]  # passed to a generic kernel at run time
 
 
 class DeviceMemory:
-    """Buffers by reference; none before `allocate`, none after `free`."""
+    """Buffers by reference; empty before `allocate` and after `free`."""
 
     def __init__(self, device: Device, plan: Plan, limits: Limits) -> None:
         self._device, self._plan, self._limits = device, plan, limits
@@ -81,7 +81,7 @@ class DeviceMemory:
         return sizes
 
     def spoil(self, bits: int) -> None:
-        """Fill what a step computes with a number of these bits; weights, the cache and parameters stay."""
+        """Fill a step's activations and other results with this bit pattern, but not weights, cache and parameters."""
         for reference, size in self._computed.items():
             self._device.upload(self._buffers[reference], 0, np.full(min(size, SPOILED) // 4, bits, np.uint32))
 
@@ -94,7 +94,7 @@ class DeviceMemory:
         return self._device.prepare(compiled, kernel.size, kernel.local_bytes, buffers), launch.grid
 
     def _shape(self, numbers: Numbers) -> Any:
-        """Return the first buffer of a generic kernel."""
+        """Return the buffer with a generic kernel's run-time numbers, its first parameter."""
         if numbers not in self._buffers:
             array = np.array(numbers, np.int32)
             self._device.upload(self._alloc(numbers, array.nbytes, "the shapes"), 0, array)

@@ -1,4 +1,4 @@
-"""The cache in the memory of a device: blocks of keys and of values by layer."""
+"""The KV cache in the memory of a device: blocks of keys and of values by layer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class PagedCache:
         self._part_bytes = [part_bytes(layer, cache) for layer in plan.layers]
         self.block_bytes = block_bytes(plan, cache)
         once = any(isinstance(layer, CacheLayer) and stored_once(layer, cache) for layer in plan.layers)
-        # Layout of `cachetypes`: heads of keys, then values.
+        # Layout of `cachetypes`: keys of all heads, then values.
         self.layout = f"gpu {cache.keys} {cache.values} {BLOCK}{' once' * once}"
 
     def _parts(self, layer: int) -> Iterator[tuple[Any, slice, int]]:
-        """Return for keys and for values: buffer, offset in the content of a block, bytes per block."""
+        """Yield for keys and for values: buffer, offset in the content of a block, bytes per block."""
         keys, values = self._part_bytes[layer]
         yield self._memory[CacheOf(layer, "keys")], slice(0, keys), keys
         if values:
@@ -64,6 +64,6 @@ class PagedCache:
         lanes, count = (
             (not own.gathered, False),
             rows_of_block(own.every),
-        )  # whether the position is the lane; an indexer has no values
+        )  # whether positions are innermost; an indexer has no values
         parts = zip(self._parts(layer), self._rows, (own.head_dim, own.value_dim), lanes, strict=False)
         return all(row.finite(content[:, place], width, keys, count) for (_, place, _), row, width, keys in parts)

@@ -1,7 +1,7 @@
 """The result of lowering: the buffers of a plan's values and the launches of its operations. Nothing is allocated.
 
 An operation has launches for few rows and, if another kernel is better, others for many. Kernels for few rows (decode,
-verify) sum in one order whatever else is in the batch; kernels for many rows (prefill) use tiles.
+verify) sum in an order that does not depend on the batch; kernels for many rows (prefill) use tiles.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from localllm.plan import Rope, Rows, Weight
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The launches of one operation, in order, chosen by the number of rows."""
+    """The launches of one operation, in order, selected by the number of rows."""
 
     label: str
     rows: Rows
@@ -47,7 +47,7 @@ class KeptRouting:
 
 @dataclass(slots=True)
 class Program:
-    """Everything that lowering decides before memory is allocated."""
+    """Everything that lowering determines before memory is allocated."""
 
     dispatches: list[Dispatch] = field(default_factory=list)
     stages: list[Stage[Buffer]] = field(default_factory=list)
@@ -56,12 +56,12 @@ class Program:
     vectors: dict[str, Weight] = field(default_factory=dict)
     ropes: set[Rope] = field(default_factory=set)
     scratch: dict[Scratch, int] = field(default_factory=dict)  # bytes
-    where: dict[int, Buffer] = field(default_factory=dict)  # of values that outlive the step: kept ones, logits
-    routings: dict[int, KeptRouting] = field(default_factory=dict)  # by the value that the mixture makes
+    where: dict[int, Buffer] = field(default_factory=dict)  # buffers of values that outlive the step: kept ones, logits
+    routings: dict[int, KeptRouting] = field(default_factory=dict)  # by the index of the mixture's output
     picks: list[Launch] = field(default_factory=list)  # passes of the search for the largest logits
 
     def kernels(self) -> list[Kernel[Any]]:
-        """Each kernel once, in order."""
+        """Return each kernel once, in order."""
         launches = (launch for d in self.dispatches for launch in (*d.one, *d.few, *(d.some or ()), *d.many))
         return list(dict.fromkeys(launch.kernel for launch in (*launches, *self.picks)))
 

@@ -1,4 +1,4 @@
-"""References: the buffers that a launch names before their memory is allocated."""
+"""References: names of the buffers of a launch before their memory is allocated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RopeTableOf:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The experts that rows of a mixture chose: their numbers, their weights, or the pairs grouped by expert.
+    """The experts selected for the rows of a mixture: their numbers, their weights, or the pairs grouped by expert.
 
     `mixture` is the index of the value that the mixture makes.
     """
@@ -55,15 +55,15 @@ class Fixed(Enum):
 
     NOTHING = "nothing"  # small; for parameters that a kernel does not read
     STEP = "step"  # the rows of the batch
-    WANTED = "wanted"  # a step of the rows whose logits are wanted
+    WANTED = "wanted"  # step of the rows whose logits are requested
     TABLES = "tables"  # block tables
-    WINDOW_TABLES = "window tables"  # block tables of layers that have blocks of their own
+    WINDOW_TABLES = "window tables"  # block tables of layers with separate blocks
     PARTIAL = "partial"  # partial results of attention
-    SCORES = "scores"  # of an indexer, and integers in their order
+    SCORES = "scores"  # indexer scores, and integers in the same order
     PICKED = "picked"  # parameters of the search for the largest logits
     EVEN_KEYS = "keys: even passes"  # its results
     ODD_KEYS = "keys: odd passes"
 
 
-Scratch = Choices | Fixed  # memory that is neither a weight, a cache nor a value
+Scratch = Choices | Fixed  # memory that is not a weight, a cache layer or a value
 Reference = Buffer | MatrixOf | VectorOf | CacheOf | RopeTableOf | Choices | Fixed

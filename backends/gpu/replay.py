@@ -1,8 +1,8 @@
 """Replay of steps with few rows: their launches are recorded once per shape and replayed as one.
 
-Kernels read tokens, positions and tables from device memory, so a replay is right for every batch of its shape. A shape
-is the rows, the rows of logits, and the partitions of attention rounded up to a power of two; the work-groups of
-partitions that do not exist return at once.
+Kernels read tokens, positions and tables from device memory, so a replay is correct for every batch of its shape. A
+shape is the rows, the rows of logits, and the number of attention partitions rounded up to a power of two; work-groups
+of partitions beyond the context return at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from localllm.backends.base import BackendError
 from localllm.backends.gpu.device import Device
 
-MOST = 64  # maximum of recorded shapes per stage of a plan
+MOST = 64  # maximum number of recorded shapes per stage of a plan
 
 
 class Replays:
@@ -22,10 +22,10 @@ class Replays:
         self._device, self._most = device, most
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, Callable[[], None]] = {}
-        self.refused = ""  # the reason why the device does not record, if it does not
+        self.refused = ""  # the reason why the device cannot record, or ""
 
     def run(self, shape: Hashable, work: Callable[[], None]) -> None:
-        """Queue what `work` queues. The second call with a shape records it, later ones replay it."""
+        """Queue the launches of `work`. The second call with a shape records them, later ones replay the recording."""
         replay = self._recorded.get(shape)
         if replay is None:
             replay = self._record(shape, work) if shape in self._seen and not self.refused else work
@@ -43,7 +43,7 @@ class Replays:
         return replay
 
     def clear(self) -> None:
-        """Forget all recordings; call it before freeing the memory that they use."""
+        """Drop all recordings; call it before freeing the memory that they use."""
         try:
             self._device.sync()
         finally:

@@ -1,8 +1,8 @@
-"""Split a batch into pieces of one row, few rows or many rows; the last have tiles for attention.
+"""Splits a batch into pieces of one row, few rows or many rows; pieces of many rows use attention tiles.
 
 Runs of more than FEW_ROWS rows of one sequence are prefill and run together in tiles. All other rows run FEW_ROWS at a
-time in kernels whose sums have one order, so that decoding gives the same bits whatever else is in the batch. The rows
-of a sequence stay in one piece if they see later ones.
+time in kernels with a fixed order of sums, so that decode gives the same bits for any batch. Without a causal mask, the
+rows of a sequence stay in one piece.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from localllm.backends.gpu.kernels.products import SOME_ROWS
 from localllm.backends.gpu.replay import bucket
 from localllm.plan import Batch, Rows
 
-TILES: dict[Rows, str] = {"batch": "tiles", "logits": "wanted tiles"}  # the count of tiles of each kind of rows
-ROW_CLASSES = (1, 2, FEW_ROWS + 1, SOME_ROWS + 1)  # the least rows of each class: one, few, some, many
+TILES: dict[Rows, str] = {"batch": "tiles", "logits": "wanted tiles"}  # name of the count of tiles, by kind of rows
+ROW_CLASSES = (1, 2, FEW_ROWS + 1, SOME_ROWS + 1)  # minimum rows of each class: one, few, some, many
 
 
 def row_class(count: int) -> int:
@@ -43,18 +43,18 @@ def _dimension(dimension: Dimension, counts: dict[str, int]) -> int:
 
 
 def step_words(limits: Limits) -> int:
-    """Return the words of the step buffer: see `fill_step`."""
+    """Return the number of words in the step buffer; see `fill_step`."""
     return HEADER + 7 * limits.rows + limits.logit_rows
 
 
 def fill_step(
     step: NDArray[np.int32], batch: Batch, rows: NDArray[np.intp], limits: Limits, causal: bool = True
 ) -> tuple[NDArray[np.intp], dict[str, int]]:
-    """Write some rows of a batch to the step buffer: a header, then per row tokens, positions, slots and sequences,
-    tiles (first row, rows), slots of windows, and rows of logits. A plan that is not `causal` has no such slots: in
-    their place is the last position of the row's sequence.
+    """Write some rows of a batch to the step buffer.
 
-    Returns the places of these rows among `logit_rows`, and the counts that grids need.
+    It holds a header, then per row tokens, positions, slots and sequences, tiles (first row, rows), slots of windows,
+    and rows of logits. A plan that is not `causal` has no window slots: they are replaced by the last position of the
+    row's sequence. Return the places of these rows among `logit_rows`, and the counts that grids need.
     """
     place = np.full(len(batch.tokens), -1, np.int32)
     place[rows] = np.arange(len(rows))
@@ -85,7 +85,7 @@ def fill_step(
 def pieces(batch: Batch, causal: bool = True) -> list[NDArray[np.intp]]:
     """Return the rows of each piece, in order: long runs of a sequence together, others FEW_ROWS at a time.
 
-    If the plan is not `causal`, short runs of a sequence stay whole: as many as fit a piece.
+    If the plan is not `causal`, short runs of a sequence are not divided; a piece holds as many as fit.
     """
     count = len(batch.tokens)
     if count <= FEW_ROWS:
@@ -98,7 +98,7 @@ def pieces(batch: Batch, causal: bool = True) -> list[NDArray[np.intp]]:
 
 
 def _whole(sequence: NDArray[np.int32]) -> list[int]:
-    """Return where pieces of at most FEW_ROWS rows begin that cut no sequence."""
+    """Return the starts of pieces of at most FEW_ROWS rows that do not divide a sequence."""
     starts = [] if not len(sequence) else [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist()]
     found: list[int] = []
     for start, stop in pairwise([*starts, len(sequence)]):
@@ -108,7 +108,7 @@ def _whole(sequence: NDArray[np.int32]) -> list[int]:
 
 
 def wanted_limits(limits: Limits) -> Limits:
-    """The limits of a step of the rows whose logits are wanted."""
+    """Return the limits of a step with the rows whose logits are requested."""
     return replace(limits, rows=limits.logit_rows)
 
 

@@ -11,7 +11,7 @@ from localllm.plan import Plan, Value
 
 
 class HybridBackend:
-    """Binds plans to two backends as `placement` says, and owns both."""
+    """Binds plans to two backends according to `placement`, and owns both."""
 
     def __init__(self, card: Backend, host: Backend, placement: Placement) -> None:
         self.card, self.host, self.placement = card, host, placement
@@ -28,9 +28,9 @@ class HybridBackend:
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> Executable:
-        """Bind the whole plan to one side if the placement says so, else split it over both.
+        """Bind the whole plan to one side if the placement says so, otherwise split it over both.
 
-        BackendError if a side cannot be bound, or if values are to be kept and the plan is split.
+        Raise BackendError if a side cannot be bound, or if values are to be kept and the plan is split.
         """
         split = cut(plan, self.placement)
         backends: dict[Side, Backend] = {"host": self.host, "card": self.card}
@@ -54,7 +54,7 @@ class HybridBackend:
 
 
 def _told(progress: Progress | None, where: str) -> Progress | None:
-    """Return a progress function that names the side."""
+    """Return a progress function that adds the name of the side."""
 
     def report(what: str, done: int, total: int) -> None:
         assert progress is not None

@@ -1,4 +1,4 @@
-"""Which operations of a plan run on the card and which on the host, counted as llama.cpp counts layers."""
+"""Decides which operations of a plan run on the GPU and which on the host, counting layers like llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Side = Literal["host", "card"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Put the last `layers` layers on the card; the output counts as one layer.
+    """Put the last `layers` layers on the GPU; the output counts as one layer.
 
-    The experts of the first `host_experts` layers stay on the host. If all layers and the output go to the card, so do
-    the embeddings. A model with an encoder goes to the card as a whole or not at all.
+    The experts of the first `host_experts` layers stay on the host. If all layers and the output go to the GPU, so do
+    the embeddings. An encoder-decoder model goes to the GPU as a whole or not at all.
     """
 
     layers: int
@@ -24,7 +24,7 @@ class Placement:
 
 
 def most_layers(plan: Plan) -> int:
-    """The maximum of `Placement.layers`: all layers and the output."""
+    """Return the maximum of `Placement.layers`: all layers and the output."""
     return len(plan.starts)
 
 
@@ -32,11 +32,12 @@ def sides(plan: Plan, placement: Placement) -> list[Side]:
     """Return the side of each operation."""
     count, starts = len(plan.operations), plan.starts
     on_card = min(placement.layers, len(starts))
-    if plan.encodes and on_card < len(starts):  # two stages that are one or the other, never one after the other
+    # encoder and decoder stages run on different rows, so neither can be split
+    if plan.encodes and on_card < len(starts):
         on_card = 0
     first = (0 if on_card == len(starts) else starts[-on_card]) if on_card else count
     host_experts = starts[min(placement.host_experts, len(starts) - 1)]
-    caches: dict[int, Side] = {}  # a layer that reads the cache of an earlier one attends where that one is
+    caches: dict[int, Side] = {}  # a layer that reads the cache of an earlier layer runs on the same side
     found: list[Side] = []
     for number, op in enumerate(plan.operations):
         stays = isinstance(op, Experts) and number < host_experts
@@ -48,5 +49,5 @@ def sides(plan: Plan, placement: Placement) -> list[Side]:
 
 
 def cut(plan: Plan, placement: Placement) -> Split[Side]:
-    """Split a plan between the card and the host."""
+    """Split a plan between the GPU and the host."""
     return split(plan, sides(plan, placement))

@@ -1,4 +1,4 @@
-"""A plan bound to two backends, whose stages run in turn, with the interface of one executable."""
+"""A plan bound to two backends that run its stages alternately, with the interface of one executable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE_PLACE = Notice(
 
 
 class HybridExecutable:
-    """Owns the executables of all sides; they compute the stages of a plan in turn."""
+    """Owns the executables of all sides; they run the stages of a plan alternately."""
 
     def __init__(self, split: Split[Side], bound: Mapping[Side, Executable], limits: Limits) -> None:
         self._split, self._bound, self.limits = split, dict(bound), limits
@@ -65,7 +65,7 @@ class HybridExecutable:
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         """Return the pieces of the side that accepts the fewest rows at a time.
 
-        If rows see later ones, a sequence stays in one piece: sides without attention have no say.
+        In non-causal models a sequence stays in one piece; only the sides with non-causal attention decide.
         """
         plans = self._split.plans
         sides = [side for side in plans if not plans[side].causal] or list(plans)
@@ -113,7 +113,7 @@ class HybridExecutable:
         self._bound[side].write_blocks(number, numbers, content)
 
     def read_bandwidth(self) -> float:
-        """Return the bytes per second over all sides, which read one after the other as in decoding."""
+        """Return the bytes per second over all sides, which read one after the other as in decode."""
         pairs = [(bound.memory.weights_per_token, bound.read_bandwidth()) for bound in self._bound.values()]
         if not all(pace for _, pace in pairs):
             return 0.0

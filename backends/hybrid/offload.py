@@ -1,6 +1,6 @@
-"""Decides which layers go to a GPU: as many as requested, or as many as fit its free memory.
+"""Decides which layers go to a GPU: the requested number, or the maximum that fits into its free memory.
 
-`gpu_layers=N` counts as in llama.cpp: the last N layers, the output being one more; all of them include the
+`gpu_layers=N` counts as in llama.cpp: the last N layers, with the output as one more layer; all of them include the
 embeddings. A request that does not fit fails here, before any weight is read, and the error says what would fit.
 """
 
@@ -17,7 +17,7 @@ from localllm.backends.hybrid.executable import HybridExecutable
 from localllm.notice import Notice, Setting, Together
 from localllm.plan import Plan
 
-RESERVE, SHARE = 1 << 30, 20  # bytes to leave free at most, and the share of the device's memory if that is less
+RESERVE, SHARE = 1 << 30, 20  # bytes to leave free: RESERVE, or 1/SHARE of the free memory if that is less
 SMALLEST_CONTEXT = 256  # tokens; the smallest context worth proposing
 SMALLER_TYPE = "q8_0"  # the cache type to propose
 
@@ -30,7 +30,7 @@ class DoesNotFit(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """The request: layers on the GPU, first layers whose experts stay on the CPU, and which GPU."""
+    """The request: layers on the GPU, number of first layers whose experts stay on the CPU, and which GPU."""
 
     gpu_layers: int | str = "auto"  # or "all"
     n_cpu_moe: int = 0
@@ -43,7 +43,7 @@ class Offload:
         return Together(setting for setting in named if setting.value not in ("auto", 0))
 
     def check(self, backend: str) -> None:
-        """BackendError if the named backend has no GPUs."""
+        """Raise BackendError if the named backend has no GPUs."""
         if self.asked and backend in ("cpu", "reference"):
             raise BackendError(Notice(self.asked, f": the {backend} backend has no GPU; omit one of the two"))
 
@@ -60,7 +60,7 @@ class Planner:
     cache: CacheTypes
 
     def needs(self, placement: Placement, context: int = 0, cache: CacheTypes | None = None) -> Memory | None:
-        """Return the memory that the GPU's part of a placement needs; None if the GPU has no part."""
+        """Return the memory that the GPU's part of a placement needs; None if nothing runs on the GPU."""
         own = cut(self.plan, placement).plans.get("card")
         if own is None:
             return None
@@ -104,7 +104,7 @@ class Planner:
         return Notice(counts, "what fits is ", proposals[0], *others)
 
     def _proposals(self, wanted: Placement) -> Iterator[Together]:
-        """Return changes to the request, each of which alone makes it fit."""
+        """Yield changes to the request; each of them alone makes it fit."""
         if layers := self.most_that_fit(wanted.host_experts):
             yield Together([Setting("gpu_layers", layers)])
         count = most_layers(self.plan) - 1
@@ -148,11 +148,11 @@ class Arrangement:
 
     backend: Backend
     card: str = ""  # which GPU; "" if none
-    placed: str = ""  # the layers on it, in words
+    placed: str = ""  # description of the layers on it
     note: str = ""
 
     def line(self, executable: Executable) -> str:
-        """What runs where, if a GPU takes part or was requested; else ""."""
+        """Return a line on the placement if a GPU is used or was requested; otherwise ""."""
         if not self.card:
             return self.note
         if not isinstance(executable, HybridExecutable):
@@ -164,7 +164,7 @@ class Arrangement:
 def bind(
     arranged: Arrangement, bound: Callable[[Backend], Executable], instead: bool, threads: int | None
 ) -> tuple[Arrangement, Executable]:
-    """Bind a plan by `bound`. If the GPU fails its check, bind it to the CPU, if `instead`; the note says so.
+    """Bind a plan with `bound`; if the GPU fails its check and `instead` is set, bind to the CPU and add a note.
 
     Closes the backend if it cannot be bound.
     """
@@ -188,7 +188,7 @@ def arrange(
 ) -> Arrangement:
     """Combine a GPU and the CPU as requested. Takes ownership of `opened`, and closes it if it is not used.
 
-    BackendError if the request is impossible.
+    Raise BackendError if the request is impossible.
     """
     if not isinstance(opened, Card):
         why = f"no graphics card is used ({opened.describe()}); localllm devices lists what there is"

@@ -25,7 +25,7 @@ NO_MEMORY = ("MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_M
 
 
 def _complaint(log: str) -> str:
-    """Return what a compiler says is wrong, without what PyOpenCL puts around it."""
+    """Return the compiler's errors without PyOpenCL's additions."""
     lines = [line.strip() for line in log.replace("\\n", "\n").splitlines()]
     found = [line for line in lines if "error" in line.lower() and not line.startswith("clBuildProgram")]
     return "; ".join(found[:8])[:2000] or log[:2000]
@@ -49,11 +49,11 @@ class OpenClDevice:
             api=f"{device.version.strip()}, driver {device.driver_version.strip()}",
             compute=kind_of(device),
             memory=device.global_mem_size,
-            free=device.global_mem_size,  # OpenCL does not tell free memory
+            free=device.global_mem_size,  # OpenCL does not report free memory
             local_memory=device.local_mem_size,
         )
-        # PoCL runs kernels on the CPU and takes a second to compile one; if asked for a binary, it compiles again for
-        # every work-group size. It has a cache of its own.
+        # PoCL runs kernels on the CPU and takes a second to compile one. If asked for a binary, it compiles again for
+        # every work-group size. It has its own cache.
         self.generic = "pocl" in device.version.lower()
         self._programs: dict[str, Any] = {}
         self._tape: list[tuple[Any, Grid, Grid]] | None = None  # the launches of the recording in progress
@@ -126,7 +126,7 @@ class OpenClDevice:
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
         cl, queue, local = self._cl, self._queue, (size, 1, 1)
         program, name = kernel
-        made = cl.Kernel(program, name)  # one per launch, so that its arguments stay set
+        made = cl.Kernel(program, name)  # one object per launch, so that its arguments stay set
         made.set_args(*arguments, *([cl.LocalMemory(local_bytes)] if local_bytes else []))
 
         def launch(grid: Grid) -> None:

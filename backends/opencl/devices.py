@@ -1,4 +1,4 @@
-"""The OpenCL devices of this machine. This file imports nothing of the GPU code, which takes a tenth of a second."""
+"""The OpenCL devices of this machine. Imports none of the GPU code, which takes a tenth of a second to import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from localllm.backends.base import BackendError
 from localllm.notice import Notice, Setting
 
-SIMULATOR = "oclgrind"  # for tests; it presents itself as a card, but is a thousand times slower
+SIMULATOR = "oclgrind"  # for tests; it reports itself as a GPU, but is a thousand times slower
 
 
 def package() -> Any:
@@ -37,7 +37,7 @@ def devices() -> list[Any]:
 
 
 def of_kinds(kinds: Collection[str]) -> list[Any]:
-    """Return the devices of these kinds. BackendError if there is none."""
+    """Return the devices of these kinds. BackendError if none exists."""
     found = [each for each in devices() if kind_of(each) in kinds]
     if not found:
         raise BackendError(Notice(f"OpenCL finds no {' or '.join(kinds)}; use ", Setting("backend", "cpu")))

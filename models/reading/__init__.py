@@ -1,1 +1,1 @@
-"""From the keys of a file to the shape of a model: one module for each part of it."""
+"""Converts the metadata keys of a file to the shape of a model: one module per part."""

@@ -9,14 +9,14 @@ from localllm.models.errors import ModelError
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
 from localllm.models.reading.keys import Keys
 
-OVERLAPPING = 4  # the ratio whose pools overlap, and are chosen by an indexer
+OVERLAPPING = 4  # the ratio whose pools overlap and are selected by an indexer
 RATIOS = (0, OVERLAPPING, 128)
 
 
 def read_compression(
     keys: Keys, heads: tuple[int, ...], kv_heads: tuple[int, ...], windows: tuple[int, ...], widths: tuple[int, ...]
 ) -> CompressionConfig:
-    """Read the keys of layers with these heads, windows, and widths of keys and of values and of what is rotated."""
+    """Read the compression config; `widths` are the widths of a key, a value and the rotated part."""
     key, layers = "attention.compress_ratios", len(heads)
     ratios = keys.per_layer(key, layers, 0, MAX_CONTEXT, longer=True)
     for layer, ratio in enumerate(ratios):
@@ -45,6 +45,6 @@ def read_compression(
 
 
 def compressed_rope(keys: Keys, rope: RopeConfig) -> RopeConfig:
-    """The rotation of layers with compressed rows, which does not make numbers larger."""
+    """Return the rotation of layers with compressed rows, which keeps the magnitude."""
     base = keys.real("attention.compress_rope_freq_base", 1.001, 1e30)
     return replace(rope, base=base, attention_factor=1.0, multiplier=0.0, log_multiplier=0.0)

@@ -1,7 +1,7 @@
-"""Read a model's shape from its file: convert metadata keys to a frozen and checked `Config`.
+"""Reads a model's shape from its file: converts metadata keys to a frozen and checked `Config`.
 
 Every count is bounded, so a hostile file causes an error message, never a huge loop or allocation. Zero means "not set"
-where llama.cpp treats it so.
+wherever llama.cpp treats it so.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MAX_STREAMS = 64  # known models have 4
 def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -> Config:
     """Read the `Config` of a model whose keys start with `architecture + "."`; ModelError names the invalid key.
 
-    `head` counts as layers that many of the next-token heads after the model's own.
+    `head` is the number of next-token heads to count as layers after the model's own.
     """
     row, keys = ARCHITECTURES[architecture], Keys(metadata, architecture + ".")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
@@ -158,14 +158,14 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
 def _causal(keys: Keys, row: Architecture) -> bool:
     if row.decoder:
         return False
-    causal = keys.flag("attention.causal", not row.encoder) and not row.diffusion  # as llama.cpp
+    causal = keys.flag("attention.causal", not row.encoder) and not row.diffusion  # as in llama.cpp
     if not causal and (row.recurrent is not None or row.kv_layers is not None or row.latent):
         raise ModelError(f"{row.name}.attention.causal: only causal models (true) are supported, found false")
     return causal
 
 
 def _decoder(keys: Keys, layers: int) -> DecoderConfig:
-    """The decoder; where the file names no token that starts an answer, it is the one that starts texts."""
+    """Read the decoder's config; the start token defaults to the BOS token."""
     count = keys.integer("decoder_block_count", 1, MAX_LAYERS, default=layers)
     own, last = replace(keys, prefix=""), _vocabulary(keys) - 1
     starts = "tokenizer.ggml.bos_token_id"
@@ -179,7 +179,7 @@ def _norm(keys: Keys, row: Architecture) -> NormKind:
 
 
 def eps_key(row: Architecture, norm: NormKind) -> str:
-    """The key that holds the epsilon of norms of this kind, below the architecture's prefix."""
+    """Return the key of the norm epsilon for norms of this kind, without the architecture's prefix."""
     return f"attention.layer_norm{'_rms' if norm == 'rms' or row.rms_eps else ''}_epsilon"
 
 
@@ -188,7 +188,7 @@ def _softcap(keys: Keys, key: str, default: float | None) -> float:
 
 
 def _multipliers(keys: Keys, row: Architecture, width: int, layers: int) -> tuple[float, float, float]:
-    """Scales of the embeddings, the residual branches and the logits."""
+    """Return the scales of the embeddings, the residual branches and the logits."""
     own = row.multipliers
     if own is None:
         return math.sqrt(width) if row.root_width_embedding else 1.0, 1.0, 1.0
@@ -222,7 +222,7 @@ def _vocabulary(keys: Keys) -> int:
 
 
 def _pooling(keys: Keys, key: str, default: Pooling) -> Pooling:
-    """How embeddings are pooled; the largest number means that nothing says it."""
+    """Return the pooling; -1 and the largest uint32 mean "not set"."""
     number = keys.integer(key, -1, (1 << 32) - 1, default=-1)
     if number not in (-1, (1 << 32) - 1) and number >= len(get_args(Pooling)):
         supported = ", ".join(f"{n} ({name})" for n, name in enumerate(get_args(Pooling)))

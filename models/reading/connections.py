@@ -13,7 +13,7 @@ _MAX_ITERATIONS = 1000  # known models have 20
 
 
 def read_connections(keys: Keys, row: Architecture) -> ConnectionConfig | None:
-    """Hyper-connections of an architecture that has them: "independent" streams are never mixed."""
+    """Read the hyper-connections of an architecture that has them; "independent" streams are never mixed."""
     if not row.connections:
         return None
     streams = keys.integer("hyper_connection.count", 1, _MAX_STREAMS)
@@ -27,4 +27,4 @@ def read_connections(keys: Keys, row: Architecture) -> ConnectionConfig | None:
         magnitude = keys.real("hyper_connection.magnitude", 0.0, MAX_FACTOR)
         return ConnectionConfig(streams, eps, magnitude, eps, 0)
     iterations = keys.integer("hyper_connection.sinkhorn_iterations", 0, _MAX_ITERATIONS)
-    return ConnectionConfig(streams, eps, 2.0, 0.0, max(1, iterations))  # the first is always made
+    return ConnectionConfig(streams, eps, 2.0, 0.0, max(1, iterations))  # the first iteration always runs

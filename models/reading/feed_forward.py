@@ -1,4 +1,4 @@
-"""Keys of feed-forwards: widths, activations, and how experts are chosen."""
+"""Keys of feed-forwards: widths, activations, and how experts are selected."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from localllm.models.reading.bounds import MAX_EXPERT_GROUPS, MAX_EXPERTS, MAX_F
 from localllm.models.reading.keys import Keys, found
 from localllm.plan import Activation, Gating
 
-TOP_TWENTIETH = 1.6448533535003662  # deviations that 5 % of a normal distribution exceed
+TOP_TWENTIETH = 1.6448533535003662  # standard deviations above the mean that 5 % of a normal distribution exceed
 _ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "silu": "silu"}
 # In GGUF's order, which counts from 1.
 _GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen", "sqrt_softplus")
 
 
 def read_ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...]:
-    """Rows of the gate and of the up matrix, by layer."""
+    """Return the rows of the gate (or up) matrix, by layer."""
     least = 0 if row.recurrent is not None else 1
     experts = keys.integer("expert_feed_forward_length", 0, MAX_WIDTH, default=0)
     widths = keys.per_layer(
@@ -30,7 +30,7 @@ def read_ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...
 
 
 def read_activation(keys: Keys, row: Architecture) -> Activation | Literal["xielu"]:
-    """The activation of dense feed-forwards, by the name that Transformers has for it if the file gives one."""
+    """Return the activation of dense feed-forwards; a file may give the Transformers name."""
     key = "hidden_activation"
     name = keys.metadata.get(keys.prefix + key, "") if row.activation_key else ""
     if name and name not in _ACTIVATIONS:
@@ -39,7 +39,7 @@ def read_activation(keys: Keys, row: Architecture) -> Activation | Literal["xiel
 
 
 def read_limits(keys: Keys, row: Architecture, which: str, blocks: int) -> tuple[float, ...]:
-    """Limits of feed-forward units by layer, "exp" of experts, "shexp" of all others; numbers near 0 mean none."""
+    """Return activation limits by layer, for experts ("exp") or others ("shexp"); values near 0 mean none."""
     if row.limits is None or f"swiglu_clamp_{which}" in row.ignored:
         return (0.0,) * blocks
     if row.limits == "situ":
@@ -50,13 +50,13 @@ def read_limits(keys: Keys, row: Architecture, which: str, blocks: int) -> tuple
 
 
 def read_caps(keys: Keys) -> tuple[float, float]:
-    """The caps of the gate and of what it gates, in the unit "situ"."""
+    """Return the caps of gate and up in the activation "situ"."""
     gate, gated = (keys.real(f"activation.{name}", 1e-3, MAX_FACTOR) for name in ("situ_beta", "situ_linear_beta"))
     return gate, gated
 
 
 def read_xielu(keys: Keys, layers: int) -> tuple[tuple[float, float, float, float], ...]:
-    """The numbers of xIELU by layer; files hold those that were learned, before the functions that bound them."""
+    """Return the xIELU parameters by layer; files hold the raw values, before the functions that bound them."""
     own = replace(keys, prefix="")
     bounds = {"alpha_p": -MAX_FACTOR, "alpha_n": -MAX_FACTOR, "beta": 0.0, "eps": -1.0}
     found = [own.reals(f"xielu.{key}", layers, low, MAX_FACTOR) for key, low in bounds.items()]
@@ -72,7 +72,7 @@ def _softplus(x: float) -> float:
 def read_sparsity(keys: Keys, row: Architecture, layers: int) -> tuple[float | None, ...]:
     if not row.altup:
         return (None,) * layers
-    default = tuple([TOP_TWENTIETH if layer < 10 else -math.inf for layer in range(layers)])  # where nothing says it
+    default = tuple([TOP_TWENTIETH if layer < 10 else -math.inf for layer in range(layers)])  # default
     values = keys.reals("activation_sparsity_scale", layers, -math.inf, MAX_FACTOR, default)
     return tuple([None if value < -MAX_FACTOR else value for value in values])
 
@@ -102,7 +102,7 @@ def read_experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | N
 
 
 def _adjugates(keys: Keys, count: int) -> tuple[int, float]:
-    """Experts that share an adjugate expert, and the scale of the adjugate experts' sum."""
+    """Return the number of experts that share an adjugate expert, and the scale of the adjugates' sum."""
     group = keys.integer("experts_per_group", 1, count)
     if count % group:
         raise ModelError(f"{keys.prefix}experts_per_group: expected a divisor of expert_count {count}, found {group}")
@@ -110,7 +110,7 @@ def _adjugates(keys: Keys, count: int) -> tuple[int, float]:
 
 
 def _groups(keys: Keys, count: int, used: int) -> tuple[int, int]:
-    """Groups of experts, and how many of them experts are chosen from; 1 and 1 without groups."""
+    """Return the number of expert groups, and how many of them experts are selected from; (1, 1) without groups."""
     groups = keys.integer("expert_group_count", 0, min(count, MAX_EXPERT_GROUPS), default=0)
     if groups < 2:
         return 1, 1

@@ -1,4 +1,4 @@
-"""Keys of indexers, which choose the positions that attention reads."""
+"""Keys of indexers, which select the positions that attention reads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from localllm.models.reading.keys import Keys
 from localllm.plan import BLOCK
 
 RATIOS = "attention.compress_ratios"
-_LONG = 1 << 20  # GLM 5.2, whose first files do not tell the layers with an indexer, has this context; GLM 5 less
-_EVERY = 4  # of its layers has one, after the first two
+# context of GLM 5.2, whose first files do not say which layers have an indexer; GLM 5 has a shorter one
+_LONG = 1 << 20
+_EVERY = 4  # in GLM 5.2, every 4th layer after the first two has an indexer
 
 
 def read_indexer(
@@ -65,12 +66,12 @@ def read_indexer(
 
 
 def _ratios(keys: Keys, layers: int) -> tuple[int, ...]:
-    """Positions of a pool by layer; 0 for a layer that reads all positions."""
+    """Return the positions per pool by layer; 0 for a layer that reads all positions."""
     return keys.per_layer(RATIOS, layers, 0, BLOCK)
 
 
 def _pool(keys: Keys, row: Architecture, attends: tuple[bool, ...]) -> int:
-    """Positions of a pool, which divide the number of those that are chosen."""
+    """Return the positions per pool, which must divide the number of selected positions."""
     key, chosen = "attention.indexer.kpool", keys.integer("attention.indexer.top_k", 1, MAX_CONTEXT)
     if row.indexer is not None and row.indexer.layers == "ratios":
         key, found = RATIOS, {n for n, sees in zip(_ratios(keys, len(attends)), attends, strict=True) if sees and n}
@@ -96,12 +97,12 @@ def _eps(keys: Keys, eps: float | str) -> float:
 
 
 def _types(keys: Keys, attends: tuple[bool, ...], context_length: int, head: int) -> tuple[bool, ...]:
-    """Whether each layer has an indexer of its own; a file does not tell it of next-token heads."""
+    """Return whether each layer has its own indexer; next-token heads, which files leave out, do."""
     key, layers = "attention.indexer.types", len(attends)
     if keys.metadata.get(keys.prefix + key) is not None:
         own = keys.flags(key, layers - head, True) + (True,) * head
     else:
-        first = 2  # layers that have one before the pattern begins
+        first = 2  # layers with an indexer before the pattern begins
         own = tuple([context_length < _LONG or n < first or (n - first) % _EVERY == 0 for n in range(layers)])
     first = attends.index(True) if any(attends) else 0
     if not own[first]:

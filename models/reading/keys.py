@@ -1,4 +1,4 @@
-"""Checked reading of a model file's metadata: every number has bounds, every error names its key and what was found."""
+"""Checked reading of a model file's metadata: every number has bounds, and every error names the key and its value."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Keys:
         return tuple(self._integer(key, item, low, high, reason) for item in value)
 
     def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...]:
-        """Return the integers of an array of so many."""
+        """Return the integers of an array of length `count`."""
         value = self._value(key, None)
         if isinstance(value, str) or not hasattr(value, "__len__") or len(value) != count:
             raise ModelError(f"{self.prefix}{key}: expected a list of {count} integers, {found(value)}")
@@ -84,9 +84,9 @@ class Keys:
         return bool(value)
 
     def periodic(self, key: str, layers: int, period: int, first: bool = False) -> tuple[bool, ...]:
-        """One flag per layer, from an array of one each, or false for every n-th from a number n (0: true for all).
+        """Return one flag per layer: from an array, or from a period n, which makes every n-th false (0: all true).
 
-        With `first` layers 0, n, 2n, ... are false, else layers n - 1, 2n - 1, ...
+        With `first`, layers 0, n, 2n, ... are false; otherwise layers n - 1, 2n - 1, ...
         """
         value = self._value(key, period)
         if isinstance(value, str) or not hasattr(value, "__len__"):
@@ -95,7 +95,7 @@ class Keys:
         return self._flags(key, value, layers)
 
     def flags(self, key: str, layers: int, default: bool) -> tuple[bool, ...]:
-        """Return one flag per layer: from an array, or one for all layers; numbers 0 and 1 are flags."""
+        """Return one flag per layer: from an array, or one for all layers; the numbers 0 and 1 are accepted."""
         value = self._value(key, default)
         many = hasattr(value, "__len__") and not isinstance(value, str)
         return self._flags(key, value if many else (value,) * layers, layers)

@@ -11,13 +11,13 @@ from localllm.models.reading.bounds import MAX_FACTOR, MAX_HEAD_DIM, MAX_HEADS, 
 from localllm.models.reading.keys import Keys
 
 RECURRENT_KEY, BOUND_KEY = "attention.recurrent_layers", "kda.gate_lower_bound"
-_MAX_KERNEL = 64  # rows that a convolution sees; known models have 3 or 4
+_MAX_KERNEL = 64  # rows that a convolution reads; known models have 3 or 4
 
 
 def read_mixers(
     keys: Keys, row: Architecture, kv_heads: tuple[int, ...], ffn_width: tuple[int, ...]
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Which layers have attention, and which a recurrent mixer."""
+    """Return which layers have attention, and which have a recurrent mixer."""
     layers, own = len(ffn_width), row.recurrent
     if own is None:
         return (True,) * layers, (False,) * layers
@@ -87,7 +87,7 @@ def _read_rwkv(keys: Keys, own: Recurrent) -> RecurrentConfig:
 
 
 def _bound(keys: Keys, bounded: str) -> float:
-    """The least logarithm of a decay; 0 if there is none, which minus infinity says too."""
+    """Return the lower bound of log decays; 0 for unbounded decays (missing or minus infinity)."""
     if not bounded:
         return 0.0
     if bounded == "negative":

@@ -1,4 +1,4 @@
-"""Keys of embeddings of n-grams: which layer adds them, and how tokens are hashed to rows of their table."""
+"""Keys of n-gram embeddings: which layer adds them, and how tokens are hashed to rows of their table."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from localllm.models.errors import ModelError
 from localllm.models.reading.bounds import MAX_WIDTH
 from localllm.models.reading.keys import Keys
 
-_MAX_TOKENS = 8  # of an n-gram; known models have 3
-_MAX_HEADS = 64  # of each order; known models have 8. The kernels hold a number for each
-_MAX_KERNEL = 64  # rows that the convolution weighs; known models have 4
+_MAX_TOKENS = 8  # per n-gram; known models have 3
+_MAX_HEADS = 64  # per order; known models have 8. Kernels hold a number for each
+_MAX_KERNEL = 64  # taps of the convolution; known models have 4
 _MAX_ROWS = 1 << 31  # of the table; known models have 320 million
 
 
 def read_ngrams(keys: Keys, vocabulary: int, recurs: tuple[bool, ...]) -> NgramConfig | None:
-    """The embeddings of n-grams, or None for a file without them; `recurs` says which layers are recurrent."""
+    """Read the n-gram config, or None for a file without it; `recurs` says which layers are recurrent."""
     layers = keys.metadata.get(keys.prefix + "ple.layers")
     if layers is None or (hasattr(layers, "__len__") and not len(layers)):
         return None
@@ -25,7 +25,7 @@ def read_ngrams(keys: Keys, vocabulary: int, recurs: tuple[bool, ...]) -> NgramC
     heads = keys.integer("ple.heads_per_ngram", 1, _MAX_HEADS) * (tokens - 1)
     sizes = keys.integers("ple.head_vocab_sizes", heads, 1, _MAX_ROWS)
     firsts = keys.integers("ple.head_offsets", heads, 0, _MAX_ROWS)
-    largest = (1 << 63) // vocabulary - 1  # so that products with ids stay below 2^63
+    largest = (1 << 63) // vocabulary - 1  # keeps products with token ids below 2^63
     return NgramConfig(
         layer=layer,
         width=keys.integer("embedding_length_per_layer_input", 1, MAX_WIDTH // heads),

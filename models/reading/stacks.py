@@ -1,4 +1,4 @@
-"""Keys of layers that run several times: two stacks in turn, or all layers."""
+"""Keys of layers that run several times: two alternating stacks, or all layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localllm.models.reading.keys import Keys
 
 
 def read_stacks(keys: Keys, layers: int) -> StackConfig:
-    """`layers` are those of all passes, each of which has a cache of its own."""
+    """Read the stacks; `layers` counts all passes, and each pass has its own cache."""
     own, high, low = (keys.integer(f"hrm.{key}", 1, MAX_LAYERS) for key in ("layers_per_stack", "h_cycles", "l_cycles"))
     if own * high * (low + 1) != layers:
         raise ModelError(
@@ -20,12 +20,12 @@ def read_stacks(keys: Keys, layers: int) -> StackConfig:
 
 
 def read_passes(keys: Keys, blocks: int) -> int:
-    """How often all layers run."""
+    """Return how often all layers run."""
     return keys.integer("num_loops", 1, MAX_LAYERS // blocks, default=1)
 
 
 def read_loops(keys: Keys, layers: int, passes: int) -> LoopConfig | None:
-    """`layers` are those of all passes; None if there is one."""
+    """Return the loop config, or None for a single pass; `layers` counts all passes."""
     if passes == 1:
         return None
     return LoopConfig(layers // passes, not keys.flag("skip_loop_final_norm", False))

@@ -1,6 +1,7 @@
 """Fusion: each pass replaces operations that one kernel can run with one fused operation.
 
-A backend names the passes that it has kernels for. A value in `keep` is read after the step, so no pass hides it.
+A backend names the passes that it has kernels for. A value in `keep` is read after the step, so no pass makes it
+internal.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def fuse(plan: Plan, passes: Sequence[Pass], keep: Collection[Value] = ()) -> Pl
 
 
 def fuse_additions(plan: Plan, keep: Collection[Value] = ()) -> Plan:
-    """Move an addition into the linear before it, if only it reads the linear's result and adds an older value."""
+    """Move an addition into the preceding linear, if only it reads the linear's result and the other term is older."""
     operations, uses = plan.operations, _uses(plan, keep)
     made = {value.index: number for number, op in enumerate(operations) for value in op.outputs}
     changed: dict[int, list[Operation]] = {}
@@ -46,7 +47,7 @@ def fuse_additions(plan: Plan, keep: Collection[Value] = ()) -> Plan:
 
 
 def fuse_linears(plan: Plan, keep: Collection[Value] = (), most: int = 3) -> Plan:
-    """Group neighbouring linears of the same value and format, at most `most` per group.
+    """Group neighboring linears with the same input and format, at most `most` per group.
 
     Fuse two linears with the glu right after them if only the glu reads them.
     """
@@ -84,13 +85,13 @@ def _alone_reads(glu: Glu, linears: Sequence[Linear], uses: Mapping[int, int]) -
 
 
 def fuse_heads(plan: Plan, keep: Collection[Value] = ()) -> Plan:
-    """Move the norms and rotations of queries and keys into the append of the keys, if both are prepared alike.
+    """Move the norms and rotations of queries and keys into the append of the keys, if both are processed the same way.
 
-    Only the append may read the rotated keys, and only the attention after it, in the same layer, the rotated queries.
+    Only the append may read the rotated keys, and only the same layer's attention the rotated queries.
     """
     uses = _uses(plan, keep)
     changed: dict[int, list[Operation]] = {}
-    queries: dict[int, tuple[int, Value]] = {}  # of the layer that writes the cache, not of others that read it later
+    queries: dict[int, tuple[int, Value]] = {}  # of the layer that writes the cache, not of later layers that read it
     for number, op in enumerate(plan.operations):
         if isinstance(op, Attention):
             queries.setdefault(op.layer, (number, op.q))
@@ -116,7 +117,7 @@ def fuse_heads(plan: Plan, keep: Collection[Value] = ()) -> Plan:
 
 
 def fuse_ends(plan: Plan, keep: Collection[Value] = ()) -> Plan:
-    """Rotate the last numbers of heads where they are, if only the rotated heads are read afterwards."""
+    """Rotate the last dimensions of heads in place, if only the joined heads are read afterwards."""
     uses = _uses(plan, keep)
     made = {value.index: number for number, op in enumerate(plan.operations) for value in op.outputs}
     changed: dict[int, list[Operation]] = {}
@@ -137,7 +138,7 @@ def fuse_ends(plan: Plan, keep: Collection[Value] = ()) -> Plan:
 
 
 def _halves(first: Columns, last: Columns, join: Join, rotation: Rotate) -> bool:
-    """Return whether these are the two parts of each head of one value, of which the last is rotated."""
+    """Return whether these are the two parts of each head of one value, with the last part rotated."""
     size = last.x.width // last.groups
     return (
         first.x == last.x and first.groups == last.groups == join.groups and rotation.head_dim == size - last.start

@@ -1,8 +1,8 @@
-"""Split a plan over several places, such as a GPU and the CPU: each place gets a separate plan.
+"""Split a plan over several devices, such as a GPU and the CPU: each device gets a separate plan.
 
-Neighbouring operations of one place form a stage. Every stage except the first begins with a Receive, every stage
+Neighboring operations of one device form a stage. Every stage except the first begins with a Receive, every stage
 except the last ends with a Send, and a stage receives what the previous one sends. A stage also passes on values that a
-later stage of another place reads and does not have yet. With two places, every value crosses at most once.
+later stage of another device reads and does not have yet. With two devices, every value is transferred at most once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from localllm.plan.recurrence import Convolve, LinearAttention, SelectiveScan
 from localllm.plan.values import Value
 
 Place = TypeVar("Place", bound=Hashable)
-# Operations that name a layer of the cache.
+# Operations with a cache layer.
 Layered = Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool
 
 
 @dataclass(frozen=True, slots=True)
 class Split(Generic[Place]):
-    """The result of a split: a plan for every place that has operations, and the place of every stage in order.
+    """The result of a split: a plan for every device that has operations, and the device of every stage in order.
 
-    `layers` holds the place of every cache layer of the whole plan, and the layer's number there.
+    `layers` holds, for every cache layer of the whole plan, its device and its number there.
     """
 
     plans: dict[Place, Plan]
@@ -46,9 +46,9 @@ class _Stage(Generic[Place]):
 
 
 def split(plan: Plan, places: Sequence[Place]) -> Split[Place]:
-    """Split `plan`: operation i goes to `places[i]`. All operations of a cache layer must go to one place.
+    """Split `plan`: operation i goes to `places[i]`. All operations of a cache layer must go to one device.
 
-    Split first, fuse the plans of the places later.
+    Split before fusing: fuse the plans of the devices afterwards.
     """
     pairs = groupby(zip(places, plan.operations, strict=True), key=lambda pair: pair[0])
     stages = [_Stage(place, tuple([op for _, op in group])) for place, group in pairs]
@@ -74,7 +74,7 @@ def split(plan: Plan, places: Sequence[Place]) -> Split[Place]:
 
 
 def _layers(stages: Sequence[_Stage[Place]]) -> tuple[tuple[Place, int], ...]:
-    """Return the place of every cache layer, and its number there."""
+    """Return the device of every cache layer, and its number there."""
     places: dict[int, Place] = {}
     for stage in stages:
         for layer in (layer for op in stage.operations for layer in op.state):

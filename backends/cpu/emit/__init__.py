@@ -1,4 +1,4 @@
-"""The operations that the CPU runs: one emitter each turns the operation into kernel calls.
+"""The operations that the CPU runs: one emitter per operation turns it into kernel calls.
 
 An emitter allocates buffers for the results of its operation, and calls kernels on the buffers of its inputs.
 """

@@ -1,4 +1,4 @@
-"""Emitter of attention: the tasks of a step, and the merge of those that are split."""
+"""Emitter of attention: the tasks of a step, and the merge of split tasks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Emitter of a mixture of experts: route, sort by expert, gate and up, glu, down, combine.
 
-Between sort and combine, each row stands for a pair: a row of the batch and one of its experts.
+Between sort and combine, each row is a pair: a row of the batch and one of its experts.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def experts(low: Lowering, op: Experts) -> None:
 
 
 def _route(low: Lowering, op: Experts) -> _Pairs:
-    """Choose the experts of every row, and list the pairs of each expert."""
+    """Select the experts of every row, and list the pairs of each expert."""
     rows, used, count = op.x.rows, op.used, op.gate.weight.shape[0]
     most = {"batch": low.limits.rows, "logits": low.limits.logit_rows}[rows] * used
     pairs = _Pairs(low.list(4 * most), low.list(4 * most), low.list(8 * (count + 1)), low.list(8 * most))
@@ -94,7 +94,7 @@ def _route(low: Lowering, op: Experts) -> _Pairs:
 
 
 def _multiply(low: Lowering, stack: Stack, x: Buffer, y: Buffer, per_row: int, pairs: _Pairs) -> None:
-    """One product of all pairs with their experts' matrices."""
+    """Emit one product of all pairs with their experts' matrices."""
     weight, panels = stack.weight, low.panels[stack.weight.name]
     width = panel_count(weight.shape[1]) * LANES
     unpacks = weight.format in INTEGER_PANELS
@@ -110,7 +110,7 @@ def _multiply(low: Lowering, stack: Stack, x: Buffer, y: Buffer, per_row: int, p
 
 
 def _glu(low: Lowering, op: Experts, gate: Buffer, up: Buffer, pairs: _Pairs) -> Buffer | None:
-    """Write activation(gate) * up to `gate`, and a copy in the activation format of the last product, if it has one."""
+    """Write activation(gate) * up to `gate`, and quantized for the down product if that needs it; return the latter."""
     ffn, kind = op.gate.weight.shape[1], activations_of(op.down.weight.format)
     quantized = None if kind is None else low.values.take(op.x.rows, activation_stride(kind, ffn), op.used)
     count = replace(pairs.starts, offset=8 * op.gate.weight.shape[0])  # the number of pairs

@@ -1,4 +1,4 @@
-"""Emitters of recurrent layers: what a row leaves in the store, then what it reads there."""
+"""Emitters of recurrent layers: a row is first written to the store, then computed from it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def convolve(low: Lowering, op: Convolve) -> None:
         step=_step(low, op.layer), x=rows_in(x), y=output_to(low.make(op.out)), weight=ColumnsOf(op.weight, LANES),
         bias=vector(op.bias), store=CacheOf(op.layer, "keys"), zeros=low.list(4 * whole(width)),
     )  # fmt: skip
-    # A row also reads rows that other threads made, unlike those of the domain "batch".
+    # Domain "select", because a row reads rows that other threads made.
     low.call(kernels.convolve(width, op.weight.shape[1]), arguments, "select", "convolve")
 
 
 def linear_attention(low: Lowering, op: LinearAttention) -> None:
     q, k, v, *_ = map(low.floats, op.inputs)
-    sizes, strength = (q if x is None else low.floats(x) for x in (op.step, op.strength))  # what is None is not read
+    # a kernel does not read a None input
+    sizes, strength = (q if x is None else low.floats(x) for x in (op.step, op.strength))
     step, of, keys = _step(low, op.layer), op.store, CacheOf(op.layer, "keys")
     emits = channels.ChannelHead if of.channels else kernels.Head
     append = kernels.KeysArguments(step=step, k=rows_in(k), keys=keys)
@@ -75,4 +76,5 @@ def pool(low: Lowering, op: Pool) -> None:
     arguments = pooling.PoolArguments(
         step=step, y=output_to(low.make(op.out)), bias=VectorOf(op.bias, LANES), store=store, count=op.size
     )
-    low.call(pooling.pool(op.out.width, op.parts), arguments, "select", "pool")  # reads what other threads appended
+    # reads rows that other threads appended
+    low.call(pooling.pool(op.out.width, op.parts), arguments, "select", "pool")

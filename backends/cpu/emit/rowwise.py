@@ -45,7 +45,7 @@ def rotate_ends(low: Lowering, op: RotateEnds) -> None:
 
 
 def _rotate(low: Lowering, x: Value, out: Value, op: Rotate, first: int) -> None:
-    """Rotate heads from number `first` on."""
+    """Rotate dimensions `first` and up of every head."""
     source, head_dim = low.floats(x), first + op.head_dim
     low.values.release(x)  # a pair is read before it is written
     target = low.make(out)

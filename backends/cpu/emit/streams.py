@@ -52,7 +52,7 @@ def mix(low: Lowering, op: Mix) -> None:
 
 def blend(low: Lowering, op: Blend) -> None:
     slices = op.x.width // op.last.width
-    stride = -(-4 * slices // 64) * 64  # a cache line of its own for every thread
+    stride = -(-4 * slices // 64) * 64  # a separate cache line for every thread
     arguments = BlendArguments(
         x=rows_in(low.floats(op.x)), last=rows_in(low.floats(op.last)), y=output_to(low.make(op.out)),
         weight=VectorOf(op.weight, LANES), slices=slices, width=op.last.width, eps=op.eps,

@@ -1,4 +1,4 @@
-"""Unpack the blocks of each weight format in registers: one row per format in `INTEGER_PANELS` or `FLOAT_PANELS`."""
+"""Unpacks the blocks of each weight format in registers: one row per format in `INTEGER_PANELS` or `FLOAT_PANELS`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Formats whose values are points of a codebook: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
 Kernels look up 64 point numbers at a time: four runs of the 16 rows. With byte permutation across a register, the
-coordinates come from tables in registers, packed to 2 or 4 bits. Otherwise the numbers of a block are stored as 16
-bits, and each point is loaded separately from a table among the kernel's constants. (Zen 4, IQ1_M: extracting the
+coordinates come from tables in registers, packed to 2 or 4 bits. Otherwise the point numbers of a block are stored as
+16 bits, and each point is loaded separately from a table among the kernel's constants. (Zen 4, IQ1_M: extracting the
 numbers from vectors is a fifth slower; copying points to memory one by one and loading them 64 later is a third
 slower.) `quant.formats` defines the layouts.
 """
@@ -32,8 +32,8 @@ from localllm.backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value
 from localllm.quant.formats.grids import grid
 
 u8x16, u16x16 = vector(I8), vector(I16)
-CENTRE = 64  # the byte of zero: coordinates lie within +-62, so bytes stay below 128
-EIGHTH = 16  # stored byte of a zero in eighths. They lie within +-9, so AVX2 can add more before it widens
+CENTRE = 64  # the byte that encodes zero: coordinates are within +-62, so bytes stay below 128
+EIGHTH = 16  # stored byte of a zero in eighths, which are within +-9, so AVX2 can add more before it widens
 PERMUTED = 1024  # maximum points; with more, loads beat lookups in registers (IQ1_S on Zen 4: 38 to 30 G weights/s)
 Index = tuple[Value, Value | None]  # bits 0..7 and the higher bits of 64 point numbers, u8 x 64 each
 
@@ -57,8 +57,10 @@ def _packed(name: str, bits: int) -> tuple[list[list[int]], list[int]]:
 
 
 def _coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable[[], Index]]) -> Iterator[list[Value]]:
-    """Yield CENTRE + coordinates, or EIGHTH + 1 + factor * coordinates, for each run of 16 rows (four runs per index),
-    four coordinates at a time (u8 x 64)."""
+    """Yield CENTRE + coordinates, or EIGHTH + 1 + factor * coordinates, four coordinates at a time (u8 x 64).
+
+    The order is by runs of 16 rows, four runs per index.
+    """
     if f.isa.byte_permute and len(grid(name)) <= PERMUTED:
         for index in indices:
             yield from _permuted(f, name, index())
@@ -71,7 +73,8 @@ def _coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable
         wide = f.widen(low, I16)
         f.store(numbers + 128 * four, wide if high is None else wide | (f.widen(high, I16) << 8))
     for run in range(4 * len(indices)):
-        f.keep_order()  # else the compiler extracts numbers from vectors, and loads more points than registers hold
+        # otherwise the compiler extracts numbers from vectors, and loads more points than registers can hold
+        f.keep_order()
         points = f.fetch(table, element, [f.load(numbers + 2 * (LANES * run + row), I16) for row in range(LANES)])
         if size == 4:
             yield [f.bits(points, u8x64)]
@@ -98,7 +101,7 @@ def _permuted(f: Function, name: str, index: Index) -> Iterator[list[Value]]:
 
 
 def _four_runs(f: Function, block: Block, offset: int) -> Value:
-    """Load four neighbouring bytes of every row, one run after the other: u8 x 64."""
+    """Load four neighboring bytes of every row, one run after the other: u8 x 64."""
     return f.load(block.at(offset, 1), u8x64)
 
 
@@ -127,7 +130,8 @@ def _signs_of_codes(f: Function, codes: Value) -> Value:
     bytes_ = codes & 0x7F
     for n in range(1, 4):
         bytes_ = bytes_ | ((codes << n) & (0x7F << (8 * n)))
-    parity = bytes_ ^ (bytes_ >> 4)  # only the lowest bit of each byte counts: bits from the next byte arrive above it
+    # only the lowest bit of each byte counts: bits shifted in from the next byte end up above it
+    parity = bytes_ ^ (bytes_ >> 4)
     parity = parity ^ (parity >> 2)
     parity = (parity ^ (parity >> 1)) & 0x01010101
     return f.bits(bytes_ | (parity << 7), u8x64)
@@ -260,7 +264,7 @@ def _panel(
     name: str, fields: tuple[tuple[int, int], ...], group: int, steps: Callable[[Function, Block], Iterator[Step]],
     scales: SuperScales, zero: int = CENTRE,
 ) -> IntegerPanel:  # fmt: skip
-    # Summed in integers if float operations dominate otherwise (Zen 4, decoding: IQ2_S 1.4 times as fast).
+    # Sum in integers if float operations would dominate otherwise (Zen 4, decode: IQ2_S 1.4 times as fast).
     in_integers = scales if group == 16 or zero == EIGHTH else None
     largest = 127 if zero == CENTRE else EIGHTH + 9
     return IntegerPanel(

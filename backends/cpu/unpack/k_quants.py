@@ -38,7 +38,7 @@ def _q4_steps(f: Function, block: Block) -> Iterator[Step]:
 
 def _q5_steps(f: Function, block: Block) -> Iterator[Step]:
     pairs = range(4)
-    # All eight groups are summed at once, in reading order, if there are enough registers.
+    # Sum all eight groups at once, in reading order, if there are enough registers.
     order = ((word, pair) for word in range(8) for pair in pairs)
     if f.isa.registers < 32:
         order = ((word, pair) for pair in pairs for word in range(8))
@@ -98,7 +98,7 @@ def _q3_scale(f: Function, block: Block, group: int) -> Scales:
 
 
 def _as_read(words: int, *starts: int) -> tuple[int, ...]:
-    """Return the file offsets of fields that are read in turn: one word of each field, then the next word."""
+    """Return the file offsets of fields that are read alternately: one word of each field, then the next word."""
     return tuple(start + 4 * word for word in range(words) for start in starts)
 
 

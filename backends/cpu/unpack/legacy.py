@@ -35,8 +35,10 @@ def _nibbles_and_bit(bits: int, at: int) -> Steps:
 
 
 def _spread_bits(f: Function, bits: Value) -> Value:
-    """Move bit k, which belongs to value k = 4 g + i, to bit 8 i + g. One shift then brings the bits of a word's four
-    values into their bytes."""
+    """Move bit k, which belongs to value k = 4 g + i, to bit 8 i + g.
+
+    One shift then brings the bits of a word's four values into their bytes.
+    """
     out = f.constant(I32, 0)
     for group in range(8):
         four = (bits >> (4 * group)) & 15

@@ -8,7 +8,7 @@ from localllm.backends.cpu.panels import Block, IntegerPanel, Scales, Step, Supe
 from localllm.backends.cpu.simd import F32, Function, vector
 from localllm.quant.formats import fp4, iq4
 
-# Levels plus an offset, as small as possible, because AVX2 adds up more products of small bytes.
+# Levels plus the smallest possible offset, because AVX2 can add up more products of small bytes.
 IQ4_LEVELS = tuple(128 + int(level) for level in iq4.LEVELS)
 FP4_CENTRE = 16
 FP4_LEVELS = tuple(FP4_CENTRE + int(level) for level in fp4.LEVELS)

@@ -1,6 +1,6 @@
-"""Plans that together need every kernel, for `localllm doctor`: shapes and options as models have them.
+"""Plans that together use every kernel, for `localllm doctor`, with the shapes and options of real models.
 
-They name weights without numbers; a check makes its own.
+They name weights without data; the check makes the data.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Sheet:
         return Declared(f"weight {self.count}", format, shape)
 
     def rows(self, width: int) -> Value:
-        """Rows that something else has made."""
+        """Return rows that come from outside the operations under test."""
         return self.r.columns(self.r.embed(self.source), 0, width)
 
     def stack(self, format: str, *shape: int, extras: bool = False) -> Stack:
@@ -68,7 +68,7 @@ class Sheet:
 
 
 def catalogue() -> Iterator[tuple[str, list[Segment], CacheTypes]]:
-    """(what it is about, segments, types of the cache): each segment once."""
+    """Yield (title, segments, cache types), each segment once."""
     seen: set[object] = set()
     for name, plan, cache in _plans():
         own = []
@@ -102,7 +102,7 @@ def _plan(build: Callable[[Sheet], Value]) -> Plan:
 
 
 def _format(name: str, s: Sheet) -> Value:
-    """An embedding, and products as a layer has them: of one matrix, three together, two with their gate, heads."""
+    """Record an embedding and the products of a layer: one matrix, three together, two with a glu, and heads."""
     r, x = s.r, s.r.embed(s.weight(VOCABULARY, 512, format=name))
     normed = r.rms_norm(x, s.weight(512), 1e-5)
     q, k, v = (r.linear(normed, s.weight(rows, 512, format=name)) for rows in (512, 130, 130))
@@ -122,7 +122,7 @@ def _format(name: str, s: Sheet) -> Value:
 
 
 def _rows(s: Sheet) -> Value:
-    """Operations number by number, row by row and slice by slice."""
+    """Record elementwise, rowwise and slicewise operations."""
     r, x, y = s.r, s.rows(320), s.rows(320)
     for style in ("norm", "neox"):
         for head, rotated in ((64, 64), (80, 32)):
@@ -169,7 +169,7 @@ def _attend(
 
 
 def _heads(s: Sheet) -> Value:
-    """Heads of usual widths, for each cache type."""
+    """Record attention with common head widths, for each cache type."""
     _attend(s, 8, 2, 64, rope="neox")
     _attend(s, 6, 1, 128, rope="norm")
     return s.r.select_rows(_attend(s, 4, 4, 80))
@@ -192,7 +192,7 @@ def _both_directions(s: Sheet) -> Value:
 
 
 def _selected(s: Sheet) -> Value:
-    """An indexer over single positions, over blocks and over pools."""
+    """Record indexers over single positions, over blocks and over pools."""
     r = s.r
     for weighted, block, pooled in ((True, 1, False), (False, 4, False), (True, 4, True)):
         keys = r.append_index(s.rows(128), 4 if pooled else 1)

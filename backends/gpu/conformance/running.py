@@ -1,8 +1,9 @@
 """Runs a segment on a device and on the NumPy reference, and compares them.
 
-A device runs every step in two ways. Memory that a kernel must not read holds NaN in the first and other numbers in the
-second, the cache blocks of a sequence lie elsewhere, and launches are recorded and replayed; the bits must be equal. So
-a value left over from another kernel, or a barrier that is missing, shows unless it happens not to matter in any run.
+A device runs every step twice. Memory that a kernel must not read holds NaN in the first run and other numbers in the
+second, the second run uses other cache blocks, and launches are recorded and replayed; the bits must be equal. So a
+value left over from another kernel, or a missing barrier, shows up unless it happens to make no difference in both
+runs.
 """
 
 from __future__ import annotations
@@ -48,29 +49,29 @@ from localllm.plan import (
 )
 from localllm.printable import printable
 
-# Rows of each step: one step for each kernel that the number of rows selects (`kernel.FEW_ROWS`, `products.SOME_ROWS`).
+# Rows of each step: one step per kernel that the number of rows selects (`kernel.FEW_ROWS`, `products.SOME_ROWS`).
 ROWS = (70, 19, 9, 1)
-# The same for large products on a processor, which would take minutes. Only tensor cores tell 17 rows from 70.
+# The same for large products on a CPU, which would take minutes. 17 and 70 rows differ only on tensor cores.
 FEWER_ROWS = (17, 2, 1)
-MUCH = 1 << 26  # multiplications of a row
+MUCH = 1 << 26  # minimum multiplications per row of a large product
 # Rows of each step of a growing sequence, which reaches the second partition of attention.
 GROWING = (70, 3, 1, 1, 1, 19, 150, 12, 1, 1)
-BLOCKS = 5  # of a sequence
-DISTINCT = 7  # rows that differ, where the reference is slow; further ones repeat them
-TEXT = 5  # rows of the text that an encoder has read
+BLOCKS = 5  # per sequence
+DISTINCT = 7  # distinct rows, if the reference is slow; further ones repeat them
+TEXT = 5  # rows of the encoder text
 SHOWN = 300  # characters of a driver's error
-WANTED = 5  # of the search for the largest logits
+WANTED = 5  # count in the search for the largest logits
 
-# Limits of the error: root mean square over a row, divided by that of the exact row. One number may err PEAK times as
-# much. Sums differ in their order; int8 products lose half a percent of rows that are not exact in a byte.
-# Some operations take differences.
+# Limits of the error: root mean square over a row, divided by that of the exact row. A single number may have PEAK
+# times this error. Sums differ in their order; int8 products have half a percent of error on rows that int8 cannot hold
+# exactly. Some operations subtract nearly equal numbers.
 CLOSE, DIFFERENCES, ROUNDED, TWICE_ROUNDED = 2e-5, 1e-3, 0.1, 0.2
-# The same for keys and values of a type: a number between two that can be stored may be rounded the other way.
+# The same for keys and values by cache type: a number halfway between two representable ones may round either way.
 STORED = {"f32": 2e-5, "f16": 1e-3, "bf16": 4e-3, "fp8": 1e-2}
 STORED_IN_BLOCKS = 3e-2
 PEAK = 16.0
-NARROW = 32  # numbers of a row; the sum that is one number may cancel
-SMALL = 1e-3  # of the root mean square of all rows: what a row counts at least; where rows are rounded, as all rows
+NARROW = 32  # numbers of a row; a sum that yields one number may cancel
+SMALL = 1e-3  # minimum magnitude of a row in the relative error, as a share of the root mean square of all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Outcome:
     error: float
     limit: float
     problem: str = ""  # "" if it passed
-    broken: bool = False  # whether a call of the driver failed
+    broken: bool = False  # whether a driver call failed
 
     @property
     def passed(self) -> bool:
@@ -88,12 +89,15 @@ class Outcome:
 
 
 class Wrong(Exception):
-    """The results of a device are wrong; the message says how."""
+    """A device gives wrong results; the message says how."""
 
 
 def run(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> Outcome:
-    """Compare a segment. BackendError if the device cannot begin, because of a lack of memory for instance; what fails
-    once the steps run is a problem."""
+    """Check a segment.
+
+    Raise BackendError if the device cannot start, for example for lack of memory; failures after that are reported in
+    the outcome.
+    """
     try:
         check = _Check(device, segment, limits, cache)
     except device.errors as error:
@@ -109,13 +113,13 @@ def run(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> 
     finally:
         try:
             check.close()
-        except _errors(device) as error:  # after a failure it is not the cause
+        except _errors(device) as error:  # after a failure, an error here is only a consequence
             problem, broken = problem or told(error), True
     return Outcome(check.error, check.limit, problem, broken)
 
 
 def uncompiled(device: Device) -> str:
-    """Return the reason why a device compiles no kernel; "" if it compiles the kernel that every check needs."""
+    """Return why a device cannot compile the kernel that every check needs; "" if it can."""
     try:
         device.compile(*_residue(device))
     except _errors(device) as error:
@@ -140,7 +144,7 @@ def answers(device: Device) -> bool:
 
 
 def _errors(device: Device) -> tuple[type[Exception], ...]:
-    """Return what a call of a device may raise."""
+    """Return the exceptions that a device call may raise."""
     return (BackendError, *device.errors)
 
 
@@ -151,9 +155,9 @@ def told(error: Exception) -> str:
 
 
 def limit_of(segment: Segment, cache: CacheTypes) -> float:
-    """Return the largest error that is allowed."""
+    """Return the largest allowed error."""
     flat = flattened(segment.operations)
-    if segment.rounds and any(isinstance(op, Experts) for op in flat):  # rounds its input, then its hidden row
+    if segment.rounds and any(isinstance(op, Experts) for op in flat):  # rounds its input, then its hidden rows
         return TWICE_ROUNDED
     if segment.rounds:
         return ROUNDED
@@ -194,9 +198,9 @@ class _Check:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _steps(self) -> Iterator[tuple[int, int]]:
-        """(first position, rows) of every step."""
+        """Yield (first position, rows) of every step."""
         most = self._limits.rows
-        if self._segment.makes_logits and self._segment.plan.logits.rows == "batch":  # of embeddings
+        if self._segment.makes_logits and self._segment.plan.logits.rows == "batch":  # embeddings
             most = min(most, self._limits.logit_rows)
         at = TEXT if self._after else 0
         of_text = (*ROWS, 150) if self._whole else GROWING
@@ -209,13 +213,13 @@ class _Check:
             at += count
 
     def _counts(self, count: int) -> dict[Rows, int]:
-        """Return the rows of a step: the batch's, and the logits' if the segment has such values."""
+        """Return the row counts of a step: of the batch, and of logits if the segment has such values."""
         wanted = any(value.rows == "logits" for op in self._flat for value in (*op.inputs, *op.outputs))
         wanted |= self._segment.makes_logits
         return {"batch": count, "logits": min(count, self._limits.logit_rows) if wanted else 0}
 
     def _batch(self, at: int, count: int, way: int) -> Batch:
-        """Return rows of a sequence; in the second way its blocks lie elsewhere."""
+        """Return rows of a sequence; the second run (`way` 1) uses other blocks."""
         positions = np.arange(at, at + count, dtype=np.int32)
         numbers = np.arange(2 * BLOCKS, dtype=np.int32)
         table = (numbers[::2] if way == 0 else numbers[::-2])[None]
@@ -240,7 +244,7 @@ class _Check:
         return found.astype(np.int32)
 
     def _received(self, at: int, count: int) -> list[F32]:
-        """Return rows for every received value; where the reference is slow, DISTINCT rows that repeat."""
+        """Return rows for every received value; if the reference is slow, DISTINCT rows that repeat."""
         counts, pairs = self._counts(self._few(count)), zip(self._segment.received, self._segment.kinds, strict=True)
         found = {value: inputs(kind, (value.index, at, count), counts[value.rows], value) for value, kind in pairs}
         for op in self._flat:
@@ -252,7 +256,7 @@ class _Check:
         return list(found.values())
 
     def _few(self, count: int) -> int:
-        """Return the rows that the reference computes."""
+        """Return the number of rows that the reference computes."""
         return min(count, DISTINCT) if self._repeats else count
 
     def _expected(self, at: int, count: int, received: list[F32]) -> list[F32]:
@@ -261,7 +265,7 @@ class _Check:
         return self._repeated(found, sent, count)
 
     def _repeated(self, rows: list[F32], values: Sequence[Value], count: int) -> list[F32]:
-        """Return the rows of the whole step, which repeat those that the reference computes."""
+        """Return the rows of the whole step by repeating the rows that the reference computes."""
         counts = self._counts(count)
         shapes = [(counts[value.rows], value.width) for value in values]
         return [
@@ -293,7 +297,7 @@ class _Check:
                         self._same(self._step(at, count, way, received), found, count, what)
 
     def spread(self) -> None:
-        """A NaN must stay in its row, and must not get lost there."""
+        """Check that a NaN stays in its row and is not lost there."""
         count = min(9, self._limits.rows, self._limits.logit_rows)
         received = self._received(5, count)
         if not received or count < 3:
@@ -340,17 +344,17 @@ class _Check:
                 raise Wrong(f"{count} rows: {what} gave other bits")
 
 
-NAN, ODD = 0x7FC00000, 0x41973C5A  # bits left in memory that no kernel may read: NaN, then 18.9
+NAN, ODD = 0x7FC00000, 0x41973C5A  # bit patterns left in memory that no kernel may read: NaN, then 18.9
 
 
 class _Residue:
-    """Leaves a number everywhere in the local memory of a device, where the next kernel begins with it."""
+    """Fills the local memory of a device with a number, which the next kernel finds there."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._groups = 16 if device.facts.compute == "CPU" else GROUPS
         kernel = device.compile(*_residue(device))
-        self._buffers: list[Any] = []  # the number, and the output
+        self._buffers: list[Any] = []  # input number and output
         try:
             for length in (4, 4 * GROUPS):
                 self._buffers.append(device.alloc(length, "a check"))
@@ -369,17 +373,17 @@ class _Residue:
 
 
 def _filled(device: Device) -> int:
-    """Return the bytes of local memory that are filled."""
+    """Return the bytes of local memory to fill."""
     return min(device.facts.local_memory, LOCAL)
 
 
 def _residue(device: Device) -> tuple[str, str]:
-    """Return the kernel that fills local memory: its source and its name."""
+    """Return the source and the name of the kernel that fills local memory."""
     return f"#define COUNT {_filled(device) // 4}\n{source_text('prelude')}{LEAVE}", "leave"
 
 
-GROUPS = 1024  # more than run at a time on any card
-LOCAL = 48 << 10  # bytes that are filled at most
+GROUPS = 1024  # more than any GPU runs at a time
+LOCAL = 48 << 10  # maximum bytes to fill
 LEAVE = """
 KERNEL(128, leave)(GLOBAL const int *number, GLOBAL int *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -409,7 +413,7 @@ class _Reference(ReferenceExecutable):
     """A segment on the NumPy reference. Large matrices are computed from their distinct rows."""
 
     def __init__(self, segment: Segment, limits: Limits, cache: CacheTypes) -> None:
-        self._few: set[str] = set()  # stacks of few experts
+        self._few: set[str] = set()  # stacks with few distinct experts
         self._tables = [op.table.shape[0] for op in flattened(segment.operations) if isinstance(op, Embed)]
         plan = self._shortened(segment.plan)
         positions = BLOCKS * BLOCK
@@ -426,7 +430,7 @@ class _Reference(ReferenceExecutable):
         )
 
     def _shortened(self, plan: Plan) -> Plan:
-        """Return the plan whose large matrices have only their distinct rows."""
+        """Return the plan with large matrices reduced to their distinct rows."""
         made, values = list[Operation](), list(plan.values)
 
         def value(width: int, like: Value) -> Value:

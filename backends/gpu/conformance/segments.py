@@ -1,8 +1,8 @@
-"""Cuts a plan into segments: small plans that launch the model's own kernels, on rows that the host sends.
+"""Cuts a plan into segments: small plans that launch the model's own kernels, on rows sent by the host.
 
-Each operation is a segment, with those that share its cache layer or read its selection. A kernel that writes rows in
-the form that the next product reads is also checked together with that product. Segments that differ only in names
-are checked once.
+Each operation is a segment, together with operations that share its cache layer or read its selection. A kernel that
+writes rows in the form that the next product reads is also checked together with that product. Segments that differ
+only in names are checked once.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from localllm.plan.fused import Heads
 from localllm.plan.rewrites.fusion import fuse
 
 _MATRICES = {(Linear, "weight"), (HeadLinear, "weight"), (Stack, "weight"), (Embed, "table")}
-NEAR = 40  # a window that is soon full, in place of a longer one
-SOON = 48  # positions that a selection chooses, in place of more
+NEAR = 40  # replaces a longer window, which would take long to fill
+SOON = 48  # replaces a larger number of selected positions
 
 # (operation, field) -> key of samples.INPUTS; other inputs have rows of several magnitudes.
 _INPUTS: dict[tuple[type[Operation], str], str] = {
@@ -75,10 +75,10 @@ _VECTORS: dict[tuple[type[Any], str], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Some operations as a plan that begins with a Receive; `kinds`: how the rows of each received value are made.
+    """Some operations as a plan that begins with a Receive; `kinds` says how rows of received values are generated.
 
-    `stored`: the types of keys and values matter. `rounds`: a kernel rounds rows to bytes that the reference does not
-    round. `changed`: how it differs from the model's operations.
+    `stored`: the cache types matter. `rounds`: a kernel rounds rows to int8 that the reference does not round.
+    `changed`: how it differs from the model's operations.
     """
 
     plan: Plan
@@ -112,9 +112,7 @@ def segments(plan: Plan, keep: Collection[Value] = ()) -> list[Segment]:
     clusters = list(_clusters(fused.operations))
     both_ways = next((own for own in clusters if any(isinstance(op, Attention) and not op.causal for op in own)), [])
     for cluster in clusters:
-        if any(
-            isinstance(op, Attention) and op.after for op in cluster
-        ):  # such a plan also has rows that see later ones
+        if any(isinstance(op, Attention) and op.after for op in cluster):  # such a plan also has non-causal rows
             cluster = [*both_ways, *cluster]
         made = [value for op in cluster for value in op.outputs]
         sent = [] if made == [fused.logits] else made
@@ -142,7 +140,7 @@ def _read_as(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
 
 
 def _clusters(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """Yield the operations that only make sense together: they share a layer of the cache, or a selection."""
+    """Yield the operations that only make sense together: they share a cache layer or a selection."""
     leader = list(range(len(operations)))
 
     def lead(number: int) -> int:
@@ -167,13 +165,13 @@ def _clusters(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
         if not isinstance(op, Receive | Send | EmbedNgrams):
             clusters.setdefault(lead(number), []).append(op)
     for cluster in clusters.values():
-        # One of the layers that read the cache of another: all launch the same kernels.
+        # Keep one of the layers that read another layer's cache: all of them launch the same kernels.
         alike = {_shape_of(op): op for op in reversed(cluster) if isinstance(op, Attention)}
         yield [op for op in cluster if not isinstance(op, Attention) or alike[_shape_of(op)] == op]
 
 
 def _shape_of(op: Attention) -> Attention:
-    """Return the attention without the values that it reads and makes."""
+    """Return the attention operation without its input and output values."""
     q, out = (replace(value, index=0, name="") for value in (op.q, op.out))
     selection = op.selection and replace(op.selection, index=0, name="")
     plain = [None if weight is None else replace(weight, tensor="") for weight in (op.sinks, op.slopes, op.distances)]
@@ -181,7 +179,7 @@ def _shape_of(op: Attention) -> Attention:
 
 
 def _products(plan: Plan, made: Sequence[Value], blocks: set[int]) -> list[Operation]:
-    """Return operations that multiply values in `made` as activation blocks: one for each value."""
+    """Return one operation per value in `made` that multiplies it as activation blocks."""
     found: list[Operation] = []
     for value in made:
         if value.index in blocks:
@@ -193,7 +191,7 @@ class _Renamer:
     """Gives values, layers and weights of a segment names that depend only on their order."""
 
     def __init__(self, plan: Plan, known: Collection[int] | None) -> None:
-        self._plan, self._known = plan, known  # the values that operations pass to each other; None: all
+        self._plan, self._known = plan, known  # the values passed between operations; None: all
         self.values: dict[tuple[int, int], Value] = {}
         self.layers: dict[int, int] = {}
         self.stores: list[Store] = []
@@ -223,7 +221,7 @@ class _Renamer:
         return item
 
     def _value(self, value: Value, owner: type[Any], field: str) -> Value:
-        """The same value has one name in all operations, unless it is not passed on between them."""
+        """Return the new value; a value keeps one name across operations if it is passed between them."""
         shared = self._known is None or value.index in self._known
         key = value.index, 0 if shared else self._number
         if key not in self.values:
@@ -252,7 +250,7 @@ class _Renamer:
 def _segment(
     plan: Plan, operations: Sequence[Operation], sent: Sequence[Value], known: Collection[int] | None = None
 ) -> Segment:
-    """Return these operations as a segment. `known`: the values that they pass to each other, None for all."""
+    """Return these operations as a segment. `known`: the values passed between them, None for all."""
     names = _Renamer(plan, known)
     own = [names.operation(op) for op in operations]
     read = dict.fromkeys(value for op in own for value in op.inputs)
@@ -282,7 +280,7 @@ def _sharpness(op: Attention, q: Value) -> float:
 
 
 def _sooner(own: Segment) -> Iterator[Segment]:
-    """Yield the segment with a shorter window or selection, if a check is too short to fill its own."""
+    """Yield the segment with a shorter window or selection, if the check is too short to fill the original one."""
     layers, operations, values = list(own.plan.layers), list(own.plan.operations), list(own.plan.values)
     changes = []
     for number, op in enumerate(operations):
@@ -314,7 +312,7 @@ def _sooner(own: Segment) -> Iterator[Segment]:
 
 
 def _title(op: Operation) -> str:
-    """Return an operation in words: its name, and the formats and shapes of its matrices."""
+    """Return a description of an operation: its name, and the formats and shapes of its matrices."""
     parts = [" ".join(_words(type(op).__name__))]
     shapes = dict.fromkeys(f"{w.format} {' x '.join(map(str, w.shape))}" for w in op.matrices)
     kind = getattr(op, "kind", None) or getattr(op, "activation", None)

@@ -1,6 +1,6 @@
-"""Decides whether a model may use a device: from results of earlier starts, or by running the check now.
+"""Decides whether a model may use a device, from earlier results or by running the check now.
 
-A result is valid as long as the device, its driver, the kernels and this program stay the same. It is a file in the
+A result is valid as long as the device, its driver, the kernels and this program stay the same. It is stored in the
 folder of compiled kernels, which other users cannot write. A damaged file counts as missing.
 """
 
@@ -35,11 +35,11 @@ class Verdict:
 
     operation: str
     kernels: tuple[str, ...]
-    error: float  # the largest, as `limit`
+    error: float  # the largest error, comparable with `limit`
     limit: float
     problem: str = ""  # "" if it passed
-    skipped: str = ""  # the reason
-    broken: bool = False  # whether a call of the driver failed
+    skipped: str = ""  # reason for skipping
+    broken: bool = False  # whether a driver call failed
     lost: bool = False  # whether the device has stopped working, so that nothing more can be checked
 
     @property
@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Conformance:
-    """The check of devices; `folder` keeps results, None keeps none."""
+    """The check of devices; `folder` stores results, None disables storing."""
 
     folder: Path | None
 
@@ -61,12 +61,12 @@ class Conformance:
         self, device: Device, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], program: Program,
         progress: Progress | None = None,
     ) -> None:  # fmt: skip
-        """Return if the device computes what this plan needs. WrongResults if not."""
+        """Return if the device computes what this plan needs; raise WrongResults otherwise."""
         kept, name = CodeCache(self.folder), key_of(device, program)
         verdicts = _read(kept.read(name))
         if verdicts is None:
             verdicts = examine(device, segments(plan, keep), limits, cache, progress)
-            if not any(verdict.skipped or verdict.broken for verdict in verdicts):  # those may be gone next time
+            if not any(verdict.skipped or verdict.broken for verdict in verdicts):  # these may not recur
                 kept.write(name, _written(device, verdicts))
         failed = [verdict for verdict in verdicts if verdict.failed or verdict.skipped]
         if failed:
@@ -74,7 +74,7 @@ class Conformance:
 
 
 def refusal(device: Device, failed: list[Verdict], count: int) -> WrongResults:
-    """Return the error for a device that failed, in one line."""
+    """Return the one-line error for a device that failed."""
     first = failed[0]
     problem = (first.problem or first.skipped).splitlines()[0][:200]
     others = f", and {len(failed) - 1} other of {count} checks" if len(failed) > 1 else ""
@@ -88,9 +88,9 @@ def refusal(device: Device, failed: list[Verdict], count: int) -> WrongResults:
 def examine(
     device: Device, checked: Iterable[Segment], limits: Limits, cache: CacheTypes, progress: Progress | None = None
 ) -> list[Verdict]:
-    """Check segments one after the other; what the device cannot run at all is skipped with the reason.
+    """Check segments one after the other; skip segments that the device cannot run, with the reason.
 
-    The last verdict is the one with which the device has stopped working, if it has.
+    If the device stops working, its verdict is the last one.
     """
     verdicts, own = [], list(checked)
     for number, segment in enumerate(own):
@@ -121,7 +121,7 @@ def _verdict(device: Device, segment: Segment, limits: Limits, cache: CacheTypes
 
 
 def key_of(device: Device, program: Program) -> str:
-    """Return the name under which the result for the kernels of a program is kept."""
+    """Return the name of the stored result for the kernels of a program."""
     facts = device.facts
     parts = [facts.name, facts.api, facts.compute, str(facts.local_memory), _version(), _own_source()]
     kernels = [f"{k.source(device.generic)}\0{k.numbers().tolist()}" for k in program.kernels()]
@@ -138,7 +138,7 @@ def _version() -> str:
 
 @cache
 def _own_source() -> str:
-    """Return a hash of the check itself."""
+    """Return a hash of the check's own source."""
     own = [path for path in files("localllm.backends.gpu.conformance").iterdir() if path.name.endswith(".py")]
     texts = [path.read_bytes() for path in sorted(own, key=lambda path: path.name)]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
@@ -149,7 +149,7 @@ def _written(device: Device, verdicts: list[Verdict]) -> bytes:
 
 
 def _read(data: bytes | None) -> list[Verdict] | None:
-    """Return the kept verdicts; None if there are none, or if the file holds something else."""
+    """Return the stored verdicts; None if the file is missing or holds something else."""
     try:
         found: Any = json.loads(data or b"null")
         own = [_checked(each) for each in found["verdicts"]]

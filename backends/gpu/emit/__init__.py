@@ -1,6 +1,6 @@
-"""The operations that a GPU runs: one emitter each turns the operation into launches.
+"""The operations that a GPU runs: one emitter per operation turns it into launches.
 
-An emitter takes buffers for what its operation makes, and launches kernels on the buffers of what it reads.
+An emitter allocates buffers for the operation's results, and launches kernels on the buffers of its inputs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from localllm.plan import (
 )
 from localllm.plan.rewrites.fusion import fuse_additions, fuse_heads, fuse_linears
 
-REWRITES = (fuse_additions, fuse_linears, fuse_heads)  # for whose results there are kernels
+REWRITES = (fuse_additions, fuse_linears, fuse_heads)  # passes for which there are fused kernels
 
 EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Activate: rowwise.activate,

@@ -1,4 +1,4 @@
-"""Attention, and the keys and values that it reads."""
+"""Attention, and appending to the KV cache."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def select_positions(low: Lowering, op: SelectPositions) -> None:
     low.program.scratch[Fixed.SCORES] = max(low.program.scratch.get(Fixed.SCORES, 0), room)
     step, y = low.step(rows), low.make(op.out)
     queries = _prepared(low, q, rows, op.heads, shape.cache)
-    scored = kernels.PARTITION // 128  # work-groups of a partition
+    scored = kernels.PARTITION // 128  # work-groups per partition
     buffers = indexer.IndexScoresBuffers(q=queries, weights=weights, step=step, keys=CacheOf(op.layer, "keys"))
     launches = [
         indexer.IndexScores(shape=shape, GROUPED=kernels.grouped(op.heads)).launch(
@@ -82,10 +82,10 @@ def select_positions(low: Lowering, op: SelectPositions) -> None:
 
 
 def _prepared(low: Lowering, q: Buffer, rows: Rows, heads: int, cache: kernels.CacheShape) -> Buffer:
-    """Return queries as keys in blocks meet them, in a buffer that is free again; q itself for other keys."""
+    """Return queries quantized for keys in block formats, in a buffer already marked free; otherwise q itself."""
     if not CACHE[low.cache.keys].type.blocks:
         return q
-    queries = low.take(rows, heads * cache.KEY_SIZE * 5 // 16)  # bytes, two numbers per 32
+    queries = low.take(rows, heads * cache.KEY_SIZE * 5 // 16)  # int8 values, and two numbers per 32 of them
     prepare = kernels.PrepareQueries(
         HEAD=cache.HEAD, HEADS=heads, Q_STRIDE=q.stride, KEY_TYPE=cache.KEY_TYPE, KEY_SIZE=cache.KEY_SIZE,
         KEY_ROTATION=cache.KEY_ROTATION,
@@ -102,7 +102,7 @@ def attention(low: Lowering, op: Attention) -> None:
     own_blocks, group = low.limits.own_blocks(layer), op.heads // layer.kv_heads
     grouped = kernels.grouped(group)
     to = low.deliver(op.out) if layer.value_dim % 32 == 0 else Delivery(low.make(op.out))
-    tiled = to.floats or low.take(rows, op.out.width)  # tiles make floats only
+    tiled = to.floats or low.take(rows, op.out.width)  # tiles write only floats
     window = op.window if op.causal or not op.window else op.window // 2 + 1
     shape = kernels.AttentionShape(
         MAX_ROWS=low.rows[rows], PARTITIONS=kernels.partitions(low.limits),
@@ -118,7 +118,7 @@ def attention(low: Lowering, op: Attention) -> None:
     sinks, slopes = low.vector(op.sinks), low.vector(op.distances or op.slopes)
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = _prepared(low, q, rows, op.heads, shape.cache)
-    tile = kernels.attend_tile(shape, low.local_memory)  # or an error: heads are too wide
+    tile = kernels.attend_tile(shape, low.local_memory)  # raises an error if heads are too wide
     if layer.gathered:
         far = op.layer if op.pools is None else op.pools
         pools = kernels.cache_shape(low.cache, low.plan.attention_layer(far))

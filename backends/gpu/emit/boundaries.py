@@ -20,9 +20,9 @@ def send(low: Lowering, op: Send) -> None:
 
 
 def look_up(low: Lowering, op: EmbedNgrams) -> None:
-    """`reserve` has made the buffer."""
+    """Do nothing: `reserve` has made the buffer."""
 
 
 def reserve(low: Lowering, operations: Iterable[Operation]) -> None:
-    """Make the buffers of what a stage looks up: they are filled before the stage, so nothing in it may use them."""
+    """Allocate the buffers of a stage's lookups. They are filled before the stage, so nothing in it may reuse them."""
     low.looked_up = [(op.out, low.make(op.out)) for op in operations if isinstance(op, EmbedNgrams)]

@@ -1,4 +1,4 @@
-"""Operations that move columns of rows."""
+"""Emitters of operations that move columns of rows."""
 
 from __future__ import annotations
 

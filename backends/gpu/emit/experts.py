@@ -1,4 +1,4 @@
-"""The mixture of experts: three products of pairs (a row and one of its chosen experts), and the steps around them."""
+"""The mixture of experts: three products of (row, selected expert) pairs, and the steps around them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localllm.backends.gpu.program import KeptRouting
 from localllm.backends.gpu.references import Choices, Fixed
 from localllm.plan import Experts, Gating, Rows, Stack
 
-GATINGS = get_args(Gating)  # in the order of the kernel's numbers
+GATINGS = get_args(Gating)  # the index is the kernel's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def experts(low: Lowering, op: Experts) -> None:
 
 
 def _route(low: Lowering, op: Experts, own: _Mixture) -> None:
-    """Choose experts, and group the pairs by expert for the tiles of many rows."""
+    """Select experts, and group the pairs by expert for the tiles of prefill."""
     router, most, count = low.floats(op.router), low.rows[own.rows], op.router.width
     weights, pairs = Choices(op.out.index, "weights"), most * own.used
     tiles = -(-most // EXPERTS_TILE.x) * own.used + count

@@ -1,4 +1,4 @@
-"""Products of matrices with rows of activations: one by one, several in one launch, and two with their glu."""
+"""Products of matrices with rows of activations: single, several in one launch, and two with their glu."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Forms, Lowe
 from localllm.backends.gpu.references import Fixed, Reference
 from localllm.plan import HeadLinear, Linear, LinearAdd, LinearGlu, LinearGroup, Rows, Weight
 
-MOST_TOGETHER = 3  # matrices of one launch
+MOST_TOGETHER = 3  # matrices per launch
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
     buffer: Buffer
-    stride: int  # words of a row
+    stride: int  # words per row
 
 
 def inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times: int = 1) -> tuple[Input, Input]:
-    """Return the inputs of the mat-vec and the tiles of a product with `weight`; `times` rows per row of the batch.
+    """Return the inputs of the mat-vec and of the tiles of a product with `weight`; `times` rows per row of the batch.
 
-    Floats are read as they are; activation blocks and split rows are made once.
+    Float rows are used directly; activation blocks and split rows are made once per value.
     """
     width, own = weight.shape[-1], forms.find(FLOATS)
     if weight.format in formats.QUANTIZED:
         words, blocks = block_words(width), forms.find(BLOCKS)
-        if blocks is None:  # the kernel that made the rows made no blocks
+        if blocks is None:  # the kernel that made the rows did not write blocks
             assert own is not None
             blocks = forms.make(BLOCKS, words)
             low.dispatch("quantize", rows, [elements(rows, "a", own, own, width, Delivery(None, blocks, words), times)])
@@ -83,14 +83,14 @@ def _buffers(low: Lowering, op: Linear, x: Input, y: Buffer, residual: Reference
 
 
 def _grid(rows: Rows, n: int, each: int, columns: int) -> Grid:
-    """Work-groups for `n` matrix rows, `each` per group, and `columns` activation rows per group."""
+    """Return the grid for `n` matrix rows, `each` per group, and `columns` activation rows per group."""
     return -(-n // each), (rows, columns, 1), 1
 
 
 def _tiles(
     low: Lowering, op: Linear, x: Input, y: Buffer, residual: Reference = Fixed.NOTHING
 ) -> tuple[Launch, Launch]:
-    """Return the product with some rows, and the one with many."""
+    """Return the launches for a moderate and for a large number of rows."""
     most, product = low.rows[op.x.rows], _product(op, x, residual != Fixed.NOTHING)
     buffers = _buffers(low, op, x, y, residual)
 
@@ -102,7 +102,7 @@ def _tiles(
 
 
 def head_linear(low: Lowering, op: HeadLinear) -> None:
-    """To the kernels that prepare activations, the slices of the heads are rows."""
+    """Emit per-head products; the kernels that prepare activations treat the slices of the heads as rows."""
     weight, rows, (heads, n, k) = op.weight, op.x.rows, op.weight.shape
     forms = TakenForms(low, rows, heads, {FLOATS: low.floats(op.x)})
     narrow, wide = inputs(low, forms, weight, rows, heads)
@@ -183,7 +183,7 @@ def linear_glu(low: Lowering, op: LinearGlu) -> None:
         ).launch(_grid(x.rows, n, 32, columns), buffers)
         for columns in (1, COLUMNS)
     )  # fmt: skip
-    ys = low.take(x.rows, n), low.take(x.rows, n)  # for the tiles of many rows
+    ys = low.take(x.rows, n), low.take(x.rows, n)  # for the tiles of prefill
     both = [_tiles(low, linear, wide, y) for linear, y in zip((gate, up), ys, strict=True)]
     last = elements(x.rows, expression, *ys, n, to)
     some, many = ([*launches, last] for launches in zip(*both, strict=True))

@@ -1,4 +1,4 @@
-"""Recurrent layers."""
+"""Emitters of recurrent layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def convolve(low: Lowering, op: Convolve) -> None:
 
 def linear_attention(low: Lowering, op: LinearAttention) -> None:
     q, k, v, *_ = map(low.floats, op.inputs)
-    steps, strengths = (q if x is None else low.floats(x) for x in (op.step, op.strength))  # what is None is not read
+    # a kernel does not read a None input
+    steps, strengths = (q if x is None else low.floats(x) for x in (op.step, op.strength))
     y, of, (stored, tables) = low.make(op.out), op.store, _stored(low, op.layer)
     rows, decays = CacheOf(op.layer, "keys"), of.key_dim if of.channels else 1
     append = kernels.AppendKeys(

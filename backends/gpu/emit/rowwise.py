@@ -1,4 +1,4 @@
-"""Operations that work row by row."""
+"""Emitters of operations that work row by row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def elements(
 ) -> Launch:  # fmt: skip
     """Emit OPERATION(a, b) elementwise, for `times` rows of `width` numbers per row of the batch.
 
-    With `part`, each number of `a` serves `part` numbers of `b`.
+    With `part`, each number of `a` is used for `part` numbers of `b`.
     """
     named = dict(zip(FACTORS, factors, strict=False))
     kernel = rowwise.Elements(
@@ -131,7 +131,7 @@ def glu(low: Lowering, op: Glu) -> None:
 
 
 def glu_expression(op: Glu | Experts) -> str:
-    """Return activation(a) * b in the words of the kernels."""
+    """Return activation(a) * b as a kernel expression."""
     match op.activation:
         case "swiglu_oai":
             return "swiglu_oai(a, b)"

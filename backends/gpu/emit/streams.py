@@ -1,4 +1,4 @@
-"""Operations on several streams of rows."""
+"""Emitters of operations on several streams of rows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The kernels: their sources (*.cl), and their declarations in Python by subject. `kernel.py` explains declarations."""
+"""The kernels: sources (*.cl), and their declarations in Python by subject. `kernel.py` explains declarations."""

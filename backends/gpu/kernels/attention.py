@@ -1,4 +1,4 @@
-"""Kernels of the cache and of attention."""
+"""Declarations of the cache and attention kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PARTITION = 256  # positions per work-group of attention
 GROUPED = 8  # query heads per work-group
 TILE_ROWS = 32  # rows per tile of prefill attention
 # Maximum width of a head -> (rows, keys) of a work-group of prefill attention: for devices with 48 KiB of local memory
-# per work-group, and for those that offer only the 32 KiB that OpenCL promises.
+# per work-group, and for those with only the 32 KiB that OpenCL guarantees.
 TILES: dict[int, tuple[tuple[int, int], ...]] = {
     64: ((32, 64), (32, 32)), 128: ((32, 32), (32, 16)), 192: ((16, 32), (16, 16)), 256: ((16, 16), (16, 8)),
     512: ((8, 8), (8, 4)), 640: ((8, 8), (8, 4)),
@@ -49,12 +49,12 @@ def partitions(limits: Limits) -> int:
 
 
 def grouped(group: int) -> int:
-    """Return the query heads per work-group, a power of two, if `group` query heads share a key-value head."""
+    """Return the query heads per work-group, a power of two; `group` query heads share a KV head."""
     return min(1 << (group - 1).bit_length(), GROUPED)
 
 
 def that_fits(kernels: Iterable[K], local_memory: int) -> K:
-    """Return the first kernel that needs at most this many bytes of local memory; if none does, the last."""
+    """Return the first kernel that needs at most this many bytes of local memory, or the last one if none fits."""
     for kernel in kernels:
         if kernel.local_bytes <= local_memory:
             break
@@ -63,11 +63,11 @@ def that_fits(kernels: Iterable[K], local_memory: int) -> K:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape(Macros):
-    """The cache of a layer. Types are `CacheRow.number`; sizes are values and words of a position, bytes of a head.
+    """The cache of a layer. Types are `CacheRow.number`; sizes are values and words per position, bytes per head.
 
-    A block has BLOCK_ROWS rows for its BLOCK_TOKENS positions: one for each, or for each pool of EVERY that ends there.
-    HEAD and VALUE_HEAD are the widths of keys and of values, without the zeros that pad them; ROTATION is the factor of
-    the Hadamard rotation.
+    A block has BLOCK_ROWS rows for its BLOCK_TOKENS positions: one per position, or one per pool of EVERY positions.
+    HEAD and VALUE_HEAD are the widths of keys and of values, without zero padding; ROTATION is the factor of the
+    Hadamard rotation.
     """
 
     HEAD: Shape
@@ -90,7 +90,7 @@ class CacheShape(Macros):
 
     @property
     def largest(self) -> int:
-        """The larger number of values per head, of keys and values."""
+        """The larger of key and value size per head."""
         return max(self.KEY_SIZE, self.VALUE_SIZE)
 
 
@@ -109,7 +109,7 @@ def cache_shape(cache: CacheTypes, layer: CacheLayer) -> CacheShape:
 
 
 def _rotation(head_dim: int) -> float:
-    """Return the factor of the Hadamard rotation; an indexer has no values."""
+    """Return the factor of the Hadamard rotation; 1 for an indexer, which has no values."""
     return float(np.float32(rotation(head_dim) ** -0.5)) if head_dim else 1.0
 
 
@@ -183,7 +183,7 @@ class PrepareQueriesBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareQueries(Kernel[PrepareQueriesBuffers]):
-    """Prepare queries for keys in blocks: rotate them if the keys are rotated, and round them to bytes."""
+    """Prepare queries for keys in block formats: rotate them if the keys are rotated, and quantize them to int8."""
 
     name, parts, flag = "prepare_queries", "blocks cache", "PREPARE"
     HEAD: Shape
@@ -237,7 +237,7 @@ class AttendPartitionBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttendPartition(Kernel[AttendPartitionBuffers]):
-    """Compute the attention of a row to a partition of its positions."""
+    """Compute a row's attention over one partition of its positions."""
 
     name, parts, flag = "attend_partition", "blocks cache attention", "STAGE_attend_partition"
     shape: AttentionShape
@@ -331,10 +331,11 @@ class AttendSelectedBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttendSelected(Kernel[AttendSelectedBuffers]):
-    """Compute the attention of a row to the positions that its selection lists, or to a window and to pools.
+    """Compute a row's attention over the selected positions, or over a window and pools.
 
-    SELECTED: positions that a selection has room for, 0 without one. POOL: positions of a pool, 0 without pools. Of the
-    layer that holds pools: rows of a cache block, and bytes of a head in it. ONCE: values are read from the keys.
+    SELECTED: maximum number of selected positions, 0 without a selection. POOL: positions per pool, 0 without pools.
+    POOL_ROWS and the byte counts describe the cache blocks of the layer that holds pools. ONCE: values are read from
+    the keys.
     """
 
     name, parts = "attend_selected", "blocks cache attention selected"

@@ -1,8 +1,9 @@
-// What the paged cache holds (backends.cache says what, backends.gpu.cachetypes where): numbers in words, units of some
-// values that are read together, and the Hadamard rotation. Constants: KV_HEADS, BLOCK_TOKENS (positions of a block),
-// BLOCK_ROWS (its rows: one for each of them, or for each pool of EVERY positions that ends there), HEAD and VALUE_HEAD (widths
-// of keys and of values), and of both the TYPE, the SIZE of a head with what fills it up, the WORDS of a position, the
-// BYTES of a head's block, the factor of the ROTATION. With KEY_ROWS keys stand as values do, a row per position.
+// The contents of the paged cache (format: backends.cache, layout: backends.gpu.cachetypes): numbers in words, units of
+// several values that are read together, and the Hadamard rotation. Constants: KV_HEADS, BLOCK_TOKENS (positions of a
+// block), BLOCK_ROWS (its rows: one per position, or one per pool of EVERY positions), HEAD and VALUE_HEAD (widths of
+// keys and of values), and for both keys and values the TYPE, the SIZE of a head with padding, the WORDS of a position,
+// the BYTES of a head's block, the factor of the ROTATION. With KEY_ROWS, keys are stored like values, one row per
+// position.
 
 #define F32_CACHE 0
 #define F16_CACHE 1
@@ -21,7 +22,7 @@
 #define GROUP_WORDS(type) ((type) == Q8_0_CACHE ? 8 : 4 + HAS_MINIMUM(type) + HAS_FIFTH(type))
 #define UNIT_VALUES(type) ((type) == F32_CACHE ? 1 : (type) <= BF16_CACHE ? 2 : (type) <= Q8_0_CACHE ? 4 : 8)
 
-// The 32 integers of a group of a position as 8 words of four signed bytes; its words are `stride` apart.
+// The 32 integers of a group of a position as 8 words of four int8; its words are `stride` apart.
 DEVICE void group_integers(int type, GLOBAL const uint *of, int stride, int *q) {
   if (type == Q8_0_CACHE) {
     for (int i = 0; i < 8; i++) q[i] = (int)of[i * stride];
@@ -45,7 +46,7 @@ DEVICE float group_scale(int type, GLOBAL const uint *of, GLOBAL const ushort *s
   return half_bits(both & 0xFFFFu);
 }
 
-// The numbers of a word of floats.
+// The numbers in a word of floats.
 DEVICE void word_values(int type, uint w, float *v) {
   if (type == F32_CACHE) {
     v[0] = AS_FLOAT((int)w);
@@ -55,7 +56,7 @@ DEVICE void word_values(int type, uint w, float *v) {
   } else if (type == BF16_CACHE) {
     v[0] = AS_FLOAT((int)(w << 16));
     v[1] = AS_FLOAT((int)(w & 0xFFFF0000u));
-  } else if (type == FP8_CACHE) {  // as halves, whose exponents are 8 less biased
+  } else if (type == FP8_CACHE) {  // converted via halves, whose exponent bias is larger by 8
     for (int n = 0; n < 4; n++) {
       uint bits = w >> (8 * n);
       v[n] = half_bits((bits & 0x80u) << 8 | (bits & 0x7Fu) << 7) * 256.0f;
@@ -63,7 +64,8 @@ DEVICE void word_values(int type, uint w, float *v) {
   }
 }
 
-// The UNIT_VALUES of a unit of a position: of a word, or of four low and four high halves of its bytes.
+// The UNIT_VALUES of a unit of a position: of one word, or for block formats four low and four high halves of its
+// bytes.
 DEVICE void unit_values(int type, GLOBAL const uint *words, int stride, GLOBAL const ushort *scales, int scale_stride,
                         int unit, float *v) {
   if (!IN_BLOCKS(type)) {
@@ -91,15 +93,15 @@ DEVICE void unit_values(int type, GLOBAL const uint *words, int stride, GLOBAL c
   }
 }
 
-// Which dimension of a head value n of a unit is.
+// The dimension of value n of a unit within the head.
 DEVICE int unit_dimension(int type, int unit, int n) {
   if (!IS_ROTATED(type)) return unit * UNIT_VALUES(type) + n;
   return unit / 4 * 32 + unit % 4 * 4 + n + (n < 4 ? 0 : 12);
 }
 
-// `count` heads of `width` numbers, `stride` apart, rotated where their type is: butterflies, then times `factor`, which is
-// 1 / sqrt(values in one rotation). The barriers are not in a branch, of which PoCL would make two copies of the rest of
-// the kernel.
+// Rotate `count` heads of `width` numbers, `stride` apart, if the type is rotated: butterflies, then times `factor`,
+// which is 1 / sqrt(values in one rotation). The barriers are outside of branches, because PoCL would duplicate the
+// rest of the kernel.
 DEVICE void hadamard(int type, int width, float factor, LOCAL float *x, int count, int stride) {
   int size = IS_ROTATED(type) ? width & -width : 1;
   for (int span = 1; span < size; span <<= 1) {
@@ -118,7 +120,7 @@ DEVICE void hadamard(int type, int width, float factor, LOCAL float *x, int coun
 }
 
 #ifdef APPEND
-DEVICE float within(float x, float largest) {  // a NaN becomes `largest`: it would spoil every later row
+DEVICE float within(float x, float largest) {  // NaN becomes `largest`: it would spoil every later row
   x = x < largest ? x : largest;
   return x > -largest ? x : -largest;
 }
@@ -135,7 +137,7 @@ DEVICE uint fp8_of(float x) {
   return (AS_FLOAT((int)size) < 0.015625f ? small : normal) | ((bits >> 24) & 0x80u);
 }
 
-// An integer of a group of 32 values, one a work-item of a segment, with their scale and minimum.
+// The integer of one of a group of 32 values, one per work-item of a segment, with their scale and minimum.
 DEVICE int quantized(int type, float x, float *scale, float *minimum, LOCAL float *s) {
   float size = x < 0.0f ? -x : x, largest = max32(size, s), most = max32(x, s), least = -max32(-x, s), d;
   uint first = umax32(size == largest ? (uint)(31 - (ITEM & 31)) << 1 | (x < 0.0f) : 0, s);
@@ -151,13 +153,13 @@ DEVICE int quantized(int type, float x, float *scale, float *minimum, LOCAL floa
     *scale = d = (most - least) / top;
     return (int)FMIN((x - least) * reciprocal(d) + 0.5f, top);
   }
-  // The first of the largest magnitudes becomes the lowest integer.
+  // The first value with the largest magnitude becomes the lowest integer.
   float zero = (float)ZERO_OF(type);
   *scale = d = ((first & 1u) && largest > 0.0f ? -largest : largest) / -zero;
   return (int)FMIN(x * reciprocal(d) + (zero + 0.5f), 2.0f * zero - 1.0f);
 }
 
-// Word `w` of a group from its 32 integers, one an int; the word of scale and minimum is none of these.
+// Word `w` of a group from its 32 integers, stored as ints; the word of scale and minimum is separate.
 DEVICE uint packed(int type, LOCAL const int *q, int w) {
   uint word = 0;
   if (type == Q8_0_CACHE) {
@@ -176,8 +178,9 @@ DEVICE uint packed(int type, LOCAL const int *q, int w) {
   return word;
 }
 
-// A work-group stores a head of a row: of its keys, then of its values. ROTATED: keys are rotated first, and more
-// work-groups rotate the heads of the queries; both are normed before where NORMED, in the order of norm_rows.
+// A work-group stores one head of a row: first its keys, then its values. ROTATED: keys are rotated first, and
+// additional work-groups rotate the heads of the queries; with NORMED both are normed before, in the order of
+// norm_rows.
 #if ROTATED
 #define ROTATED_ARGUMENTS , GLOBAL const float *q, GLOBAL const float *key_table, GLOBAL const float *query_table, \
   GLOBAL const float *key_weight, GLOBAL const float *query_weight, GLOBAL float *queries
@@ -213,7 +216,7 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
   int query = -1;
 #endif
   int type = second ? VALUE_TYPE : KEY_TYPE, size = second ? VALUE_SIZE : KEY_SIZE, words = second ? VALUE_WORDS : KEY_WORDS;
-  if (query >= 0 || !ends) type = F16_CACHE, size = words = 0;  // nothing to store; but all come to the barriers
+  if (query >= 0 || !ends) type = F16_CACHE, size = words = 0;  // nothing to store, but all must reach the barriers
   int by_rows = second || KEY_ROWS, stride = by_rows ? 1 : BLOCK_ROWS, groups = size / 32;
   size_t head = (size_t)(slot / BLOCK_TOKENS) * KV_HEADS + own;
   GLOBAL uchar *to = second ? values + head * VALUE_BYTES : keys + head * KEY_BYTES;
@@ -273,8 +276,8 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
 #endif
 
 #ifdef PREPARE
-// A query head as it meets keys in blocks: rotated where they are, and rounded to signed bytes; then the scales of 32, and
-// their sums times scale. A work-group has a head of a row.
+// Prepare a query head for keys in block formats: rotate it if the keys are rotated, and round it to int8; then the
+// scales of 32 values, and their sums times scale. A work-group handles one head of a row.
 KERNEL(128, prepare_queries)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL float *s = local_memory, *x = s + 128;

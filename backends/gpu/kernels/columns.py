@@ -1,4 +1,4 @@
-"""Kernels that move columns of rows."""
+"""Declarations of kernels that move columns of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TakeColumnsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeColumns(Kernel[TakeColumnsBuffers]):
-    """Of every GROUP numbers of a row, TAKEN from START on."""
+    """Copy TAKEN numbers from START on out of every GROUP numbers of a row."""
 
     name, parts, flag = "columns", "blocks columns", "COLUMNS"
     WIDTH: Shape
@@ -42,7 +42,7 @@ class JoinColumnsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinColumns(Kernel[JoinColumnsBuffers]):
-    """OF_A numbers of a row of a, then OF_B of b, and so on."""
+    """Interleave OF_A numbers of a row of a with OF_B numbers of b."""
 
     name, parts, flag = "join_columns", "blocks columns", "JOIN"
     WIDTH: Shape

@@ -1,6 +1,6 @@
-// Operations number by number. Constants: WIDTH, STRIDE (of values of this width), and the expression OPERATION(a, b).
+// Elementwise operations. Constants: WIDTH, STRIDE (of values of this width), and the expression OPERATION(a, b).
 
-#ifdef PAIRED  // y = OPERATION(a, b); b may be a itself, or with SLICE there is one number of a for SLICE of b
+#ifdef PAIRED  // y = OPERATION(a, b); b may be a itself; with SLICE one number of a is used for SLICE numbers of b
 KERNEL(128, elements)(SHAPE_PARAMETER GLOBAL const float *a, GLOBAL const float *b, GLOBAL float *y,
                       GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY

@@ -1,11 +1,11 @@
-// Mixture of experts around the products. Constants: EXPERTS, USED, STRIDEs, FACTOR, WIDTH, COUNT_AT, PAIRS (most pairs
-// of a row and one of its experts), TILE (pairs of a tile of products).
+// Mixture of experts, without the products. Constants: EXPERTS, USED, STRIDEs, FACTOR, WIDTH, COUNT_AT, PAIRS (maximum
+// number of pairs of a row and one of its experts), TILE (pairs of a tile of products).
 
 #ifdef ROUTE
-// A work-group has a row: scores of all experts, then USED times the best that is left (of equal ones the lower), then
-// the weights. GATING 0: softmax, 1: sigmoid, 2: softmax of the chosen, 3: sigmoid of each chosen,
-// 4: softmax of each chosen over the close ones among those that are left, 5: root of the softplus. With HAS_GIVEN the
-// experts are `given` (rows, GIVEN_STRIDE).
+// A work-group handles one row: scores of all experts, then USED times the best remaining one (ties go to the lower
+// expert), then the weights. GATING 0: softmax, 1: sigmoid, 2: softmax of the selected, 3: sigmoid of each selected, 4:
+// softmax of each selected over the close ones among those not yet selected, 5: square root of softplus. With HAS_GIVEN
+// the experts are `given` (rows, GIVEN_STRIDE).
 KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const float *bias, GLOBAL const float *given,
                    GLOBAL int *choices, GLOBAL float *weights LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -34,7 +34,8 @@ KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const floa
 #endif
     rank[e] = IS_NAN(r) ? LOWEST : r;
   }
-  // A work-item has a group of experts: its best, or its two best together, and how many groups are better.
+  // A work-item handles a group of experts: it finds the best one, or the two best together, and counts the better
+  // groups.
   int size = EXPERTS / EXPERT_GROUPS, grouped = EXPERT_GROUPS > 1 && ITEM < EXPERT_GROUPS, better = 0;
   BARRIER();
   if (grouped) {
@@ -131,8 +132,9 @@ KERNEL(128, combine)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *
 #endif
 
 #ifdef GROUP_PAIRS
-// For tiles of products of one expert each: their number, then the pairs by expert and in order, then of every tile its
-// expert, the place of its first pair, how many it has. A work-item has every 128th expert and reads all choices.
+// Tiles for products with one expert each. Output: their number, then the pairs ordered by expert, then for every tile
+// its expert, the index of its first pair, and its number of pairs. A work-item handles every 128th expert and reads
+// all choices.
 KERNEL(128, group_pairs)(SHAPE_PARAMETER GLOBAL const int *choices, GLOBAL const int *step, GLOBAL int *groups LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL int *counts = (LOCAL int *)local_memory;

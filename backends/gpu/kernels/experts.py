@@ -1,4 +1,4 @@
-"""Kernels of mixtures of experts, besides their products."""
+"""Declarations of mixture-of-experts kernels, except the products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RouteBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(Kernel[RouteBuffers]):
-    """Choose USED experts per row, and compute their weights. GATING: the index in `plan.Gating`."""
+    """Select USED experts per row, and compute their weights. GATING: the index in `plan.Gating`."""
 
     name, parts, flag = "route", "experts", "ROUTE"
     EXPERTS: Shape
@@ -48,7 +48,7 @@ class GroupBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPairs(Kernel[GroupBuffers]):
-    """Group the pairs of a row and an expert by expert, in tiles of TILE pairs."""
+    """Group the pairs (row, expert) by expert, in tiles of TILE pairs."""
 
     name, parts, flag = "group_pairs", "experts", "GROUP_PAIRS"
     EXPERTS: Shape

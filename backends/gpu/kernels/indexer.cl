@@ -1,6 +1,7 @@
-// The indexer: scores of the positions that a row sees, and the choice of the best. Besides the cache's constants: HEADS,
-// Q_STRIDE, WEIGHTED, COUNT (blocks that are chosen) of BLOCK positions each, LOCAL_BLOCKS, POSITIONS (room for scores),
-// GROUPED (heads that share a key), POOLED (blocks have one key, at their end). A row and group has POSITIONS scores and as many integers in their order.
+// The indexer: scores of the positions that a row sees, and the selection of the best. Constants, in addition to the
+// cache's: HEADS, Q_STRIDE, WEIGHTED, COUNT (selected blocks) of BLOCK positions each, LOCAL_BLOCKS, POSITIONS (room
+// for scores), GROUPED (heads that share a key), POOLED (blocks have one key, at their end). A row and group has
+// POSITIONS scores, and the same number of integers in their order.
 
 #define MOST (COUNT * BLOCK + (POOLED ? BLOCK - 1 : 0))
 #define GROUPS (WEIGHTED ? 1 : HEADS)
@@ -12,7 +13,8 @@
 #endif
 
 #ifdef STAGE_index_scores
-// A work-item has a position, or, if the cache holds keys of pools alone, a pool. Sums go over the width of a key, then over the heads.
+// A work-item handles a position, or a pool if the cache holds only keys of pools. Sums run over the width of a key,
+// then over the heads.
 KERNEL(128, index_scores)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const float *weights, GLOBAL const int *step,
                           GLOBAL const int *tables, GLOBAL const uchar *keys, GLOBAL float *scores LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -63,7 +65,8 @@ KERNEL(128, index_scores)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const fl
 #endif
 
 #ifdef STAGE_select_positions
-// A work-group has a row and group. A binary search over integers finds the lowest one chosen; of equal ones the first are.
+// A work-group handles a row and group. A binary search over integers finds the lowest selected one; ties go to the
+// first.
 KERNEL(128, select_positions)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL float *scores, GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL float *s = local_memory;
@@ -114,9 +117,9 @@ KERNEL(128, select_positions)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL flo
     for (int i = 0; chosen && i < BLOCK && u * BLOCK + i < seen; i++) out[1 + place * BLOCK + i] = (float)(u * BLOCK + i);
     place += chosen;
   }
-  int end = order[units - 1] > lowest || (order[units - 1] == lowest && all_equal <= ties);  // the last block may be short
+  int end = order[units - 1] > lowest || (order[units - 1] == lowest && all_equal <= ties);  // last may be short
   int count = COUNT * BLOCK - (end && !POOLED ? units * BLOCK - seen : 0);
-  if (POOLED) {  // and the positions behind the last block
+  if (POOLED) {  // also select the positions after the last block
     count += seen - units * BLOCK;
     for (int i = units * BLOCK + ITEM; i < seen; i += 128) out[1 + COUNT * BLOCK + i - units * BLOCK] = (float)i;
   }

@@ -1,4 +1,4 @@
-"""Kernels of the indexer, which chooses the positions that attention reads."""
+"""Declarations of the kernels of the indexer, which selects the positions that attention reads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SelectPositionsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectPositions(Kernel[SelectPositionsBuffers]):
-    """Choose positions of a row by their scores."""
+    """Select positions of a row by their scores."""
 
     name, parts, flag = "select_positions", "blocks cache indexer", "STAGE_select_positions"
     shape: IndexerShape

@@ -1,6 +1,6 @@
-// What only CUDA has: copies that end later, matrices from shared memory, tensor cores. First the instructions, a function
-// each, for which host emulation has functions of its own (tests/backends/gpu/emulation.h); then what kernels call.
-// sm_75 has the smaller shapes of the products, whose operands lie in the same registers, and no copies that end later.
+// CUDA only: asynchronous copies, matrix loads from shared memory, tensor cores. First the instructions, each in a
+// function that host emulation replaces (tests/backends/gpu/emulation.h); then the functions that kernels call. sm_75
+// has smaller shapes of the products, with operands in the same registers, and no asynchronous copies.
 #define AMPERE (__CUDA_ARCH__ >= 800)
 
 #ifndef HOST_EMULATION
@@ -67,7 +67,7 @@ DEVICE void mma_m16n8k8_f16(float *d, uint a0, uint a1, uint b) {
 #endif
 #endif
 
-// COPY bytes (4, 8 or 16, and so aligned) to shared memory; zeros where `inside` is 0, and then nothing is read.
+// Copy COPY bytes (4, 8 or 16, with this alignment) to shared memory; if `inside` is 0, write zeros and read nothing.
 DEVICE void copy_later(void *to, const void *from, int inside) {
 #if AMPERE
   cp_async(to, from, inside);
@@ -83,11 +83,11 @@ DEVICE void copies_done(void) {
 }
 
 // Four 8 x 8 matrices of 16-bit elements: lanes 8 i to 8 i + 7 give the addresses of the rows (16 bytes) of matrix i;
-// lane l gets elements 2 (l % 4) and the next of row l / 4 of each.
+// lane l gets elements 2 (l % 4) and the next one in row l / 4 of each matrix.
 DEVICE void load_matrices(uint *r, const void *row) { ldmatrix_x4(r, row); }
 
-// d (16, 8) += a (16, 16) b (16, 8) of signed bytes: lane l holds of a the rows l / 4 and that + 8, four bytes from
-// 4 (l % 4) on; of b column l / 4; of d the rows of a, columns 2 (l % 4) and the next.
+// d (16, 8) += a (16, 16) b (16, 8) of int8: lane l holds rows l / 4 and l / 4 + 8 of a, four bytes from 4 (l % 4) on;
+// column l / 4 of b; and the rows of a in d, columns 2 (l % 4) and the next.
 DEVICE void mma_bytes_16(int *d, uint a0, uint a1, uint b) {
 #if AMPERE
   mma_m16n8k16_s8(d, a0, a1, b);
@@ -97,7 +97,7 @@ DEVICE void mma_bytes_16(int *d, uint a0, uint a1, uint b) {
 #endif
 }
 
-// The same with 32 bytes of depth: a[2], a[3] and b[1] hold the second 16.
+// The same with a depth of 32 bytes: a[2], a[3] and b[1] hold the second 16.
 DEVICE void mma_bytes_32(int *d, const uint *a, const uint *b) {
 #if AMPERE
   mma_m16n8k32_s8(d, a, b);
@@ -107,7 +107,8 @@ DEVICE void mma_bytes_32(int *d, const uint *a, const uint *b) {
 #endif
 }
 
-// d (16, 8) += a (16, 16) b (16, 8) of 16-bit floats in the same places, two where bytes are four; sums in float32.
+// d (16, 8) += a (16, 16) b (16, 8) of 16-bit floats in the same places, two floats instead of four bytes; sums in
+// float32.
 DEVICE void mma_halves(float *d, const uint *a, const uint *b) {
 #if !AMPERE  // F16 only
   for (int i = 0; i < 2; i++) mma_m16n8k8_f16(d, a[2 * i], a[2 * i + 1], b[i]);

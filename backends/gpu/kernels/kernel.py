@@ -1,9 +1,9 @@
-"""A kernel as a frozen value that determines its source, its work-groups and its launches.
+"""A kernel as an immutable object that determines its source, its work-groups and its launches.
 
-A declaration is two dataclasses. The fields of a `Kernel` in capitals are macros of its source, in this order; a field
-in small letters that holds `Macros` stands for its fields. `Shape`, `Factor` and `Flag` are the macros that differ from
-model to model: a generic kernel gets their values at run time. The fields of its `Buffers` are the parameters of its
-signature, in this order. Equal kernels are compiled once.
+A declaration is two dataclasses. Uppercase fields of a `Kernel` are macros of its source, in this order; a lowercase
+field that holds `Macros` expands to their fields. `Shape`, `Factor` and `Flag` are macros that differ between models: a
+generic kernel gets their values at run time. The fields of its `Buffers` are the parameters of its signature, in this
+order. Equal kernels are compiled once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.references import Reference
 
-FEW_ROWS = 16  # maximum rows for which sums have an order independent of the batch
+FEW_ROWS = 16  # maximum rows of kernels whose order of sums does not depend on the batch
 HEADER = 8  # ints before the rows in the step buffer
 
 Count = str  # "batch", "logits", "tiles", "partitions", "keys 0" and so on
@@ -49,21 +49,21 @@ ByteOut = Annotated[Reference, Access("uchar", written=True)]
 
 @dataclass(frozen=True, slots=True)
 class Macro:
-    """How a field becomes a macro, if not by its name and as a constant."""
+    """How a field becomes a macro, unless its name and value are used directly."""
 
-    name: str = ""  # if it is not the field's
+    name: str = ""  # if it differs from the field's
     run_time: bool = False  # whether a generic kernel gets the value at run time
-    text: str = ""  # a format of the value, if it is not the value itself
+    text: str = ""  # a format for the value
 
 
 Shape = Annotated[int, Macro(run_time=True)]  # a width, a stride, a count
 Factor = Annotated[float, Macro(run_time=True)]
 Flag = Annotated[bool, Macro(run_time=True)]
-Expression = Annotated[str, Macro("OPERATION(a, b)", text="({})")]  # of two numbers a and b
+Expression = Annotated[str, Macro("OPERATION(a, b)", text="({})")]  # an expression of two numbers a and b
 
 
 class Declared:
-    """A dataclass whose annotations are checked when it is made."""
+    """A dataclass whose annotations are checked at construction."""
 
     __slots__ = ()
 
@@ -127,7 +127,7 @@ class Buffers(Declared):
 
     @classmethod
     def parameters(cls, groups: bool = True) -> list[tuple[str, Access]]:
-        """(name in the source, access) of every parameter, with or without those of optional groups.
+        """Return (name in the source, access) of every parameter, with or without optional groups.
 
         Names that Python reserves end with _ in the declaration.
         """
@@ -166,7 +166,7 @@ class Kernel(Macros, Generic[B]):
 
     @property
     def local_floats(self) -> int:
-        """Local memory per group, in numbers of 4 bytes."""
+        """Local memory per group, in units of 4 bytes."""
         return 0
 
     @property
@@ -175,7 +175,7 @@ class Kernel(Macros, Generic[B]):
 
     @property
     def weight_format(self) -> str:
-        """The format of the matrix it reads, if any."""
+        """The format of the matrix that the kernel reads, or ""."""
         return getattr(self, "format", "")
 
     @classmethod
@@ -196,7 +196,7 @@ class Kernel(Macros, Generic[B]):
         return True
 
     def constants(self) -> list[Constant]:
-        """Return all macros, those of the weight format first."""
+        """Return all macros, starting with the weight format's."""
         of_format = formats.defines(self.weight_format) if self.weight_format else {}
         flag = {self.flag: 1} if self.flag else {}
         return [*(Constant(name, value) for name, value in (of_format | flag).items()), *self.macros()]
@@ -237,7 +237,7 @@ class Launch:
 
 @cache
 def source_text(name: str) -> str:
-    """Return a source file of kernels."""
+    """Return a kernel source file."""
     return (files("localllm.backends.gpu") / "kernels" / f"{name}.cl").read_text(encoding="utf-8")
 
 

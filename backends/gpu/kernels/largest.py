@@ -11,10 +11,10 @@ from localllm.backends.base import Largest
 from localllm.backends.gpu.kernels.kernel import Buffers, FloatIn, IntIn, Kernel, Shape, WordIn, WordOut
 from localllm.backends.gpu.references import Fixed
 
-SORTED = 4096  # logits that a work-group sorts
-MOST = 256  # maximum that can be asked for
-NUMBERS = 8  # words of the kernel's parameters: how many to keep, and how many each pass reads
-KEYS = (Fixed.EVEN_KEYS, Fixed.ODD_KEYS)  # results of the passes in turn
+SORTED = 4096  # logits sorted per work-group
+MOST = 256  # maximum count
+NUMBERS = 8  # words of the kernel's parameters: the count to keep, and the count that each pass reads
+KEYS = (Fixed.EVEN_KEYS, Fixed.ODD_KEYS)  # results of even and odd passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class LargestLogits(Kernel[LargestBuffers]):
 
 
 def passes(vocabulary: int, keep: int) -> list[int]:
-    """Return how many keys of a row each pass reads."""
+    """Return the number of keys of a row that each pass reads."""
     found = [vocabulary]
     while found[-1] > SORTED:
         found.append(-(-found[-1] // SORTED) * keep)
@@ -52,7 +52,7 @@ def passes(vocabulary: int, keep: int) -> list[int]:
 
 
 def numbers(vocabulary: int, keep: int) -> NDArray[np.int32]:
-    """int32 (NUMBERS,): the kernel's parameters."""
+    """Return the kernel's parameters, int32 (NUMBERS,)."""
     given = [keep, *passes(vocabulary, keep)]
     return np.array(given + [0] * (NUMBERS - len(given)), np.int32)
 

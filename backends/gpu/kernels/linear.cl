@@ -1,10 +1,10 @@
 // Products of matrices (N, K) with rows of activations. Constants: K, N, X_STRIDE and Y_STRIDE (elements of a row of
-// input and of output), COUNT_AT (which count of the step), FACTOR, HAS_BIAS, HAS_RESIDUAL, RESIDUAL_STRIDE.
-// A row of quantized activations is K int8, then K / 32 scales, then K / 16 sums times scale, X_STRIDE words in all.
+// input and of output), COUNT_AT (index of the row count in the step), FACTOR, HAS_BIAS, HAS_RESIDUAL, RESIDUAL_STRIDE.
+// A row of quantized activations is K int8, then K / 32 scales, then K / 16 sums times scale, X_STRIDE words in total.
 
-// With EXPERTS rows are pairs of a row and one of its experts; PER_ROW pairs read the same input row. The mat-vec goes by
-// the experts of the pairs, tiles by what group_pairs made of them. With HEADS there is a matrix per head, and X_HEAD
-// elements of a row of activations; work-groups of a head have its number as their third.
+// With EXPERTS, rows are pairs of a row and one of its experts; PER_ROW pairs read the same input row. The mat-vec uses
+// the experts of the pairs, tiles use the output of group_pairs. With HEADS there is one matrix per head, and X_HEAD
+// elements of a row of activations per head; the third index of a work-group is its head.
 #ifdef EXPERTS
 #define EXPERT_ARGUMENTS , GLOBAL const int *choices, GLOBAL const float *scales
 #define BEGIN_TILE(size) \
@@ -86,12 +86,12 @@ DEVICE float add_chunk(float sum, const int *q, const float *s, const float *m, 
 #endif
 
 #ifdef COLUMNS
-// Rows of activations from `column` on that a work-group has; of those that have one there are as many as rows.
+// Number of activation rows from `column` on in this work-group; a COLUMNS of 1 launches exactly one group per row.
 #define COLUMNS_FROM(column) (COLUMNS == 1 ? 1 : smaller(step[COUNT_AT] - (column), COLUMNS))
 
-// Products of up to COLUMNS rows of activations with row `own` of each of MATRICES matrices of `rows` rows, to every
-// work-item of a segment of 32, of which each has every 32nd chunk: sum (MATRICES, COLUMNS). The order of a sum depends
-// on nothing else.
+// Products of up to COLUMNS rows of activations with row `own` of each of MATRICES matrices of `rows` rows, returned to
+// every work-item of a segment of 32, each of which handles every 32nd chunk: sum (MATRICES, COLUMNS). The order of a
+// sum depends on nothing else.
 DEVICE void row_products(SHAPE_PARAMETER GLOBAL const uchar **w, size_t rows, size_t own, GLOBAL const float *x,
                          int columns, float *sum, LOCAL float *s) {
   int lane = ITEM & 31;
@@ -127,7 +127,7 @@ DEVICE void row_products(SHAPE_PARAMETER GLOBAL const uchar **w, size_t rows, si
 }
 #endif
 
-#ifdef MATVEC  // a segment of 32 work-items has one row of the matrix
+#ifdef MATVEC  // a segment of 32 work-items handles one row of the matrix
 KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   int row = GROUP_X * 4 + (ITEM >> 5), column = GROUP_Y * COLUMNS;
@@ -154,9 +154,9 @@ KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
 #endif
 
 #ifdef MATMUL
-// A tile of 64 rows of the matrix and 32 rows of activations; a work-item has 4 x 4 of it.
+// A tile of 64 rows of the matrix and 32 rows of activations; a work-item computes 4 x 4 results.
 #ifdef QUANTIZED
-#define DEPTH 8  // words of a chunk
+#define DEPTH 8  // words per chunk
 #else
 #define DEPTH 16  // numbers at a time
 #endif

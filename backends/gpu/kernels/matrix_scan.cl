@@ -1,8 +1,8 @@
-// The scan of RWKV-6 and 7. A work-item has a number of a value of one head, and its column of the state, in all rows of a
-// sequence: the group of the first of these rows takes all, in order. Numbers of a block: rows (positions, ROW) of values,
-// keys, decays, and with ERASES probes and what they erase; and apart from it the states before the block and after the
-// newest row (HEADS, KEY_DIM, VALUE_DIM), and that row's number (VALUES). Constants: MAX_ROWS, SLOTS_AT, TABLE_STRIDE_AT,
-// HEADS, KEY_DIM, VALUE_DIM, ERASES, BEFORE, K_STRIDE, V_STRIDE
+// The WKV scan of RWKV-6 and 7. A work-item handles one number of a value of one head, and its column of the state, in
+// all rows of a sequence: the group of the first of these rows processes all of them, in order. Numbers of a block:
+// rows (positions, ROW) of values, keys, decays, and with ERASES probes and erases. Stored separately: the states
+// before the block and after the newest row (HEADS, KEY_DIM, VALUE_DIM), and that row's number (VALUES). Constants:
+// MAX_ROWS, SLOTS_AT, TABLE_STRIDE_AT, HEADS, KEY_DIM, VALUE_DIM, ERASES, BEFORE, K_STRIDE, V_STRIDE
 
 #ifdef MATRIX_SCAN
 #define VALUES (HEADS * VALUE_DIM)
@@ -10,7 +10,7 @@
 #define ROW (VALUES + (ERASES ? 4 : 2) * KEYS)
 #define OF_STATE ((size_t)KEY_DIM * VALUES)
 
-// Take a row into the column that starts at `state`; return what `query` reads there.
+// Apply a row to the column that starts at `state`; return the product with `query`.
 DEVICE float follow_matrix(SHAPE_PARAMETER GLOBAL float *state, float value, GLOBAL const float *key,
                            GLOBAL const float *decay, GLOBAL const float *probe, GLOBAL const float *erase,
                            GLOBAL const float *query) {
@@ -59,7 +59,7 @@ KERNEL(128, matrix_scan)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const flo
     y[(size_t)row * V_STRIDE + own] =
         follow_matrix(SHAPE newest, value, k + key_at, decay + key_at, probe + key_at, erase + key_at, query);
     *tag = (float)at;
-    GLOBAL float *mine = stored + (size_t)at * ROW;  // read after a later step's truncation
+    GLOBAL float *mine = stored + (size_t)at * ROW;  // read again after a truncation in a later step
     mine[own] = value;
     for (int d = own % VALUE_DIM; d < KEY_DIM; d += VALUE_DIM) {
       GLOBAL float *to = mine + VALUES + of_keys + d;

@@ -1,4 +1,4 @@
-// How the float formats are read: element i of a matrix, counted from its start.
+// Reading the float formats: element i of a matrix, counted from its start.
 DEVICE float element(GLOBAL const uchar *w, size_t i) {
 #if defined(FORMAT_F32)
   return ((GLOBAL const float *)w)[i];

@@ -1,9 +1,9 @@
-// One kernel source, two languages: OpenCL C 1.2 and CUDA C++ as NVRTC compiles it without any header.
-// Rules for kernels: every pointer to memory is GLOBAL or LOCAL; no templates, overloads, vector types, plain char or
-// long; halves are storage only; sizes come by -D; all work-items of a group reach every barrier; sums have one order.
-// Shapes and factors are constants of the compilation or, where GENERIC is defined, numbers that every kernel gets first
-// (SHAPE_PARAMETER): then one compilation serves all models, for devices whose compiler is slow.
-// A kernel that needs local memory ends its parameters with LOCAL_ARGUMENT and begins with LOCAL_MEMORY.
+// One kernel source, two languages: OpenCL C 1.2, and CUDA C++ compiled by NVRTC without any header. Rules for kernels:
+// every pointer to memory is GLOBAL or LOCAL; no templates, overloads, vector types, plain char or long; halves are
+// only stored; sizes are given by -D; all work-items of a group reach every barrier; sums have a fixed order. Shapes
+// and factors are compile-time constants or, with GENERIC, numbers that every kernel gets as its first parameter
+// (SHAPE_PARAMETER): then one compilation serves all models, for devices whose compiler is slow. A kernel that needs
+// local memory ends its parameters with LOCAL_ARGUMENT and begins with LOCAL_MEMORY.
 #ifdef __OPENCL_VERSION__
 #pragma OPENCL FP_CONTRACT OFF
 #define GLOBAL __global
@@ -15,7 +15,7 @@
 #define LOCAL_ARGUMENT , __local float *local_memory
 #define LOCAL_MEMORY
 #define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
-#define SHARED_BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)  // for what a group shares in global memory
+#define SHARED_BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)  // for data shared in global memory
 #define ITEM ((int)get_local_id(0))
 #define GROUP_X ((int)get_group_id(0))
 #define GROUP_Y ((int)get_group_id(1))
@@ -39,7 +39,7 @@ DEVICE int DOT4(int a, int b, int c) {
   return c + (int)x.s0 * y.s0 + (int)x.s1 * y.s1 + (int)x.s2 * y.s2 + (int)x.s3 * y.s3;
 }
 #endif
-// Segments are 32 neighbouring work-items; `s` holds a number for every work-item of the group.
+// Segments are 32 neighboring work-items; `s` holds a number for every work-item of the group.
 #define SEGMENT(name, type, first, combine) \
   DEVICE type name(type v, LOCAL float *s) { \
     LOCAL type *t = (LOCAL type *)s; \
@@ -56,7 +56,7 @@ typedef signed char i8;
 #define RESTRICT __restrict__
 #define DEVICE static __device__ __forceinline__
 #define TABLE __device__ const
-#ifdef GROUPS  // that a multiprocessor is to have room for at a time
+#ifdef GROUPS  // minimum number that fit on a multiprocessor at a time
 #define KERNEL(size, name) extern "C" __global__ void __launch_bounds__(size, GROUPS) name
 #else
 #define KERNEL(size, name) extern "C" __global__ void __launch_bounds__(size) name
@@ -135,15 +135,15 @@ DEVICE uint short_at(GLOBAL const uchar *p, int at) { return (uint)*(GLOBAL cons
 DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 DEVICE int larger(int a, int b) { return a > b ? a : b; }
 
-// Words of four bytes: bytes below 128 less n, as signed bytes.
+// Four bytes per word: bytes below 128 minus n, as int8.
 DEVICE int less(uint w, uint n) { return (int)(((w | 0x80808080u) - n * 0x01010101u) ^ 0x80808080u); }
-// Four bits to the lowest bits of four bytes.
+// Put four bits into the lowest bits of four bytes.
 DEVICE uint spread(uint bits) { return ((bits & 15u) * 0x00204081u) & 0x01010101u; }
 DEVICE uint nibbles(uint w, int high) { return (w >> (4 * high)) & 0x0F0F0F0Fu; }
 DEVICE int byte_of(int word, int i) { return (int)((uint)word << (24 - 8 * i)) >> 24; }
 
-// e^x as the CPU backend has it: range reduction and the polynomial of Cephes' expf, relative error below 2e-7.
-// 0 below -87, no infinity above 88; e^0 is 1; a NaN stays one. The parts are y and power with e^x = (1 + y) * power.
+// e^x as in the CPU backend: range reduction and the polynomial of Cephes' expf, relative error below 2e-7. 0 below
+// -87, no infinity above 88; e^0 is 1; NaN stays NaN. The parts are y and power with e^x = (1 + y) * power.
 DEVICE float exponential_parts(float x, float *power) {
   float c = x > 88.0f ? 88.0f : (x < -87.0f ? -87.0f : x);
   float n = FLOOR_EVEN(c * 1.44269504f);
@@ -172,7 +172,7 @@ DEVICE float gelu(float x) { return x * sigmoid(FMA(x * x * x, 0.044715f, x) * 1
 DEVICE float identity(float x) { return x; }
 DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }
 DEVICE float relu2(float x) { return relu(x) * relu(x); }
-// log(1 + e^x) = max(x, 0) + log(1 + t) with t = e^-|x|, by the polynomial of Cephes' logf; where t is large it is halved.
+// log(1 + e^x) = max(x, 0) + log(1 + t) with t = e^-|x|, by the polynomial of Cephes' logf; a large t is halved.
 DEVICE float softplus(float x) {
   float t = exponential(x < 0.0f ? x : -x);
   int large = t > 0.4142135f;
@@ -196,7 +196,7 @@ DEVICE float xielu(float x, float positive, float negative, float beta, float ep
   float below = negative * (exponential_less_one(x > eps ? eps : x) - x);
   return FMA(beta, x, x > 0.0f ? positive * x * x : below);
 }
-// Units with limits; in this order a NaN stays one.
+// Activations with limits; in this order NaN stays NaN.
 DEVICE float bounded(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 DEVICE float swiglu_clamp(float gate, float up, float limit) {
   return silu(gate > limit ? limit : gate) * bounded(up, limit);
@@ -208,18 +208,18 @@ DEVICE float silu_clamp(float gate, float up, float limit) {
 DEVICE float situ(float gate, float up, float limit) {
   return limit * hyperbolic_tangent(gate / limit) * sigmoid(gate) * (limit * hyperbolic_tangent(up / limit));
 }
-// The unit of gpt-oss.
+// The activation of gpt-oss.
 DEVICE float swiglu_oai(float gate, float up) {
   float g = gate > 7.0f ? 7.0f : gate;
   return g * sigmoid(1.702f * g) * (bounded(up, 7.0f) + 1.0f);
 }
 
-// What changes from step to step, in device memory: 8 ints (rows, rows of logits, blocks of a row of the tables, of the
-// window's tables), then so many ints per row.
+// Data that changes in every step, in device memory: 8 ints (rows, rows of logits, blocks of a row of the tables, and
+// of the window's tables), then arrays of MAX_ROWS ints.
 #define TOKENS_OF(step) ((step) + 8)
 #define POSITIONS_OF(step) ((step) + 8 + MAX_ROWS)
 #define SEQUENCE_OF(step) ((step) + 8 + 3 * MAX_ROWS)
 #define TILES_OF(step) ((step) + 8 + 4 * MAX_ROWS)
-#define SLOTS_OF(step) ((step) + 8 + SLOTS_AT * MAX_ROWS)  // SLOTS_AT: 2, or 6 where a layer has blocks of its own
-#define ENDS_OF(step) ((step) + 8 + 6 * MAX_ROWS)  // of plans whose rows see later ones: no layer has blocks of its own
+#define SLOTS_OF(step) ((step) + 8 + SLOTS_AT * MAX_ROWS)  // SLOTS_AT: 2, or 6 for layers with separate blocks
+#define ENDS_OF(step) ((step) + 8 + 6 * MAX_ROWS)  // for non-causal plans, in which no layer has separate blocks
 #define LOGIT_INDEX_OF(step) ((step) + 8 + 7 * MAX_ROWS)

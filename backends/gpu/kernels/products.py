@@ -1,9 +1,9 @@
-"""Kernels of products, and the choice between them: a table by format, and a rule by the number of activation rows.
+"""Declarations of product kernels, and the choice between them by format and by the number of activation rows.
 
-    1 row              matvec, a segment of 32 work-items per row of the matrix
-    to FEW_ROWS        matvec over COLUMNS rows of activations at a time
-    to SOME_ROWS       tiles of TILES[-1] on tensor cores, so that small prompts still fill a card; else matmul's
-    more               the largest tile on tensor cores that fills a card; else matmul's, 64 x 32 by dp4a or float32
+  1 row              matvec, a segment of 32 work-items per row of the matrix
+  to FEW_ROWS        matvec over COLUMNS rows of activations at a time
+  to SOME_ROWS       tiles of TILES[-1] on tensor cores, so that small prompts still fill a GPU; else matmul's
+  more               the largest tile on tensor cores that fills a GPU; else matmul's, 64 x 32 by dp4a or float32
 
 The int8 formats have the same activations and the same order of sums in every tile. F16 and BF16 on tensor cores round
 activations (see SPLIT in rows.cl) to 11 and to 16 bits; F32 stays float32, in matmul's tile.
@@ -29,14 +29,14 @@ from localllm.backends.gpu.kernels.kernel import (
 from localllm.backends.gpu.kernels.rowwise import Delivered
 from localllm.backends.gpu.references import Fixed
 
-COLUMNS = 8  # activation rows of one work-group of the mat-vec, if there are several
+COLUMNS = 8  # activation rows per work-group of the mat-vec, if there are several
 SOME_ROWS = 64
-FULL = 128  # work-groups that fill a card: an RTX 4090 has 128 multiprocessors, an H100 132
+FULL = 128  # work-groups that fill a GPU: an RTX 4090 has 128 multiprocessors, an H100 132
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The rows of activations and of the matrix that a work-group multiplies."""
+    """The numbers of activation rows and of matrix rows that a work-group multiplies."""
 
     x: int
     w: int
@@ -44,21 +44,25 @@ class Tile:
 
 PLAIN_TILE = Tile(32, 64)  # of matmul
 TILES = (Tile(128, 128), Tile(64, 128), Tile(64, 64))
-EXPERTS_TILE = PLAIN_TILE  # few rows choose the same expert
+EXPERTS_TILE = PLAIN_TILE  # few rows select the same expert
 
 # Format -> the first compute type whose tensor cores have its product (sm_75: in instructions of half the size), and
-# the 16-bit numbers that an activation is split into. F32 is missing: its product would not be float32's.
+# the number of 16-bit terms that an activation is split into. F32 is missing, because its product would be less
+# precise.
 TENSOR = {**dict.fromkeys(QUANTIZED, (75, 0)), "F16": (75, 1), "BF16": (80, 2)}
 
 
 def block_words(width: int) -> int:
-    """Return the words of a row of activation blocks: bytes, a scale per block of 32, a sum per half block."""
+    """Return the words of a row of activation blocks: int8 values, a scale per block of 32, a sum per half block."""
     return width * 11 // 32
 
 
 def terms(format: str, width: int, compute: str) -> int | None:
-    """Return the activations that tensor cores of a compute type ("sm_90") need: 0 for int8 blocks, or a count of
-    16-bit numbers. None if they do not multiply matrices of this format and width."""
+    """Return the form of activations that tensor cores of a compute type ("sm_90") need.
+
+    0 means int8 blocks, a positive number the count of 16-bit terms. None if tensor cores do not multiply matrices of
+    this format and width.
+    """
     least, found = TENSOR.get(format, (None, 0))
     if least is None or not compute.startswith("sm_") or int(compute[3:]) < least or width % 16:
         return None
@@ -66,9 +70,9 @@ def terms(format: str, width: int, compute: str) -> int | None:
 
 
 def tiles_of(format: str) -> tuple[Tile, ...]:
-    """Return the tiles of tensor cores, largest first.
+    """Return the tensor-core tiles, largest first.
 
-    If halves of a chunk have scales of their own, 128 x 128 would leave no registers for a second work-group.
+    If a format has two scales per 32 values, 128 x 128 would leave no registers for a second work-group.
     """
     packing = QUANTIZED.get(format)
     return TILES[1:] if packing is not None and packing.halves == 2 else TILES
@@ -81,7 +85,7 @@ def tile_of(format: str, n: int, rows: int, heads: int = 1) -> Tile:
 
 
 def grouped(rows: int, used: int, experts: int) -> bool:
-    """Return whether rows are gathered into tiles by expert: with at least one row per expert."""
+    """Return whether rows are gathered into tiles by expert: if there is on average at least one row per expert."""
     return rows * used >= experts
 
 
@@ -105,7 +109,7 @@ class Product(Macros):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertProduct(Macros):
-    """The shape of the products of pairs (a row and one of its chosen experts); PER_ROW pairs read the same input."""
+    """The shape of the products of pairs (a row and one of its selected experts); PER_ROW pairs read the same input."""
 
     K: Shape
     N: Shape
@@ -124,7 +128,7 @@ class ExpertProduct(Macros):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadProduct(Macros):
-    """The shape of the products of each head's slice of a row, X_HEAD elements, with the head's own matrix."""
+    """The shape of per-head products: a head's slice of a row, X_HEAD elements, times the head's matrix."""
 
     K: Shape
     N: Shape
@@ -144,7 +148,7 @@ AnyProduct = Product | ExpertProduct | HeadProduct
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertBuffers(Buffers):
-    """The experts of the pairs: chosen row by row, or grouped by expert."""
+    """The experts of the pairs, ordered by row or grouped by expert."""
 
     choices: IntIn
     scales: FloatIn
@@ -198,7 +202,7 @@ class Matmul(Kernel[ProductBuffers]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor(Kernel[ProductBuffers]):
-    """Multiply a tile on NVIDIA's tensor cores. COPY: bytes that are copied at once; TERMS: see `terms`."""
+    """Multiply a tile on NVIDIA's tensor cores. COPY: bytes per copy; TERMS: see `terms`."""
 
     name, parts = "tensor", "instructions linear tensor"
     format: str
@@ -230,10 +234,10 @@ def _experts_agree(product: AnyProduct, buffers: ProductBuffers) -> bool:
 
 
 def tensor(format: str, tile: Tile, terms: int, product: AnyProduct) -> Tensor:
-    """The kernel of a tile; `terms`: see the function of this name."""
+    """Return the kernel of a tile; for `terms` see that function."""
     step = product.X_HEAD if isinstance(product, HeadProduct) else product.X_STRIDE
     aligned = next(size for size in (16, 8, 4) if 4 * step % size == 0)
-    groups = 6 if tile == PLAIN_TILE else None  # the compiler aims at eight or more, and would keep sums in memory
+    groups = 6 if tile == PLAIN_TILE else None  # the compiler would aim at eight or more, and keep sums in memory
     return Tensor(
         format=format, TILE_X=tile.x, TILE_W=tile.w, COPY=aligned, TERMS=max(terms, 1), product=product, GROUPS=groups
     )
@@ -269,7 +273,7 @@ class TogetherBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together(Kernel[TogetherBuffers]):
-    """Compute the mat-vecs of two or three matrices; N, N1 and N2 are their rows."""
+    """Compute the mat-vecs of two or three matrices with N, N1 and N2 rows."""
 
     name, parts, flag = "matvec_together", "linear together", "TOGETHER"
     format: str
@@ -336,6 +340,6 @@ class Gated(Kernel[GatedBuffers]):
 def gated_size(columns: int) -> int:
     """Return the work-items per group of `Gated`; a group makes 32 results.
 
-    As many as leave room for a second group beside it: sums of several columns take registers.
+    The number leaves room for a second group: the sums of several columns take registers.
     """
     return 512 if columns == 1 else 256

@@ -1,10 +1,10 @@
-// Recurrent layers. A block of a store holds the rows of 64 positions, and in a buffer of its own the state before them.
-// The rows of a sequence stand together in a piece of a batch: the group of the first of them takes all, in order.
-// Constants: MAX_ROWS, SLOTS_AT, TABLE_STRIDE_AT, and those of each kernel.
+// Recurrent layers. A block of a store holds the rows of 64 positions, and in a separate buffer the state before them.
+// The rows of a sequence are adjacent in a piece of a batch: the group of the first row processes all of them, in
+// order. Constants: MAX_ROWS, SLOTS_AT, TABLE_STRIDE_AT, and those of each kernel.
 
 DEVICE int starts_run(GLOBAL const int *sequence, int row) { return row == 0 || sequence[row - 1] != sequence[row]; }
 
-#ifdef CONVOLVE  // A work-item has a channel of a row. Constants: WIDTH, SIZE (rows it sees), X_STRIDE, Y_STRIDE, HAS_BIAS
+#ifdef CONVOLVE  // A work-item handles a channel of a row. Constants: WIDTH, SIZE (taps), X_STRIDE, Y_STRIDE, HAS_BIAS
 KERNEL(128, convolve)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const int *step, GLOBAL const int *tables,
                       GLOBAL const float *weight, GLOBAL const float *bias, GLOBAL float *rows, GLOBAL float *y) {
   int c = GROUP_X * 128 + ITEM, row = GROUP_Y;
@@ -28,7 +28,7 @@ KERNEL(128, convolve)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const int *s
 }
 #endif
 
-#ifdef APPEND_POOLED  // A work-item has a column of a row. Constants: WIDTH (of x), X_STRIDE, S_STRIDE (of the scores)
+#ifdef APPEND_POOLED  // A work-item handles a column of a row. Constants: WIDTH (of x), X_STRIDE, S_STRIDE (of scores)
 KERNEL(128, append_pooled)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *scores, GLOBAL const int *step,
                            GLOBAL float *rows) {
   int c = GROUP_X * 128 + ITEM;
@@ -39,7 +39,7 @@ KERNEL(128, append_pooled)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const f
 }
 #endif
 
-#ifdef POOL  // A work-item has a column of a row. Constants: WIDTH (of y), PARTS, SIZE (rows of a pool), Y_STRIDE
+#ifdef POOL  // A work-item handles one column of a row. Constants: WIDTH (of y), PARTS, SIZE (rows per pool), Y_STRIDE
 KERNEL(128, pool_rows)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL const int *tables, GLOBAL const float *bias,
                        GLOBAL const float *rows, GLOBAL float *y) {
   int c = GROUP_X * 128 + ITEM, position = POSITIONS_OF(step)[GROUP_Y], columns = PARTS * WIDTH;
@@ -72,7 +72,7 @@ KERNEL(128, pool_rows)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL const int 
 
 #if defined(APPEND_KEYS) || defined(LINEAR_ATTENTION) || defined(CHANNEL_ATTENTION)
 // Numbers of a block: keys (KEY_HEADS, KEY_DIM, positions), updates (HEADS, positions, VALUE_DIM), decays (HEADS,
-// DECAYS, positions); and apart from it the state (HEADS, KEY_DIM, VALUE_DIM).
+// DECAYS, positions); stored separately: the state (HEADS, KEY_DIM, VALUE_DIM).
 #define UPDATES_AT (BLOCK_TOKENS * KEY_HEADS * KEY_DIM)
 #define DECAYS_AT (UPDATES_AT + BLOCK_TOKENS * HEADS * VALUE_DIM)
 #define ROWS_OF_BLOCK ((size_t)DECAYS_AT + BLOCK_TOKENS * HEADS * DECAYS)
@@ -88,9 +88,9 @@ KERNEL(128, append_keys)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const int
 #endif
 
 #ifdef LINEAR_ATTENTION
-// One head of all rows of a sequence. A work-item has some numbers of a value; for scores, a position of the block: the
-// first 64 those of the key, the others those of the query. Constants besides: DELTA, TILED, HAS_SKIP, HAS_STEPS,
-// HAS_STRENGTHS, Q_STRIDE, K_STRIDE, V_STRIDE, G_STRIDE, B_STRIDE, Y_STRIDE
+// One head of all rows of a sequence. A work-item handles some numbers of a value, and for scores a position of the
+// block: the first 64 compute the scores of the key, the others those of the query. Additional constants: DELTA, TILED,
+// HAS_SKIP, HAS_STEPS, HAS_STRENGTHS, Q_STRIDE, K_STRIDE, V_STRIDE, G_STRIDE, B_STRIDE, Y_STRIDE
 KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const float *k, GLOBAL const float *v,
                               GLOBAL const float *steps, GLOBAL const float *strengths, GLOBAL const int *step,
                               GLOBAL const int *tables, GLOBAL const float *rates, GLOBAL const float *skips,
@@ -105,7 +105,7 @@ KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
   size_t of_keys = (size_t)key_head * KEY_DIM * BLOCK_TOKENS, of_state = (size_t)head * KEY_DIM * VALUE_DIM;
   size_t of_updates = UPDATES_AT + (size_t)head * BLOCK_TOKENS * VALUE_DIM;
   size_t of_decays = DECAYS_AT + (size_t)head * BLOCK_TOKENS;
-  int loaded = -1, stop = row;  // the block whose sums of decays are in local memory; the end of the rows
+  int loaded = -1, stop = row;  // the block whose decay sums are in local memory; the end of the rows
   if (starts_run(sequence, row))
     while (stop < count && sequence[stop] == own) stop++;
   for (; row < stop; row++) {
@@ -124,7 +124,7 @@ KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
       for (int i = ITEM; i < VALUE_DIM; i += 128)
         for (int d = 0; d < KEY_DIM; d++) state[d * VALUE_DIM + i] = 0.0f;
     }
-    if (at == 0 && column) {  // the state follows from the block before; no barrier may stand in a branch
+    if (at == 0 && column) {  // compute the state from the previous block; barriers must not be in a branch
       float shrunk = exponential(sums[BLOCK_TOKENS - 1]);
       for (int i = ITEM; i < VALUE_DIM; i += 128) {
         for (int d = 0; d < KEY_DIM; d++) {
@@ -177,8 +177,9 @@ KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
 #endif
 
 #ifdef CHANNEL_ATTENTION
-// The same where every channel of a key has a decay. A work-item has a position of the block and half of the channels.
-// The decays of a block are sums since its start; before its first row, the faded keys of the block before stand there.
+// The same with a decay per key channel. A work-item handles a position of the block and half of the channels. The
+// decays of a block are sums since its start; before the block's first row, their memory holds the decayed keys of the
+// previous block.
 KERNEL(128, channel_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const float *k, GLOBAL const float *v,
                                GLOBAL const float *steps, GLOBAL const float *strengths, GLOBAL const int *step,
                                GLOBAL const int *tables, GLOBAL const float *rates, GLOBAL const float *skips,
@@ -214,11 +215,11 @@ KERNEL(128, channel_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL con
         GLOBAL const float *sum = before + of_decays + (size_t)d * BLOCK_TOKENS;
         float whole = sum[BLOCK_TOKENS - 1], apart = t == BLOCK_TOKENS - 1 ? 0.0f : whole - sum[t];
         decays[(size_t)d * BLOCK_TOKENS + t] = before[of_keys + (size_t)d * BLOCK_TOKENS + t] * exponential(apart);
-        if (t == 0) sums[d] = exponential(whole);  // `grown` is still read for the row before
+        if (t == 0) sums[d] = exponential(whole);  // `grown` of the previous row is still in use
       }
     }
     SHARED_BARRIER();
-    if (at == 0 && column) {  // the state follows from the block before
+    if (at == 0 && column) {  // compute the state from the previous block
       for (int i = ITEM; i < VALUE_DIM; i += 128) {
         for (int d = 0; d < KEY_DIM; d++) {
           float sum = old[d * VALUE_DIM + i] * sums[d];
@@ -272,9 +273,9 @@ KERNEL(128, channel_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL con
 #endif
 
 #ifdef SELECTIVE_SCAN
-// Some channels of all rows of a sequence. A row of the store: inputs (WIDTH), steps (WIDTH), B (STATE_DIM). States: before
-// the block and after the newest row (STATE_DIM, WIDTH), and that row's number (WIDTH). Constants: WIDTH, STATE_DIM,
-// X_STRIDE, DT_STRIDE, B_STRIDE, C_STRIDE, Y_STRIDE
+// Some channels of all rows of a sequence. A row of the store: inputs (WIDTH), steps (WIDTH), B (STATE_DIM). States:
+// before the block and after the newest row (STATE_DIM, WIDTH), and that row's number (WIDTH). Constants: WIDTH,
+// STATE_DIM, X_STRIDE, DT_STRIDE, B_STRIDE, C_STRIDE, Y_STRIDE
 #define SCAN_ROW (2 * WIDTH + STATE_DIM)
 DEVICE void follow(SHAPE_PARAMETER GLOBAL float *state, GLOBAL const float *a, GLOBAL const float *gains, int c, float x,
                    float dt) {

@@ -1,4 +1,4 @@
-"""Kernels of recurrent layers."""
+"""Declarations of kernels of recurrent layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.plan import BLOCK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(Macros):
-    """Where a step has the slots of a store's rows, and the stride of its block tables."""
+    """Offsets in the step buffer of the slots of a store's rows, and of the stride of its block tables."""
 
     MAX_ROWS: Shape
     BLOCK_TOKENS: int = BLOCK
@@ -135,19 +135,19 @@ class LinearAttention(Kernel[LinearAttentionBuffers]):
 
     @property
     def local_floats(self) -> int:
-        """A key, a query, the sums of decays of a block, and two weights of each of its rows."""
+        """A key, a query, the decay sums of a block, and two weights for each of its rows."""
         return 2 * self.KEY_DIM + 3 * BLOCK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAttention(LinearAttention):
-    """Decays by channel; there are steps."""
+    """Linear attention with decays per channel; steps are required."""
 
     name, flag = "channel_attention", "CHANNEL_ATTENTION"
 
     @property
     def local_floats(self) -> int:
-        """A key, a query, the sums of decays and their exponentials, and four halves of weights of a block's rows."""
+        """A key, a query, the decay sums and their exponentials, and four partial weights for each row of a block."""
         return 4 * self.KEY_DIM + 4 * BLOCK
 
 
@@ -196,7 +196,7 @@ class MatrixScanBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixScan(Kernel[MatrixScanBuffers]):
-    """Rows of q, k, decay, probe and erase are K_STRIDE apart, those of v and y V_STRIDE."""
+    """The WKV scan. K_STRIDE is the stride of q, k, decay, probe and erase, V_STRIDE the stride of v and y."""
 
     name, parts, flag = "matrix_scan", "matrix_scan", "MATRIX_SCAN"
     stored: Stored

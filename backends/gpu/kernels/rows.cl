@@ -1,4 +1,5 @@
-// Operations on whole rows: embedding, norms, what tensor cores read. Constants: K (width of a row or group), strides.
+// Operations on whole rows: embedding, norms, input rows for tensor cores. Constants: K (width of a row or group),
+// strides.
 
 #ifdef EMBED
 KERNEL(64, embed)(SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const int *step, GLOBAL float *RESTRICT y) {
@@ -9,7 +10,7 @@ KERNEL(64, embed)(SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const i
   size_t token = TOKENS_OF(step)[row];
 #endif
 #ifdef QUANTIZED
-  if (i < K / 32) {  // a chunk each
+  if (i < K / 32) {  // one chunk per work-item
     int q[8];
     float s[2], m[2];
     unpack_chunk(SHAPE w, N, token, i, q, s, m);
@@ -27,7 +28,7 @@ KERNEL(64, embed)(SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const i
 }
 #endif
 
-#ifdef NORM  // a work-group of SIZE has a group of a row; where it makes blocks, the whole row
+#ifdef NORM  // a work-group of SIZE handles a group of a row, or the whole row if it makes blocks
 KERNEL(SIZE, norm_rows)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL const float *RESTRICT weight,
                         GLOBAL const float *bias, GLOBAL float *y, GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -58,9 +59,9 @@ KERNEL(SIZE, norm_rows)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL c
 #endif
 
 #ifdef SPLIT
-// A row as numbers of 16 bits for the tensor cores: TERMS times K, whose sum it is but for rounding, then a word, what
-// products are to be multiplied with. F16: one term, of the row times the power of two that brings its largest magnitude
-// to 2^14, below their limit of 65504. BF16: two terms, 16 bits of each number.
+// A row as 16-bit numbers for tensor cores: TERMS times K numbers whose sum is the row except for rounding, then a word
+// with the factor to multiply products with. F16: one term, the row times the power of two that brings its largest
+// magnitude to 2^14, below the limit of 65504. BF16: two terms, 16 bits of each number.
 DEVICE uint bfloat_of(float v) {
   uint bits = (uint)AS_INT(v);
   return IS_NAN(v) ? 0x7FC0u : (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;

@@ -1,4 +1,4 @@
-"""Kernels that work row by row: embeddings, norms, rotations, elementwise operations, and forms of their results."""
+"""Declarations of row-by-row kernels: embeddings, norms, rotations, elementwise operations, conversions of rows."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ WIDE = 1024  # minimum numbers per group to use more work-items
 
 @dataclass(frozen=True, slots=True)
 class Delivered(Macros):
-    """The forms that a kernel writes its rows in: floats, activation blocks for int8 products, or both."""
+    """The forms in which a kernel writes its rows: floats, activation blocks for int8 products, or both."""
 
     HAS_FLOATS: int
     HAS_BLOCKS: int
-    BLOCKS_STRIDE: Shape  # words of a row
+    BLOCKS_STRIDE: Shape  # words per row
 
 
 def delivered(floats: bool, block_words: int) -> Delivered:
-    """`block_words`: of a row of activation blocks, 0 for none."""
+    """Return the forms; `block_words` is the number of words of a row of activation blocks, 0 for none."""
     return Delivered(int(floats), int(block_words > 0), block_words)
 
 
@@ -68,7 +68,7 @@ class NormRowsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormRows(Kernel[NormRowsBuffers]):
-    """Norm rows; a work-group norms a group of K numbers of a row."""
+    """Norm rows; a work-group handles a group of K numbers of a row."""
 
     name, parts, flag = "norm_rows", "blocks rows", "NORM"
     SIZE: int
@@ -92,7 +92,7 @@ class NormRows(Kernel[NormRowsBuffers]):
 
 
 def norm_size(width: int) -> int:
-    """Return the work-items per group of `NormRows`: more for wide groups, so that they do not take long."""
+    """Return the work-items per group of `NormRows`: more for wide groups, to shorten them."""
     return 128 if width < WIDE else 512
 
 
@@ -104,7 +104,7 @@ class SplitRowsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRows(Kernel[SplitRowsBuffers]):
-    """Split activations into TERMS 16-bit numbers each, for tensor cores; `format` is that of the matrix."""
+    """Split activations into TERMS 16-bit numbers each, for tensor cores; `format` is the matrix format."""
 
     name, parts, flag = "split_rows", "rows", "SPLIT"
     format: str
@@ -128,7 +128,7 @@ class ElementsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements(Kernel[ElementsBuffers]):
-    """Compute OPERATION(a, b) elementwise. With SLICE `a` has one number for SLICE numbers of `b`."""
+    """Compute OPERATION(a, b) elementwise. With SLICE, each number of `a` is used for SLICE numbers of `b`."""
 
     name, parts, flag = "elements", "blocks elements", "PAIRED"
     OPERATION: Expression

@@ -1,6 +1,6 @@
 // Operations on several streams of rows. A row of x is SLICES slices of WIDTH numbers. Constants: X_STRIDE, Y_STRIDE.
 
-#ifdef MIX  // C_STRIDE: from row to row of the coefficients; 0 where all rows have the same
+#ifdef MIX  // C_STRIDE: stride of the coefficients, 0 if all rows share them
 KERNEL(128, mix_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *coefficients, GLOBAL const float *base,
                  GLOBAL float *y) {
   int i = GROUP_X * 128 + ITEM, own = i / WIDTH * SLICES;
@@ -24,7 +24,7 @@ KERNEL(128, weigh)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *we
 }
 #endif
 
-#ifdef BLEND  // The largest score so far, and sums relative to it, as in attention. Constants: L_STRIDE (of `last`), EPS
+#ifdef BLEND  // The largest score so far and sums relative to it, as in attention. Constants: L_STRIDE (of `last`), EPS
 KERNEL(128, blend_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *last, GLOBAL const float *weight,
                           GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -51,7 +51,7 @@ KERNEL(128, blend_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const fl
 }
 #endif
 
-#ifdef CONNECT  // Constants: PARTS, EPS, MAGNITUDE, WRITTEN_EPS, ITERATIONS. An item has a number of the row
+#ifdef CONNECT  // Constants: PARTS, EPS, MAGNITUDE, WRITTEN_EPS, ITERATIONS. A work-item handles one number of the row
 KERNEL(128, connect_streams)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *scale, GLOBAL const float *bias,
                              GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -70,7 +70,7 @@ KERNEL(128, connect_streams)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const
     for (int i = 1; i < n; i++) most = FMAX(most, local_memory[from * n + i]);
     v = exponential(v - most);
   }
-  for (int turn = 0; turn < 2 * ITERATIONS; turn++) {  // rows, then columns, and again; the first rows are a softmax
+  for (int turn = 0; turn < 2 * ITERATIONS; turn++) {  // alternate rows and columns; the first rows are a softmax
     BARRIER();
     if (own) local_memory[at] = v;
     BARRIER();
@@ -84,7 +84,7 @@ KERNEL(128, connect_streams)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const
 }
 #endif
 
-#ifdef MATCH  // a work-group has a slice. Constants: L_WIDTH (of a row of `like`), EPS
+#ifdef MATCH  // a work-group handles one slice. Constants: L_WIDTH (of a row of `like`), EPS
 KERNEL(128, match_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *like, GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   x += (size_t)GROUP_Y * X_STRIDE + (size_t)GROUP_X * WIDTH;

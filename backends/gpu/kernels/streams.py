@@ -1,4 +1,4 @@
-"""Kernels of the operations on several streams of rows."""
+"""Declarations of kernels for operations on several streams of rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MixSlicesBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixSlices(Kernel[MixSlicesBuffers]):
-    """Sums of slices times coefficients. C_STRIDE is 0 if all rows have the same coefficients."""
+    """Sum slices times coefficients. C_STRIDE is 0 if all rows have the same coefficients."""
 
     name, parts, flag = "mix_slices", "streams", "MIX"
     WIDTH: Shape
@@ -60,7 +60,7 @@ class BlendSlicesBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendSlices(Kernel[BlendSlicesBuffers]):
-    """A weighted mean of slices; a work-group has a row."""
+    """Compute a weighted mean of slices; a work-group handles one row."""
 
     name, parts, flag = "blend_slices", "streams", "BLEND"
     WIDTH: Shape
@@ -85,7 +85,7 @@ class ConnectStreamsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectStreams(Kernel[ConnectStreamsBuffers]):
-    """Coefficients of hyper-connections; a work-group has a row, whose numbers are at most as many as its items."""
+    """Compute coefficients of hyper-connections; a work-group handles one row, a work-item at most one number."""
 
     name, parts, flag = "connect_streams", "streams", "CONNECT"
     SLICES: Shape
@@ -111,7 +111,7 @@ class MatchSlicesBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchSlices(Kernel[MatchSlicesBuffers]):
-    """Scale slices; a work-group scales one of WIDTH numbers."""
+    """Scale slices; a work-group scales one slice of WIDTH numbers."""
 
     name, parts, flag = "match_slices", "streams", "MATCH"
     WIDTH: Shape
@@ -133,7 +133,7 @@ class ExcessRowsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExcessRows(Kernel[ExcessRowsBuffers]):
-    """What exceeds a threshold; a work-group has a row."""
+    """Subtract a threshold and clamp at zero; a work-group handles one row."""
 
     name, parts, flag = "excess", "streams", "EXCESS"
     WIDTH: Shape

@@ -1,21 +1,22 @@
-// Prefill on the tensor cores of NVIDIA cards: products of a matrix (N, K) with many rows of activations. CUDA only.
-// Constants: those of linear.cl, TILE_X and TILE_W (rows of activations and of the matrix in a tile), COPY (bytes that
-// rows of activations are aligned to, at most 16), TERMS (numbers of 16 bits whose sum is an activation).
+// Prefill on NVIDIA's tensor cores: products of a matrix (N, K) with many rows of activations. CUDA only. Constants:
+// those in linear.cl, TILE_X and TILE_W (rows of activations and of the matrix in a tile), COPY (alignment in bytes of
+// rows of activations, at most 16), TERMS (16-bit numbers whose sum is an activation).
 //
-// A work-group has a tile of TILE_X x TILE_W results and TILE_W / 16 warps, each with TILE_X / 2 x 32 of it. A step is
-// 64 bytes of depth: every work-item unpacks one chunk (32 bytes: 32 int8 or 16 halves) of one row of the matrix once
-// for all TILE_X rows, while copies bring the activations; the next step's bytes travel while this step multiplies.
-// Rows of 64 bytes lie without gaps, their four pieces of 16 bytes in an order that no two of 8 rows share banks.
+// A work-group computes a tile of TILE_X x TILE_W results with TILE_W / 16 warps, each with TILE_X / 2 x 32 of them. A
+// step is 64 bytes of depth: every work-item unpacks one chunk (32 bytes: 32 int8 or 16 halves) of one row of the
+// matrix once for all TILE_X rows, while copies fetch the activations; the next step's bytes are copied while this step
+// multiplies. Rows of 64 bytes are stored without gaps, their four pieces of 16 bytes permuted so that no two of 8 rows
+// share banks.
 //
-// int8: 16 x 8 x 32 products are one instruction and 12 of float32 (a subtraction, a product and a fused
-// multiply-add a result and chunk; 16 with minimums, 24 to 32 where halves of a chunk have scales of their own), so
-// float32 is the limit: 128 lanes a clock give 1365 multiply-adds a clock, a third of the int8 rate of sm_90, two
-// thirds of sm_89's. Bytes of a step of 128 x 128 x 64 at 4.5 bits: 4.6 KB of weights, 8.7 KB of activations, 12 a clock.
+// int8: 16 x 8 x 32 products are one instruction and 12 of float32 (a subtraction, a product and a fused multiply-add
+// per result and chunk; 16 with minimums, 24 to 32 if each half of a chunk has its own scale), so float32 is the limit:
+// 128 lanes per clock give 1365 multiply-adds per clock, a third of the int8 rate of sm_90, two thirds of sm_89's.
+// Bytes of a step of 128 x 128 x 64 at 4.5 bits: 4.6 KB of weights, 8.7 KB of activations, 12 per clock.
 
 #ifdef QUANTIZED
 #define CHUNK 32
-#define SCALES (HALVES * (1 + MINIMUM))  // of a chunk of the matrix: scales, then minimums
-#define SUMS (1 + HALVES * MINIMUM)      // of a chunk of a row: its scale, then its sum or those of its halves
+#define SCALES (HALVES * (1 + MINIMUM))  // per chunk of the matrix: scales, then minimums
+#define SUMS (1 + HALVES * MINIMUM)      // per chunk of a row: its scale, then its sum or its halves' sums
 #else
 #define CHUNK 16
 #define SCALES 0
@@ -25,14 +26,14 @@
 #define ROW_BYTES (K / CHUNK * 32)
 #define ITEMS (2 * TILE_W)
 #define M_TILES (TILE_X / 32)
-#define PIECES (TERMS * TILE_X * 4)            // of 16 bytes, of a step of activations
-#define OWN ((PIECES + ITEMS - 1) / ITEMS)     // of a work-item
-#define MAGIC 0x4B400000                       // as a float 1.5 * 2^23: added to an integer it is that float's bits
+#define PIECES (TERMS * TILE_X * 4)            // of 16 bytes, per step of activations
+#define OWN ((PIECES + ITEMS - 1) / ITEMS)     // pieces per work-item
+#define MAGIC 0x4B400000                       // bits of the float 1.5 * 2^23: adding an integer gives a float's bits
 #define MAGIC_FLOAT 12582912.0f
 
 DEVICE uchar *piece(uchar *rows, int row, int p) { return rows + 64 * row + 16 * (p ^ ((row >> 1) & 3)); }
 
-// Chunk c of a row of the matrix: 8 words, and what they are multiplied with. Beyond the row: zeros.
+// Chunk c of a row of the matrix: 8 words, and their scales and minimums. Beyond the row: zeros.
 DEVICE void chunk_of(const uchar *w, size_t rows, size_t row, int c, int *q, float *s, float *m) {
   if (CHUNKS % 2 && c >= CHUNKS) {
     for (int i = 0; i < 8; i++) q[i] = 0;
@@ -54,7 +55,7 @@ DEVICE void chunk_of(const uchar *w, size_t rows, size_t row, int c, int *q, flo
 }
 
 #ifdef QUANTIZED
-// One 16 x 8 tile of results gets a chunk: the order of operations of add_chunk, so its bits.
+// Add a chunk to one 16 x 8 tile of results, in the order of operations of add_chunk, so that bits are equal.
 DEVICE void add_products(float *sum, const uint *a, const uint *b, const float *scales, const float *sums) {
 #if HALVES == 1
   int dot[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
@@ -89,7 +90,7 @@ KERNEL(ITEMS, tensor)(LINEAR_ARGUMENTS) {
   float *ws = (float *)(xl + 2 * 64 * TERMS * TILE_X), *xs = ws + 2 * 2 * SCALES * TILE_W;  // [step][chunk][which][row]
   int lane = ITEM & 31, g = lane >> 2, t = lane & 3;
   int x0 = (ITEM >> 5 & 1) * (TILE_X / 2), w0 = (ITEM >> 6) * 32;  // of this warp in the tile
-  int row = ITEM >> 1, chunk = ITEM & 1;                           // of the matrix, that this work-item unpacks
+  int row = ITEM >> 1, chunk = ITEM & 1;                           // of the matrix, unpacked by this work-item
   BEGIN_TILE(TILE_X)
   size_t own_row = bias_at + smaller(GROUP_X * TILE_W + row, N - 1);
   uint from[OWN];  // bytes from x to this work-item's pieces
@@ -102,7 +103,7 @@ KERNEL(ITEMS, tensor)(LINEAR_ARGUMENTS) {
     for (int j = 0; j < 4; j++)
       for (int n = 0; n < 4; n++) sum[i][j][n] = 0.0f;
 
-  // Step -1 only brings in what step 0 multiplies.
+  // Step -1 only fetches the input of step 0.
   for (int now = -1; now < (CHUNKS + 1) / 2; now++) {
     int next = now + 1, more = next < (CHUNKS + 1) / 2;
     uchar *wn = wl + (next & 1) * 64 * TILE_W, *xn = xl + (next & 1) * 64 * TERMS * TILE_X;

@@ -1,7 +1,7 @@
-// Products of the same rows of activations with several matrices of one format in one launch. Constants besides those
-// of linear.cl: of the second and third matrix N1, N2 and FACTOR1, FACTOR2 (N2 is 0 where there are two).
+// Products of the same rows of activations with several matrices of one format in one launch. Constants, in addition to
+// those in linear.cl: N1, N2 and FACTOR1, FACTOR2 of the second and third matrix (N2 is 0 for two matrices).
 
-#ifdef TOGETHER  // rows of the matrices one after the other, each from a multiple of 4 on: a work-group has four
+#ifdef TOGETHER  // rows of all matrices in order, each starting at a multiple of 4: a work-group handles four
 #define GROUPS(rows) (((rows) + 3) / 4)
 #define PICK(which, a, b, c) ((which) == 0 ? (a) : (which) == 1 ? (b) : (c))
 KERNEL(128, matvec_together)(SHAPE_PARAMETER GLOBAL const uchar *w0, GLOBAL const uchar *w1, GLOBAL const uchar *w2,
@@ -28,8 +28,8 @@ KERNEL(128, matvec_together)(SHAPE_PARAMETER GLOBAL const uchar *w0, GLOBAL cons
 #endif
 
 #ifdef GATED
-// OPERATION(gate, up) of two matrices of N rows. A work-group of SIZE has 32 rows of both, so that it can make of its
-// 32 results an activation block; a segment of 32 work-items has the same row of both at a time.
+// OPERATION(gate, up) of two matrices of N rows. A work-group of SIZE handles 32 rows of both, so that it can write its
+// 32 results as an activation block; a segment of 32 work-items handles the same row of both at a time.
 KERNEL(SIZE, matvec_gated)(SHAPE_PARAMETER GLOBAL const uchar *gate, GLOBAL const uchar *up,
                            GLOBAL const float *RESTRICT x, GLOBAL float *y, GLOBAL float *blocks, GLOBAL const int *step,
                            GLOBAL const float *gate_bias, GLOBAL const float *up_bias LOCAL_ARGUMENT) {

@@ -1,9 +1,9 @@
-// How blocks of the quantized formats unpack: `unpack` gives the 32 integers of chunk c of a block as 8 words of four
-// signed bytes, and scale and minimum of each half: value = scale * q - minimum. HALVES 1: both halves share them;
-// MINIMUM 0: there is none. A block is its body (4-byte words) and its head (what would spoil their alignment); both
-// keep the byte order of the file. Layouts are stated in quant.formats.
+// Unpacking blocks of the quantized formats: `unpack` returns the 32 integers of chunk c of a block as 8 words of four
+// int8, and scale and minimum of each half: value = scale * q - minimum. HALVES 1: both halves share them; MINIMUM 0:
+// no minimum. A block is split into its body (4-byte words) and its head (the bytes that would break their alignment);
+// both keep the byte order of the file. `quant.formats` defines the layouts.
 
-// Four words; on CUDA in one load where the constant `wide` says that they are aligned to 16 bytes.
+// Four words; on CUDA in one load if the constant `wide` says that they are aligned to 16 bytes.
 DEVICE void four_words(GLOBAL const uchar *p, int wide, uint *w) {
 #ifndef __OPENCL_VERSION__
   if (wide) {
@@ -23,7 +23,7 @@ DEVICE void eight_words(GLOBAL const uchar *p, int wide, uint *w) {
 }
 
 #if defined(LEVELS)
-// Four nibbles to the bytes of a table of 16 levels.
+// Look up four nibbles in a table of 16 levels of one byte.
 #ifdef __OPENCL_VERSION__
 TABLE uchar level_table[16] = {LEVELS};
 DEVICE int level(uint n) {
@@ -31,7 +31,7 @@ DEVICE int level(uint n) {
                (uint)level_table[(n >> 16) & 15] << 16 | (uint)level_table[(n >> 24) & 15] << 24);
 }
 #else
-DEVICE int level(uint n) {  // byte_perm picks among 8 bytes by 3 bits; the fourth bit chooses between two picks
+DEVICE int level(uint n) {  // byte_perm selects among 8 bytes by 3 bits; the fourth bit selects between two results
   const uchar t[16] = {LEVELS};
   const uint t0 = t[0] | t[1] << 8 | t[2] << 16 | t[3] << 24, t1 = t[4] | t[5] << 8 | t[6] << 16 | t[7] << 24;
   const uint t2 = t[8] | t[9] << 8 | t[10] << 16 | t[11] << 24, t3 = t[12] | t[13] << 8 | t[14] << 16 | t[15] << 24;
@@ -46,12 +46,12 @@ DEVICE int level(uint n) {  // byte_perm picks among 8 bytes by 3 bits; the four
 #endif
 
 #if defined(POINTS)
-// Magnitudes (no zero among them) with the signs of four bits.
+// Apply the signs given by four bits to magnitudes, none of which is zero.
 DEVICE int with_signs(uint magnitudes, uint bits) {
   uint minus = spread(bits);
   return (int)((magnitudes ^ (minus * 0xFFu)) + minus);
 }
-// 8 sign bits from 7: the eighth makes their number even.
+// 8 sign bits from 7: the eighth makes the number of set bits even.
 DEVICE uint signs_of_code(uint code) {
   uint parity = code ^ (code >> 4);
   parity ^= parity >> 2;
@@ -178,7 +178,7 @@ DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, 
   }
 #elif defined(FORMAT_TQ1_0)
   s[0] = half_at(h);
-  for (int i = 0; i < 8; i++) {  // value 32 c + 4 i: which word holds it, and which ternary digit of its bytes
+  for (int i = 0; i < 8; i++) {  // value 32 c + 4 i: the index of its word, and of the ternary digit in its bytes
     int at = c < 5 ? 4 * i : c < 7 || i < 4 ? 32 + 4 * (i & 3) : 48;
     int n = c < 5 ? c : c < 7 ? 2 * (c - 5) + i / 4 : i < 4 ? 4 : i - 4;
     uint power = n == 0 ? 1u : n == 1 ? 3u : n == 2 ? 9u : n == 3 ? 27u : 81u;
@@ -239,7 +239,7 @@ DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, 
     int point = (int)(b[8 * c + i] | (((uint)b[64 + c] >> i) & 1u) << 8);
     q[i] = with_signs(points[point], (uint)b[72 + 4 * c + i / 2] >> (4 * (i & 1)));
   }
-#elif defined(FORMAT_IQ1_S) || defined(FORMAT_IQ1_M)  // eighths: 8 * coordinate, which `points` holds plus 128, +- 1
+#elif defined(FORMAT_IQ1_S) || defined(FORMAT_IQ1_M)  // eighths: 8 * coordinate, stored plus 128 in `points`, +- 1
 #if defined(FORMAT_IQ1_S)
   uint packed = short_at(b, 32 + 2 * c);
   s[0] = half_at(h) * ((float)((packed >> 12) & 7u) * 2.0f + 1.0f) * 0.125f;
@@ -272,7 +272,7 @@ DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, 
 #endif
 }
 
-// Chunk c of row `row` of a matrix of `rows` rows that starts at `w`: all bodies first, then all heads.
+// Unpack chunk c of row `row` of a matrix of `rows` rows that starts at `w`: all bodies first, then all heads.
 DEVICE void unpack_chunk(SHAPE_PARAMETER GLOBAL const uchar *w, size_t rows, size_t row, int c, int *q, float *s, float *m) {
   size_t block = row * (K / BLOCK_VALUES) + c / (BLOCK_VALUES / 32);
   GLOBAL const uchar *heads = w + rows * (K / BLOCK_VALUES) * BODY;
