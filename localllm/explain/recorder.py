@@ -57,7 +57,7 @@ class Recorder:
         finally:
             self.record.watching += perf_counter() - began
 
-    # -- told by the core ------------------------------------------------------------------------------------------
+    # -- observer callbacks ----------------------------------------------------------------------------------------
 
     def started(self, prompt: Sequence[int], sequence: cache.Sequence, sampler: Sampler) -> None:
         record = self.record

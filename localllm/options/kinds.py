@@ -111,7 +111,7 @@ def above(least: float) -> Kind:
 
 
 def one_of(*names: str, nothing: Any = "") -> Kind:
-    """Return a kind for one of these names; Python callers may also pass `nothing`."""
+    """Return a kind for a choice of names; Python callers may also pass `nothing`."""
 
     def read(text: str) -> str:
         if text not in names:

@@ -1,6 +1,6 @@
 """Options of the samplers, with llama.cpp's names and defaults.
 
-The defaults are those of `common_params_sampling` in llama.cpp's common/common.h (2026-10).
+The defaults match `common_params_sampling` in llama.cpp's common/common.h (2026-10).
 """
 
 from __future__ import annotations
