@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # true for type checkers; importing it from typing would delay the command line's first line
+TYPE_CHECKING = False  # true for type checkers; importing it from typing would delay the command line's first output
 if TYPE_CHECKING:
     from typing import Any
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from localllm.reply import Piece, Reply, ToolCall
 
 if not os.path.isfile(os.path.join(_here := os.path.dirname(os.path.abspath(__file__)), "quant", "__init__.py")):
-    __path__.append(os.path.dirname(_here))  # a checkout without symbolic links: the other packages are beside it
+    __path__.append(os.path.dirname(_here))  # without symbolic links in a checkout, the other packages are next to it
 
 __all__ = [
     "AnswerOptions",
@@ -65,7 +65,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that `localllm --help` imports no NumPy.
+    # Imported on demand, so that `localllm --help` does not import NumPy.
     from importlib import import_module
 
     if name == "quant":
@@ -76,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})  # help(localllm) also shows the names that are imported on first use
+    return sorted({*globals(), *__all__})  # help(localllm) also shows the names that are imported on demand

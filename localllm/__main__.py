@@ -1,7 +1,7 @@
 """Start the command line: `localllm`, or `python -m localllm`.
 
-From here on, Ctrl-C ends the program with exit code 130 and without a traceback, also while modules are imported and
-while Python shuts down. So this file, and `localllm/__init__.py` before it, import next to nothing.
+From here on, Ctrl-C ends the program with exit code 130 and without a traceback, even during imports and while Python
+shuts down. So this file, and `localllm/__init__.py` before it, import next to nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _INTERRUPTED = 130
 try:
     import signal
     from types import FrameType
-except KeyboardInterrupt:  # `signal` itself takes a millisecond to import
+except KeyboardInterrupt:  # importing `signal` takes a millisecond
     os._exit(_INTERRUPTED)
 
 
 def main() -> int:
-    """Run the command line of this process, and return the exit code."""
+    """Run the command line in this process, and return the exit code."""
     handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # otherwise ignored, as after `nohup`
     if handled:
         signal.signal(signal.SIGINT, _leave)

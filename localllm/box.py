@@ -1,4 +1,4 @@
-"""How a MODEL argument becomes a file: a path, a model in the box, or a name that one of the stores knows."""
+"""Resolve a MODEL argument to a file: a path, a bundled model, or a name in one of the stores."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SHOWN = 5  # files of a folder
 
 
 class FolderError(LocalLLMError):
-    """A folder was given where a GGUF file is needed; the message says how to get one."""
+    """A folder was given instead of a GGUF file. The message says how to get one."""
 
 
 def resolve(name: str | os.PathLike[str], folders: bool = False) -> Path:
-    """Return the file of `name`: a path, the name of a bundled model, or one that a store has (`localllm.store`).
+    """Return the file of `name`: a path, the name of a bundled model, or a name in a store (`localllm.store`).
 
-    With `folders` a folder is returned too. StoreError for a text that is none of these, FolderError for a folder.
+    With `folders`, a folder is returned too. Raises StoreError if nothing matches, FolderError for a folder.
     """
     path = Path(name)
     if path.exists():
@@ -37,7 +37,7 @@ def resolve(name: str | os.PathLike[str], folders: bool = False) -> Path:
 
 
 def is_model_folder(path: Path) -> bool:
-    """Return whether a folder holds a model: one from Hugging Face, or GGUF files."""
+    """Return whether a folder contains a model: in Hugging Face format, or GGUF files."""
     return path.is_dir() and (_is_checkpoint(path) or bool(_gguf_files(path)))
 
 

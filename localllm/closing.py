@@ -1,4 +1,4 @@
-"""Base class of objects with `close`: opened files, folders and models. Leaving their `with` block closes them."""
+"""Base class of objects with a `close` method: opened files, folders and models. Leaving a `with` block closes it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Embeddings of texts: one vector per text, pooled as the model file says, and scores of documents for a query.
+"""Embeddings of texts: one vector per text, pooled as the model file specifies; and reranking scores of documents.
 
-A step takes as many texts as fit. Rows that see later ones need a text's tokens in one step; other models read a long
-text in several.
+Each step is filled with texts. With bidirectional attention all tokens of a text must be in one step; other models
+split a long text over several.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ F32 = NDArray[np.float32]
 POOLINGS: tuple[str, ...] = ("auto", *get_args(Pooling))
 _RANK_TEMPLATE = "tokenizer.chat_template.rerank"
 _UNKNOWN = "tokenizer.ggml.unknown_token_id"
-_SEPARATOR = "tokenizer.ggml.seperator_token_id"  # as GGUF writes it
+_SEPARATOR = "tokenizer.ggml.seperator_token_id"  # GGUF's spelling
 
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """Embeds lists of token ids with an engine whose plan ends in embeddings."""
+    """Computes embeddings of token ids with an engine whose plan ends in embeddings."""
 
     engine: Engine
     config: Config
     pooler: Pooler
 
     def pooling(self, asked: str) -> Pooling:
-        """The pooling that was asked for; "auto" is that of the file. LocalLLMError if the model cannot do it."""
+        """Return the requested pooling; "auto" is the file's. Raise LocalLLMError if the model does not support it."""
         if asked not in POOLINGS:
             raise LocalLLMError(f"pooling {asked!r} is not one of {', '.join(POOLINGS)}")
         found: Pooling = self.config.pooling if asked == "auto" else asked  # type: ignore[assignment]
@@ -45,12 +45,12 @@ class Embedder:
         return found
 
     def vectors(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> Iterator[F32]:
-        """One vector float32 per text, in order: (width,), (labels,) for "rank", (T, width) for "none"."""
+        """Yield a float32 vector per text, in order: (width,), (labels,) for "rank", (T, width) for "none"."""
         for rows in self._rows(texts):
             yield self.pooler(rows, pooling)
 
     def _rows(self, texts: Sequence[Sequence[int]]) -> Iterator[F32]:
-        """Embeddings of all tokens, float32 (T, width), of each text."""
+        """Yield the embeddings of each text's tokens, float32 (T, width)."""
         limits, engine = self.engine.limits, self.engine
         most = min(limits.rows, limits.logit_rows)
         for number, ids in enumerate(texts, 1):
@@ -77,7 +77,7 @@ class Embedder:
             first += count
 
     def _together(self, texts: Sequence[Sequence[int]], first: int, most: int) -> int:
-        """How many texts from `first` on fit one step: by their rows, and by the cache blocks that each takes."""
+        """Return how many texts from `first` on fit in one step, by their rows and cache blocks."""
         rows = blocks = count = 0
         for ids in texts[first:]:
             rows, blocks = rows + len(ids), blocks - (-len(ids) // self.engine.block_tokens)
@@ -106,20 +106,20 @@ def _wrong_length(number: int, count: int, longest: int) -> LocalLLMError:
 
 
 def normalized(vectors: Sequence[F32]) -> F32:
-    """The vectors as rows of length one."""
+    """Return the vectors, scaled to length one."""
     return unit(np.stack(vectors))
 
 
 def pair(words: Tokenizer, metadata: Mapping[str, Any], query: str, document: str) -> list[int]:
-    """The ids of a query and a document as a reranker reads them.
+    """Return a reranker's token ids for a query and a document.
 
-    A file's own template has places for both; without one, a separator stands between them, as for a pair of sentences.
+    The file's own template has placeholders for both. Without one, a separator joins them, as for a sentence pair.
     """
     template = metadata.get(_RANK_TEMPLATE)
     if isinstance(template, str):
         text, texts = _filled(template, {"{query}": query, "{document}": document})
         control = {token for token in words.special.values() if words.is_control(token)}
-        control.discard(metadata.get(_UNKNOWN, -1))  # which stands for any text
+        control.discard(metadata.get(_UNKNOWN, -1))  # any text can become the unknown token
         return words.encode(text, add_special=False, parse_special=True, guard=_Guard(control, texts))
     first, second = words.encode(query), words.encode(document)
     if words.add_bos and second[:1] == [words.bos]:
@@ -131,17 +131,17 @@ def pair(words: Tokenizer, metadata: Mapping[str, Any], query: str, document: st
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """Lets only a template write control tokens, not the texts in it."""
+    """Allows control tokens only in the template, not in the inserted texts."""
 
     tokens: Set[int]
-    texts: Sequence[tuple[int, int]]  # where they start and stop
+    texts: Sequence[tuple[int, int]]  # their start and end offsets
 
     def allows(self, token: int, start: int, stop: int) -> bool:
         return token not in self.tokens or all(stop <= first or start >= last for first, last in self.texts)
 
 
 def _filled(template: str, given: Mapping[str, str]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the template filled with texts, and the range of each text in it."""
+    """Return the template filled with texts, and each text's range in it."""
     made, spans, at = "", [], 0
     while at < len(template):
         place, name = min(

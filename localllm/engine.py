@@ -41,55 +41,55 @@ class ContextFull(LocalLLMError):
 
 
 class StepTooLarge(LocalLLMError):
-    """A step has more rows, or more rows of logits, than the limits allow; nothing has changed."""
+    """A step exceeds the limit of rows or of logit rows; nothing has changed."""
 
 
 class Rows(NamedTuple):
-    """The next tokens of a sequence in a step, and the rows whose logits are wanted."""
+    """The next tokens of a sequence in a step, and the rows whose logits are requested."""
 
     sequence: Sequence
     tokens: Several[int]
     wanted: Wanted = "last"
-    largest: int = 0  # number of largest logits per wanted row; 0: all logits
+    largest: int = 0  # top-k: the number of largest logits per requested row; 0: all logits
 
 
 class Result(NamedTuple):
-    """What a step returns for one `Rows` with n wanted rows; views that the next step overwrites."""
+    """The results for one `Rows` with n requested rows: views that the next step overwrites."""
 
-    logits: F32  # (n, vocabulary); (0, 0) if only the largest were requested
-    largest: Largest  # (n, largest) each, largest first, ties by id, NaN first; (0, 0) if not requested
+    logits: F32  # (n, vocabulary); (0, 0) if only the top-k were requested
+    largest: Largest  # top-k, (n, k) each, largest first, ties by id, NaN first; (0, 0) if not requested
 
 
 class Watches(Protocol):
-    """Told of an engine's steps."""
+    """An observer of an engine's steps."""
 
     def step(self, rows: Several[Rows]) -> AbstractContextManager[None]:
-        """Return what surrounds a step of these rows, which are not yet in their sequences."""
+        """Return a context manager around a step; its rows are not in their sequences yet."""
         ...
 
 
 class Engine:
-    """The sequences of an executable and its cache. One thread at a time uses it: `alone` makes a second one wait.
+    """The sequences of an executable and its cache. Not thread-safe; `alone` makes a second thread wait.
 
-    `limits` are at most those of the executable: `rows` and `logit_rows` of one step, and `positions`, the maximum
-    tokens of a sequence. `pool` allocates the executable's blocks.
+    `limits` are at most the executable's: `rows` and `logit_rows` per step, and `positions`, the maximum tokens of a
+    sequence. `pool` allocates the executable's blocks.
 
     With an encoder, `start` is the token between a text and its answer. The first step of a sequence has the whole text
-    and that token; what comes before it goes to the encoder, and everything else to the decoder.
+    and that token. The tokens before it go to the encoder, all others to the decoder.
     """
 
     def __init__(self, executable: Executable, pool: BlockPool, limits: Limits, start: int | None = None) -> None:
         self.executable, self.pool, self.limits = executable, pool, limits
         self.start = start
-        self.watch: Watches | None = None  # told of every step
+        self.watch: Watches | None = None  # observer of every step
         self.steps = 0  # number of finished steps
-        self.alone = Exclusive()  # entered by every step, and by callers that use the results of one
-        self.closed = False  # whether the executable is closed, so that no step can run
+        self.alone = Exclusive()  # entered by every step, and by callers that use a step's results
+        self.closed = False  # the executable is closed, so no step can run
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
     def add(self) -> Sequence:
-        """Return a new, empty sequence; it takes no block before its first token."""
+        """Return a new, empty sequence. It takes a block with its first token."""
         return self.pool.new_sequence()
 
     def fork(self, sequence: Sequence) -> Sequence:
@@ -97,7 +97,7 @@ class Engine:
         return sequence.fork()
 
     def truncate(self, sequence: Sequence, length: int) -> int:
-        """Keep the first `length` tokens, or none if layers with a window have lost needed ones; return the number."""
+        """Keep the first `length` tokens, or none if a sliding window dropped needed ones; return the number kept."""
         with self.alone:
             length = sequence.reach(length)
             sequence.truncate(length)
@@ -108,14 +108,14 @@ class Engine:
         sequence.free()
 
     def opened(self, prompt: Several[int]) -> Several[int]:
-        """Return a prompt as a sequence holds it: with an encoder, the token that starts the answer follows it."""
+        """Return a prompt as its sequence stores it: with an encoder, followed by the token that starts the answer."""
         return prompt if self.start is None or self.start in prompt else [*prompt, self.start]
 
     # -- capacity --------------------------------------------------------------------------------------------------
 
     @property
     def most_largest(self) -> int:
-        """Maximum number of largest logits that the device can find; for more, the host searches all logits."""
+        """The largest k for top-k on the device; above it, the host searches all logits."""
         return self.executable.most_picked if isinstance(self.executable, Picks) else 0
 
     @property
@@ -125,7 +125,7 @@ class Engine:
 
     @property
     def free_blocks(self) -> int:
-        """Number of free cache blocks, in the pool that has the fewest."""
+        """Number of free cache blocks, in the pool with the fewest."""
         return min(pool.takeable for pool in self.pool.pools)
 
     def room(self, sequence: Sequence) -> int:
@@ -133,13 +133,13 @@ class Engine:
         return max(0, min(self.limits.positions - sequence.length, sequence.room))
 
     def read_after(self, tokens: int) -> int:
-        """Return the bytes of weights and cache that a step for the next token of a sequence reads."""
+        """Return the weight and cache bytes that a step for a sequence's next token reads."""
         return int(self.executable.memory.read_after(tokens))
 
     def fits(self, wanted: Several[tuple[Sequence, int]]) -> bool:
-        """Return whether the cache can take these numbers of tokens for these sequences in one step.
+        """Return whether the cache has room for a step with these numbers of tokens per sequence.
 
-        Layers with a window free blocks between steps, so tokens that do not fit one step may fit several.
+        Sliding-window layers free blocks between steps, so tokens that do not fit in one step may fit in several.
         """
         if any(sequence.length + more > self.limits.positions for sequence, more in wanted):
             return False
@@ -147,7 +147,7 @@ class Engine:
 
     @contextmanager
     def taking(self, sequence: Sequence, tokens: Several[int]) -> Iterator[None]:
-        """Take blocks of an empty sequence for tokens (whole blocks) that the caller fills inside the `with`."""
+        """Reserve blocks of an empty sequence for tokens (whole blocks) that the caller fills inside the `with`."""
         with self.alone:
             self.copy_shared()  # copy shared blocks before the caller fills them
             sequence.occupy(tokens)
@@ -203,7 +203,7 @@ class Engine:
                     raise
 
     def _checked(self, rows: Several[Rows]) -> tuple[list[int], list[int], list[int]]:
-        """Return first position, tokens and number of wanted logits for each of `rows`; raise if they do not fit."""
+        """Return the first position, tokens and number of requested logits for each of `rows`; or raise an error."""
         limits = self.limits
         starts: list[int] = []
         counts: list[int] = []
@@ -238,7 +238,7 @@ class Engine:
         return starts, counts, wanted
 
     def _check_text(self, sequence: Sequence, tokens: Several[int], which: Wanted) -> None:
-        """Raise LocalLLMError unless new sequences have a whole text, and no rows of it are wanted."""
+        """Raise LocalLLMError unless new sequences get a whole text, with no logits requested for its rows."""
         if sequence.tokens:
             return
         border = tokens.index(self.start) if self.start in tokens else 0
@@ -284,9 +284,9 @@ class Engine:
         )
 
     def _run(self, rows: Several[Rows], batch: Batch, wanted: list[int]) -> list[Result]:
-        """Evaluate the batch; if possible, copy only the largest logits from the device."""
+        """Evaluate the batch. If possible, copy only the top-k logits from the device."""
         executable = self.executable
-        if len(rows) == 1 and not rows[0].largest:  # decoding: between tokens, microseconds count
+        if len(rows) == 1 and not rows[0].largest:  # decode: this path is kept short
             return [Result(executable.step(batch), _NO_LARGEST)]
         most = max(part.largest for part in rows)
         spans = [slice(stop - count, stop) for stop, count in zip(accumulate(wanted), wanted, strict=True)]
@@ -307,7 +307,7 @@ class Engine:
 
 
 def largest_of(logits: F32, count: int) -> Largest:
-    """Return the `count` largest logits of each row (n, vocabulary), as `Picks.step_largest` does."""
+    """Return the top `count` logits of each row (n, vocabulary), as `Picks.step_largest` does."""
     ids = np.empty((len(logits), min(count, logits.shape[1])), np.int32)
     for into, row in zip(ids, logits, strict=True):
         none = np.isnan(row)
@@ -320,7 +320,7 @@ def _joined(arrays: Several[Int32s]) -> Int32s:
 
 
 def _stacked(tables: Several[Int32s]) -> Int32s:
-    """Stack tables of different lengths to (sequences, blocks); shorter ones are padded with 0, which is never read."""
+    """Stack tables of different lengths to (sequences, blocks); padding is 0, which is never read."""
     if len(tables) == 1:
         return tables[0][None]
     stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)

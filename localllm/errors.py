@@ -1,4 +1,4 @@
-"""The base of every error that the user can fix; `localllm.cli` turns it into one red line and an exit code."""
+"""The base of every error that the user can fix; `localllm.cli` prints it as one red line and sets an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from localllm.printable import printable
 
 
 class LocalLLMError(Exception):
-    """What went wrong, where, and what to do next, in one line without control characters."""
+    """A one-line message without control characters: the problem, its place, and the next step."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)

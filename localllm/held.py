@@ -1,4 +1,4 @@
-"""From what is asked of an answer to its constraint, for all who write answers. Grammars load when they are needed."""
+"""Build the decoding constraint of a request (schema, grammar, tool calls). Grammars load when they are needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAIL = 1000  # characters
 
 
 class Worded(Protocol):
-    """The part of a model that is needed here."""
+    """The parts of a model that constraints need."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -26,12 +26,13 @@ class Worded(Protocol):
 
 
 def end_of(prompt: str) -> str:
-    """Return the end of a prompt, which says whether a thought has begun."""
+    """Return the end of a prompt, which shows whether reasoning has begun."""
     return str.__str__(prompt)[-_TAIL:]
 
 
 def held_text(model: Worded, structure: Structure | None) -> Callable[[], Constraint] | None:
-    """Return what makes the constraint of a plain text; None without a structure. StructureError if it is broken."""
+    """Return a factory for the constraint of a plain text; None without a structure. Raise StructureError for
+    errors."""
     if structure is None:
         return None
     from localllm.answer.asked import structured
@@ -40,8 +41,8 @@ def held_text(model: Worded, structure: Structure | None) -> Callable[[], Constr
 
 
 def held(model: Worded, asked: Asked, template: ChatTemplate, tail: str) -> Callable[[], Constraint] | None:
-    """Return what makes the constraint of an answer to messages, whose prompt ends with `tail`; None if it is free."""
-    if not asked.forced and not model.tokenizer.eog:  # no grammar can end, but nobody asked for one
+    """Return a factory for the constraint of an answer after a prompt that ends with `tail`; None if unconstrained."""
+    if not asked.forced and not model.tokenizer.eog:  # no grammar could end, but none was requested
         asked = replace(asked, tools=())
     if asked.free:
         return None

@@ -1,4 +1,4 @@
-"""A model on a backend: the file, its tokenizer, its plan with the weights, and its cache."""
+"""A model on a backend: its file, tokenizer, plan with weights, and cache."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ T = TypeVar("T")
 
 
 class NoTokenizer(LocalLLMError):
-    """The file has no tokenizer, so the model cannot take text."""
+    """The file has no tokenizer, so the model cannot process text."""
 
 
 class NoWeights(LocalLLMError):
-    """The file holds only a vocabulary, so the model cannot compute."""
+    """The file contains only a vocabulary, so the model cannot compute."""
 
 
 def refuse_serving(file: GGUFFile) -> None:
-    """Raise LocalLLMError, before weights are read, for a model that cannot answer several requests together."""
+    """Raise LocalLLMError, before loading weights, for a model that cannot serve concurrent requests."""
     if architecture_of(file.metadata).diffusion:
         problem = "a diffusion model, which fills in a text and cannot be served"
         raise LocalLLMError(f"{file.path}: {problem}; use `localllm run`")
 
 
 def token_ids(ids: Any) -> list[int]:
-    """Return token ids as a list; LocalLLMError for a text, or anything else that is not whole numbers."""
+    """Return token ids as a list; raise LocalLLMError for a text, or anything other than integers."""
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise LocalLLMError(f"expected token ids, got {ids!r:.60}; model.tokenize(text) gives those of a text")
     found = list(ids)
@@ -60,10 +60,10 @@ def token_ids(ids: Any) -> list[int]:
 
 
 class LoadedModel(Closing):
-    """An open file whose weights and cache are on a backend: it converts text to token ids and computes logits."""
+    """An open file with weights and cache on a backend. It converts text to token ids and computes logits."""
 
     def __init__(self, file: GGUFFile, force: bool = False) -> None:
-        """`force`: if the file's tokenizer rule is unknown, take the nearest."""
+        """`force`: if the file's pre-tokenizer is unknown, use the nearest one."""
         self.file = file
         self.maybe_tokenizer = Tokenizer.from_metadata(file.metadata, force) if has_tokenizer(file.metadata) else None
         self.sampling_defaults = file_defaults(file.metadata)
@@ -92,7 +92,7 @@ class LoadedModel(Closing):
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows
-        asked = options.ctx_size and not options.any_cache  # measurements go where they like
+        asked = options.ctx_size and not options.any_cache  # measurements choose positions freely
         if asked and self.context > bound.config.context_length > 0:
             trained = f"the model was trained on {bound.config.context_length} tokens; answers may make no sense beyond"
             warnings.warn(Notice(f"{trained} (", Setting("ctx_size", self.context), ")"), BeyondTraining, stacklevel=2)
@@ -111,7 +111,7 @@ class LoadedModel(Closing):
 
     @cached_property
     def heads(self) -> tuple[Plan, ...]:
-        """The plans of the file's next-token heads (`localllm.models.next_token`), which answers do not use yet."""
+        """The plans of the file's next-token heads (`localllm.models.next_token`). Generation does not use them yet."""
         return record_heads(self.file.metadata, architecture_of(self.file.metadata), self.file.tensors, self.context)
 
     @property
@@ -138,7 +138,7 @@ class LoadedModel(Closing):
         return self.plan.logits.width
 
     def _predicting(self) -> Engine:
-        """The engine; LocalLLMError if the model does not predict tokens."""
+        """Return the engine; raise LocalLLMError if the model does not predict tokens."""
         engine, assembled = self.engine, self._bound
         if assembled is not None and assembled.pooler is not None:
             raise LocalLLMError(f"{self.file.path}: gives embeddings, not tokens; use `localllm embed` or model.embed")
@@ -154,7 +154,7 @@ class LoadedModel(Closing):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; NoTokenizer if the file has none."""
+        """The tokenizer; NoTokenizer if the file lacks it."""
         if self.maybe_tokenizer is None:
             raise NoTokenizer(f"{self.file.path}: the file has no tokenizer; give token ids instead of text")
         return self.maybe_tokenizer
@@ -162,35 +162,35 @@ class LoadedModel(Closing):
     # -- text ------------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Return token ids; `add_special` adds BOS/EOS if the file says so, `parse_special` reads control tokens."""
+        """Return token ids; `add_special` adds BOS/EOS as the file specifies, `parse_special` parses control tokens."""
         if not isinstance(text, str):
             raise LocalLLMError(f"tokenize expects a text, got {text!r:.60}")
         return self.tokenizer.encode(text, add_special, parse_special)
 
     def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
-        """Tokenize a prompt. ContextFull, before any work, for a text that no context of this size can hold."""
+        """Tokenize a prompt; raise ContextFull early for a text that cannot fit in the context."""
         self.check_length(text)
         return self.tokenize(text, parse_special=parse_special)
 
     def least_tokens(self, *texts: str) -> int:
-        """Return the least number of tokens that texts can have together, without tokenizing them."""
+        """Return a lower bound on the texts' total tokens, without tokenizing them."""
         return -(-sum(map(self.tokenizer.length, texts)) // self.tokenizer.longest)
 
     def check_length(self, text: str) -> None:
-        """Raise ContextFull for a text with more characters than the context can hold in the longest tokens."""
+        """Raise ContextFull for a text that exceeds the context even if all its tokens are the longest."""
         if self.context and self.least_tokens(text) > self.context:
             most, length = self.context * self.tokenizer.longest, self.tokenizer.length(text)
             counts = f"the prompt has {length} characters, the context of {self.context} tokens holds at most {most}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of token ids; invalid UTF-8 becomes U+FFFD."""
         return self.tokenizer.decode(token_ids(ids))
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
     def closed_error(self) -> LocalLLMError:
-        """Return what is raised once the model is closed."""
+        """Return the error to raise once the model is closed."""
         return LocalLLMError(f"{self.file.path}: this model is closed; load it again")
 
     def _check_open(self) -> None:
@@ -198,7 +198,7 @@ class LoadedModel(Closing):
             raise self.closed_error()
 
     def session(self) -> Session:
-        """Return a new, empty session. LocalLLMError if the model is closed."""
+        """Return a new, empty session; raise LocalLLMError if the model is closed."""
         self._check_open()
         return Session(self._predicting())
 
@@ -221,22 +221,22 @@ class LoadedModel(Closing):
         return self.exclusively(len(ids), evaluate)
 
     def exclusively(self, tokens: int, job: Callable[[], T]) -> T:
-        """Run a job that takes a sequence of so many tokens from the engine, while no other thread is in it."""
+        """Run a job that uses a sequence of `tokens` tokens while holding the engine exclusively."""
         with self.engine.alone:
             return job()
 
     @property
     def diffuses(self) -> bool:
-        """Whether the model fills in texts (`Model.diffuse`) instead of continuing them."""
+        """Whether the model is a diffusion model (`Model.diffuse`), which fills in texts."""
         return bool(self.file.tensors) and architecture_of(self.file.metadata).diffusion and not self.embeds
 
     @property
     def encodes(self) -> bool:
-        """Whether an encoder reads the prompt, and a decoder answers it."""
+        """Whether the model has an encoder for the prompt and a decoder for the answer."""
         return self.plan is not None and self.plan.encodes
 
     def refuse_chat(self) -> None:
-        """Raise LocalLLMError for a model that answers a text, and no chat."""
+        """Raise LocalLLMError for a model that only takes a text and does not support chats."""
         if self.encodes:
             problem = "has an encoder, which reads one text and no chat; use "
             instead = Written("model.generate", "`localllm run`")
@@ -244,11 +244,11 @@ class LoadedModel(Closing):
 
     @property
     def embeds(self) -> bool:
-        """Whether the model gives embeddings instead of tokens."""
+        """Whether the model returns embeddings instead of tokens."""
         return self._bound is not None and self._bound.pooler is not None
 
     def close(self) -> None:
-        """Free the weights and the cache: now, or when the thread that uses them has ended its step."""
+        """Free the weights and the cache: now, or when the thread in the engine has finished its step."""
         self._closed = True
         if self._bound is None:
             self.file.close()

@@ -2,7 +2,7 @@
 
     raise LocalLLMError(Notice("no card was found; use ", Setting("backend", "cpu")))
 
-As a string the notice has Python's spelling, `backend="cpu"`. The command line writes `--backend cpu` instead. Every
+As a string, a notice uses Python's spelling, `backend="cpu"`. The command line writes `--backend cpu` instead. Every
 package may import this file.
 """
 
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 
 class Placeholder(str):
-    """A value that the reader chooses, such as N or FILE; written without quotes."""
+    """A value for the reader to choose, such as N or FILE; written without quotes."""
 
 
 N, FILE = Placeholder("N"), Placeholder("FILE")
 
 
 class Setting(NamedTuple):
-    """An option by its field name, with the value to give it; None names the option alone."""
+    """An option by its field name, with a value for it; None names only the option."""
 
     name: str
     value: Any = None
@@ -37,7 +37,7 @@ class Together(tuple[Setting, ...]):
 
 
 class Written(NamedTuple):
-    """A value as Python writes it, and as it is typed on a command line."""
+    """A value as written in Python and on a command line."""
 
     python: str
     typed: str
@@ -47,7 +47,7 @@ Span = str | Setting | Together | Written
 
 
 class NotUsed(UserWarning):
-    """Something that was asked for has no effect; the message, a `Notice`, gives the reason."""
+    """A requested option has no effect; the message, a `Notice`, gives the reason."""
 
 
 class BeyondTraining(UserWarning):
@@ -55,7 +55,7 @@ class BeyondTraining(UserWarning):
 
 
 class Notice(str):
-    """A text made of strings, of options (`Setting`, `Together`), of values (`Written`), and of other messages."""
+    """A text composed of strings, options (`Setting`, `Together`), values (`Written`), and other messages."""
 
     parts: tuple[Span, ...]
 
@@ -68,12 +68,12 @@ class Notice(str):
         return made
 
     def typed(self, spell: Callable[[Setting], str]) -> str:
-        """The text for a command line, with every option as `spell` writes it."""
+        """Return the text for a command line, with every option formatted by `spell`."""
         return _joined(self.parts, spell, " ", 1)
 
 
 def said(error: BaseException) -> str:
-    """The text of an error, to be part of another message: still a `Notice` if it names options."""
+    """Return an error's text for use in another message; it stays a `Notice` if it names options."""
     first = error.args[0] if error.args else None
     return first if isinstance(first, Notice) else str(error)
 

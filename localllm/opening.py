@@ -1,4 +1,4 @@
-"""Load the weights of a file to a backend: choose the size of the context, what runs where, and the cache."""
+"""Load a file's weights to a backend: choose the context size, the placement of layers, and the cache."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from localllm.options.diffusion import CANVAS
 from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value, summarize
 
 BATCH_ROWS = 512  # maximum rows per forward pass; longer prompts are split
-DEFAULT_CONTEXT = 4096  # tokens, if the model was trained on at least as many and the user sets no size
-WINDOW_PAST = 1024  # tokens that layers with a window keep beyond it: how far an answer can be rolled back
-LOGIT_BYTES = 64 << 20  # maximum rows of logits per batch
-STATE_COPIES = 6  # blocks of recurrent layers for each further sequence, to reuse its prompt
-MEMORY_SHARE = 0.8  # of the free memory, for weights and cache of a server
+DEFAULT_CONTEXT = 4096  # tokens, if the trained context is at least this and the user sets no size
+WINDOW_PAST = 1024  # extra tokens in sliding-window layers: the maximum rollback of an answer
+LOGIT_BYTES = 64 << 20  # maximum bytes of logits per batch
+STATE_COPIES = 6  # blocks of recurrent layers per additional sequence, for prompt reuse
+MEMORY_SHARE = 0.8  # of the free memory, for a server's weights and cache
 UNKNOWN_MEMORY = 8 << 30  # bytes
-STATE_BYTES = 1 << 30  # of the blocks of recurrent layers, if a step does not need more
-LEAST_ROWS = 128  # per forward pass, however big states are
+STATE_BYTES = 1 << 30  # for the blocks of recurrent layers, unless a step needs more
+LEAST_ROWS = 128  # per forward pass, however large states are
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Bound:
     device: str
     placed: str  # what runs where, if a GPU is used or was requested
     close: Callable[[], None]
-    pooler: Pooler | None  # of a plan that ends in embeddings
+    pooler: Pooler | None  # for a plan that ends in embeddings
 
     @property
     def executable(self) -> Executable:
@@ -62,10 +62,10 @@ def bind(
     embeddings: bool = False,
     sequences: int = 0,
 ) -> Bound:
-    """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file.
+    """Load the weights to a backend and allocate the cache. `weights` replace the file's tensors.
 
-    With `embeddings` the plan ends in embeddings instead of logits, as that of an encoder always does. `sequences`
-    prepares for a server: that many sequences share the cache, and each may fill the context, as far as memory allows.
+    With `embeddings` the plan ends in embeddings instead of logits; an encoder's plan always does. `sequences` prepares
+    for a server: this many sequences share the cache, and each may fill the context, if memory allows.
     """
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
@@ -116,28 +116,28 @@ def bind(
 
 
 def observed(plan: Plan) -> list[Value]:
-    """Return the inputs of matrices and the outputs of experts, for reading them and the routing after a step."""
+    """Return the inputs of matrices and outputs of experts; they and the routing can then be read after a step."""
     found = {value.index: value for op in plan.operations for value, _ in op.products}
     found |= {op.out.index: op.out for op in plan.operations if isinstance(op, Experts)}
     return list(found.values())
 
 
 def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = False) -> Limits:
-    """Return the limits for binding a model; some layers may see only the last tokens, or keep a state.
+    """Return the limits for binding a model; some layers have a sliding window or a recurrent state.
 
-    A diffusion model (`diffuses`) takes its whole canvas in a step, and may need the logits of every row.
+    A diffusion model (`diffuses`) takes its whole canvas in one step, and may need the logits of every row.
 
-    The states of recurrent layers are big, so models that have them take fewer rows in a step, and keep only as many
-    blocks as STATE_BYTES hold, but no fewer than a step and a rollback of SLACK tokens need.
+    Recurrent states are large. So models with recurrent layers take fewer rows per step, and their blocks are limited
+    to STATE_BYTES, but not below the needs of one step and a rollback of SLACK tokens.
     """
     blocks = sequences * -(-context // BLOCK) + 1  # one more than the context, so that a full one can be forked
     positions = -(-context // BLOCK) * BLOCK + BLOCK
     logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
     if diffuses:
         return Limits(context, context, blocks, positions)
-    if plan.encodes:  # a text is one step, beside the rows of answers
+    if plan.encodes:  # a text is one step, together with rows of answers
         return Limits(context + 16 * sequences, logit_rows, blocks, positions)
-    if not plan.causal:  # rows read later ones, so a text is one batch
+    if not plan.causal:  # bidirectional: a text must be one batch
         return Limits(context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, positions)
     if not plan.window:
         return Limits(BATCH_ROWS, logit_rows, blocks, positions)
@@ -154,9 +154,9 @@ def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = Fal
 
 
 def within(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact: bool) -> Limits:
-    """Return `limits` with so few blocks that the cache fits `memory` bytes.
+    """Return `limits` with fewer blocks, so that the cache fits in `memory` bytes.
 
-    LocalLLMError if not even one full context fits and the context was asked for (`exact`), or if nothing fits.
+    Raises LocalLLMError if nothing fits, or if not even one full context fits and the user set its size (`exact`).
     """
     blocks, positions = limits.blocks, limits.positions
     least = min(blocks, 4 if not exact else positions // BLOCK)
@@ -176,20 +176,20 @@ def within(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact: bo
 
 
 def free_memory() -> int:
-    """Return the bytes that programs can still take; where the system tells nothing, UNKNOWN_MEMORY."""
+    """Return the bytes available to programs; UNKNOWN_MEMORY if the system does not report it."""
     found = memory()
     return found.free if found.total else UNKNOWN_MEMORY
 
 
 def _needed(window: int, rows: int) -> int:
-    """Return how many blocks one sequence needs in layers with a window, to run a step of `rows` rows."""
+    """Return the number of blocks in sliding-window layers that a sequence needs for a step of `rows` rows."""
     return -(-(window + SLACK + rows) // BLOCK) + 2
 
 
 def _within_positions(context: int, file: GGUFFile, options: LoadOptions) -> int:
-    """Return the context, clamped with a note to the positions whose embeddings the file holds.
+    """Return the context, clamped (with a notice) to the number of position embeddings in the file.
 
-    Measurements (`any_cache`) need the size that was asked for, so for them the plan refuses it.
+    Measurements (`any_cache`) need the exact size, so for them the plan raises an error instead.
     """
     table = file.tensors.get("position_embd.weight")
     held = int(table.shape[0]) if table is not None and len(table.shape) == 2 else context
@@ -202,5 +202,5 @@ def _within_positions(context: int, file: GGUFFile, options: LoadOptions) -> int
 
 
 def context_of(asked: int, config: Config, most: int = DEFAULT_CONTEXT) -> int:
-    """Return the tokens of context: as requested, or for 0 as trained, but at most `most`."""
+    """Return the context size in tokens: as requested, or for 0 as trained, but at most `most`."""
     return asked or min(config.context_length, most)

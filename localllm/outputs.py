@@ -1,7 +1,7 @@
-"""The only way commands write files: no file is replaced unless requested, and no one sees half a file.
+"""Write output files. This is the only way commands do it: files are replaced only on request, and only as a whole.
 
-`check_target` fails early, before long work. `new_file` writes beside the target and renames. A failure, or a signal
-that raises (`localllm.cli.terminal.signals`), leaves no new file and keeps the old one.
+`check_target` fails early, before long work. `new_file` writes to a temporary file next to the target and renames it. A
+failure, or a signal that raises (`localllm.cli.terminal.signals`), leaves no new file and keeps the old one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OutputError(LocalLLMError):
 
 
 class Output:
-    """A file that is being written. OutputError if the disk fails."""
+    """A file being written. Raises OutputError if the disk fails."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -41,8 +41,8 @@ class Output:
 
 
 def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[str]] = ()) -> None:
-    """Raise OutputError if `path` may not be written: it exists and `force` is False, it is not a regular file, its
-    folder is missing, or it is one of the files in `reading`, which the command reads, under any name or link."""
+    """Raise OutputError if `path` cannot be written: it exists and `force` is False, it is not a regular file, its
+    folder is missing, or it is one of the command's inputs in `reading`, under any name or link."""
     if os.fspath(path) == "-":
         raise OutputError("-: this output cannot go to stdout, because a file appears only when complete; name a file")
     try:
@@ -54,7 +54,7 @@ def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[st
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
     for each in reading:
-        with suppress(OSError):  # a name that is not a file, such as a built-in model
+        with suppress(OSError):  # not a file name, such as a built-in model
             if path.samefile(each):
                 raise OutputError(f"{path}: this file is being read; give the output another name")
     if path.is_dir():
@@ -66,7 +66,7 @@ def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[st
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add a record to the end of a private file, in one piece beside what other processes add. OutputError if not."""
+    """Append a record to a private file in one piece, safely with concurrent appends; raise OutputError on failure."""
     with _system_errors(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NOT_LINKED | _NO_WAIT, 0o600)
         try:
@@ -81,8 +81,8 @@ def append(path: Path, data: bytes) -> None:
 def new_file(path: Path, force: bool = False, mode: int = 0o666, keep_mode: bool = True) -> Iterator[Output]:
     """Yield a file that durably replaces `path` if the block ends without an exception; otherwise it is removed.
 
-    It gets the permissions of the file that it replaces, unless `keep_mode` is False, or `mode` within the umask.
-    OutputError as in `check_target`, and if the disk fails.
+    The permissions come from the replaced file, or from `mode` and the umask for a new file or if `keep_mode` is False.
+    Raises OutputError as `check_target` does, and if the disk fails.
     """
     check_target(path, force)
     with _system_errors(path):
@@ -101,7 +101,7 @@ def new_file(path: Path, force: bool = False, mode: int = 0o666, keep_mode: bool
 
 @contextmanager
 def scratch(target: Path) -> Iterator[Path]:
-    """Yield a hidden name beside `target` for a temporary file, which is removed when the block ends."""
+    """Yield a hidden name in `target`'s folder for a temporary file, which is removed when the block ends."""
     sweep(target.parent)
     path = hidden_path(target.parent)
     try:

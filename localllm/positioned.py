@@ -1,4 +1,4 @@
-"""Reading at a position of a file, by any number of threads at once."""
+"""Read from a position of a file, safely from several threads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from threading import Lock
 
-_MOST = 1 << 30  # bytes of one read: Linux reads at most 2 GiB - 4 KiB, macOS 2 GiB - 1
-_SEEKING = Lock()  # where a read moves the file's position, only one thread at a time may read
+_MOST = 1 << 30  # bytes per read: Linux reads at most 2 GiB - 4 KiB, macOS 2 GiB - 1
+_SEEKING = Lock()  # without positional reads, only one thread may read at a time
 
 
 def read_at(file: io.FileIO, target: memoryview, offset: int) -> int:
-    """Read into `target` (bytes, not empty) from `offset` on, and return how many bytes came; 0 at the end.
+    """Read into `target` (bytes, not empty) from `offset`, and return the number of bytes read; 0 at the end.
 
-    OSError if the system cannot read, ValueError if the file is closed.
+    Raises OSError if the read fails, ValueError if the file is closed.
     """
     target = target[:_MOST]
     if hasattr(os, "preadv"):
@@ -26,9 +26,9 @@ def read_at(file: io.FileIO, target: memoryview, offset: int) -> int:
 
 
 def expect(file: io.FileIO, offsets: Iterable[int], size: int) -> None:
-    """Tell the system, if it can be told, which pieces of `size` bytes come next, so that it fetches them at once."""
+    """Advise the system, if possible, which ranges of `size` bytes are read next, so that it prefetches them."""
     if hasattr(os, "posix_fadvise"):
-        with suppress(OSError, ValueError):  # the read itself says what is wrong
+        with suppress(OSError, ValueError):  # the read itself reports errors
             number = file.fileno()
             for offset in offsets:
                 os.posix_fadvise(number, offset, size, os.POSIX_FADV_WILLNEED)

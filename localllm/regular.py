@@ -1,7 +1,7 @@
-"""Open files whose names or folders come from others: never wait for a pipe, never read a device or a folder.
+"""Open untrusted paths safely: never block on a pipe, never read a device or a folder.
 
-`open` of a pipe waits for its writer, which may never come, and `/dev/zero` has no end. So every file is opened without
-waiting and looked at before it is read. Links are followed unless refused. All packages may import this file.
+Opening a pipe blocks until it has a writer, and `/dev/zero` never ends. So every file is opened without blocking and
+checked before it is read. Links are followed unless refused. All packages may import this file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NoReturn
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOCTTY", 0)
 _NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
 _NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
-MOST_TEXT = 1 << 30  # bytes of a text
+MOST_TEXT = 1 << 30  # maximum bytes of a text
 _KINDS = (
     (stat.S_ISDIR, errno.EISDIR, "is not a regular file but a folder"),
     (stat.S_ISFIFO, errno.EINVAL, "is not a regular file but a pipe"),
@@ -32,7 +32,7 @@ class NotRegular(OSError):
 
 
 def open_regular(path: str | os.PathLike[str], own: bool = False) -> io.FileIO:
-    """Open a regular file for reading; OSError for anything else, with a reason in `strerror`.
+    """Open a regular file for reading; raise OSError for anything else, with the reason in `strerror`.
 
     `own`: also refuse links, and files that belong to another user.
     """
@@ -56,15 +56,15 @@ def open_regular(path: str | os.PathLike[str], own: bool = False) -> io.FileIO:
 
 
 def read_regular(path: str | os.PathLike[str], most: int, own: bool = False) -> bytes:
-    """Return the content of a regular file; OSError as in `open_regular`, and for more than `most` bytes."""
+    """Return the content of a regular file; raise OSError as in `open_regular`, and for more than `most` bytes."""
     with open_regular(path, own) as file:
         return _read(file, path, most)
 
 
 def read_given(path: str | os.PathLike[str], most: int) -> bytes:
-    """Return the content of a file that the user named: a shell's pipe (`<(command)`, /dev/stdin) and /dev/null count.
+    """Return the content of a file that the user named, which may be a pipe (`<(command)`, /dev/stdin) or /dev/null.
 
-    OSError for a folder, a socket, a pipe that nothing has open for writing, and for more than `most` bytes.
+    Raises OSError for a folder, a socket, a pipe without a writer, and for more than `most` bytes.
     """
     try:
         return read_regular(path, most)
@@ -72,7 +72,7 @@ def read_given(path: str | os.PathLike[str], most: int) -> bytes:
         facts = os.stat(path)
         if not hasattr(os, "set_blocking") or not (stat.S_ISFIFO(facts.st_mode) or _harmless(path, facts)):
             raise
-    descriptor = os.open(path, _FLAGS | _NO_WAIT)  # a pipe without a writer is at its end
+    descriptor = os.open(path, _FLAGS | _NO_WAIT)  # reading a pipe without a writer returns the end of file
     os.set_blocking(descriptor, True)
     with io.FileIO(descriptor) as file:
         return _read(file, path, most)
@@ -98,7 +98,7 @@ def others_write(facts: os.stat_result) -> bool:
 
 
 def exposed(folder: Path) -> bool:
-    """Return whether other users can delete files of this user in a folder: not if it is missing, or sticky."""
+    """Return whether other users can delete this user's files in a folder; False if it is missing or sticky."""
     try:
         facts = os.stat(folder)
     except OSError:
@@ -107,9 +107,10 @@ def exposed(folder: Path) -> bool:
 
 
 def inside(path: Path, folder: Path) -> bool:
-    """Return whether `path`, with its links followed, is in `folder`.
+    """Return whether `path`, after following links, is in `folder`.
 
-    A snapshot of the Hugging Face hub's cache counts with its model: `snapshots/COMMIT/FILE` links to `blobs`.
+    For a snapshot in the Hugging Face hub's cache, the model's `blobs` count as inside: `snapshots/COMMIT/FILE` links
+    to them.
     """
     real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     return real.is_relative_to(root) or any(
@@ -121,7 +122,7 @@ def inside(path: Path, folder: Path) -> bool:
 
 
 def _is_private_group(group: int) -> bool:
-    """Return whether a group is private: the user's primary group, with the user's name and no other members."""
+    """Return whether a group is private: the user's primary group, named like the user and without other members."""
     import grp
     import pwd
 
@@ -149,7 +150,7 @@ def _read(file: io.FileIO, path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def _harmless(path: str | os.PathLike[str], facts: os.stat_result) -> bool:
-    """Return whether a device is the empty one, or the terminal that is stdin."""
+    """Return whether a device is harmless: /dev/null, or the terminal on stdin."""
     if not stat.S_ISCHR(facts.st_mode):
         return False
     if facts.st_rdev == os.stat(os.devnull).st_rdev:

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people read them."""
+"""Format numbers of bytes for people."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Find the known name that a misspelled one was meant as: options, commands, settings."""
+"""Suggest the known name for a misspelled one: options, commands, settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-_ALIKE = 0.75  # least share of letters in common, where the name is not the beginning of a known one
+_ALIKE = 0.75  # minimum similarity, unless the name is a prefix of a known one
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that `name` begins, or the most similar one; "" if none is near.
+    """Return the known name that `name` is a prefix of, or the most similar one; "" if none is similar.
 
-    Dashes, underscores, slashes and case do not count. Names of one letter only match themselves.
+    Dashes, underscores, slashes and case are ignored. Names of one letter only match themselves.
     """
     wanted = _bare(name)
     by_letters: dict[str, str] = {}
@@ -32,5 +32,5 @@ def _bare(name: str) -> str:
 
 
 def _alike(one: str, other: str) -> float:
-    """Return a share of common letters from 0 to 1; swapped letters are a full match."""
+    """Return the similarity from 0 to 1; transposed letters count as a full match."""
     return 1.0 if sorted(one) == sorted(other) else SequenceMatcher(None, one, other).ratio()

@@ -1,1 +1,1 @@
-"""What an answer means: reasoning, content and tool calls in its text, and the structure that it must have."""
+"""The parts of an answer: reasoning, content and tool calls in its text, and the structure that constrains it."""

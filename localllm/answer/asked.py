@@ -1,4 +1,4 @@
-"""What an answer is held to, from what is asked of it: a structure, calls of tools, a budget for its thought."""
+"""Build an answer's constraint from its request: a structure, tool calls, a reasoning budget."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def constrained(
     vocabulary: GrammarVocabulary, format_: Format, prompt_tail: str, asked: Asked
 ) -> Callable[[], Constraint] | None:
-    """Return what makes the constraint of an answer to messages, or None if it is free.
+    """Return a factory for the constraint of an answer to messages; None if the answer is unconstrained.
 
-    The answer begins after a prompt that ends with `prompt_tail`; before what is asked of it, it may think.
-    StructureError, in a line, for what cannot be compiled.
+    The answer follows a prompt that ends with `prompt_tail`. It may contain reasoning before the constrained part.
+    Raises a one-line StructureError if the grammar does not compile.
     """
     structure = asked.structure
     if structure is not None and asked.tools and asked.forced:
@@ -43,12 +43,12 @@ def constrained(
 
 
 def structured(vocabulary: GrammarVocabulary, structure: Structure) -> Callable[[], Constraint]:
-    """Return what makes the constraint of a plain text with a structure."""
+    """Return a factory for the constraint of a plain text with a structure."""
     return vocabulary.begin(compile_structure(structure))
 
 
 def _as_content(grammar: Grammar, format_: Format, prompt_tail: str, vocabulary: GrammarVocabulary) -> Grammar:
-    """Return the grammar between the markers that stand around content in this format."""
+    """Wrap a grammar in the format's markers around content."""
     before, after = before_content(format_, prompt_tail), format_.around[1]
     parts = [vocabulary.spelled(before) if before else "", grammar.start]
     if after:

@@ -1,8 +1,8 @@
-"""Calls of tools, read from the text of an answer: a parser for each kind in `grammars.py`.
+"""Parse tool calls from the text of an answer; each call format in `grammars.py` has a parser.
 
-A parser runs behind the marker that begins a call. It returns False, having shown nothing, if no call follows: its
-caller shows the text as it is. Once a call has begun to be shown it stays one: if the rest of it is broken or missing,
-its arguments remain an incomplete JSON object, which no client can run by mistake.
+A parser runs after the marker that begins a call. If no call follows, it returns False and outputs nothing; its caller
+then outputs the text unchanged. Once a call has been started in the output, it stays a call. If it turns out to be
+malformed or truncated, its arguments remain an incomplete JSON object, which no client can run by mistake.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CALLABLE = re.compile(rf"[^\s<>{{}}\[\]\"'`|]{{1,{MOST_NAME}}}")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What parsers of calls share."""
+    """Shared by all parsers of calls."""
 
     text: Incoming
     out: Output
@@ -35,11 +35,11 @@ class Context:
     strict: bool = False  # only calls of known tools count
 
     def names(self, name: str) -> bool:
-        """Whether a call can have this name."""
+        """Return whether a call can have this name."""
         return (not self.strict or name in self.tools) and _CALLABLE.fullmatch(name) is not None
 
     def start(self, name: str, id_: str = "") -> None:
-        """Show that a call begins: from here on it stays one."""
+        """Output the start of a call. From here on it stays a call."""
         self.text.forget()
         self.out.start(name, id_)
 
@@ -73,19 +73,19 @@ def json_calls(context: Context, form: JsonCalls) -> Wait[bool]:
 
 
 class _ObjectCall:
-    """One object with a name and arguments, in any order."""
+    """An object with a name and arguments, in any order."""
 
     def __init__(self, context: Context, form: JsonCalls) -> None:
         self._context, self._text, self._form = context, context.text, form
         self._name = ""
         self._id = ""
-        self._waiting = ""  # arguments that come before the name
+        self._waiting = ""  # arguments that precede the name
         self._started = False
 
     def read(self) -> Wait[bool]:
         text = self._text
         text.take(1)
-        depth = 1  # {"type": "function", "function": {"name": ...}} is read, too
+        depth = 1  # {"type": "function", "function": {"name": ...}} is accepted, too
         while depth:
             yield from text.spaces()
             if (yield from text.accept("}")):
@@ -108,7 +108,7 @@ class _ObjectCall:
         return True
 
     def _value(self, key: str) -> Wait[bool]:
-        """Read the value of a key."""
+        """Read a key's value."""
         if self._form.keyed and not self._name:
             self._name, key = key, "arguments"
         if key in _NAMES or key == "function":
@@ -134,7 +134,7 @@ class _ObjectCall:
         return self._form.bare and not self._started and key != "type"
 
     def _late_arguments(self) -> Wait[bool]:
-        """Read arguments that cannot be shown yet, or are written as a string."""
+        """Read arguments that precede the name or are written as a string."""
         parts: list[str] = []
         if not (yield from literal(self._text, LOOSE, parts.append)):
             return False
@@ -187,7 +187,7 @@ _BEFORE_BRACE = re.compile(r"[^{]*")
 
 
 def up_to(text: Incoming, end: str) -> Wait[str | None]:
-    """Take the text before `end`, and that; None if it does not come soon."""
+    """Take the text up to and including `end`, and return the part before it; None if it does not come soon."""
     parts: list[str] = []
     found = yield from text.until(Markers((end,)), parts.append, _MOST_HEADER)
     return "".join(parts) if found else None
@@ -197,7 +197,7 @@ def up_to(text: Incoming, end: str) -> Wait[str | None]:
 
 
 def python_calls(context: Context, form: PythonCalls) -> Wait[bool]:
-    """Read a list of calls in Python."""
+    """Read a list of calls in Python syntax."""
     text, out = context.text, context.out
     count = 0
     yield from text.spaces()

@@ -1,4 +1,4 @@
-"""Headers of messages within an answer, for the formats that write one: what the message is, and to whom it goes."""
+"""Headers of messages inside an answer, for formats that have them: the kind of a message and its recipient."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OPEN = re.compile(r"(?:<\|channel\|>|<\|start\|>)(?:(?!<\|message\|>|<\|end\|>)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The kind of a message. "goes on" continues the previous message."""
+    """The kind of a message. The kind "goes on" continues the previous one."""
 
     kind: Literal["content", "reasoning", "call", "goes on"]
-    name: str = ""  # of the tool, as the header has it
+    name: str = ""  # the tool's name in the header
 
     @classmethod
     def read(cls, channels: Channels, header: str) -> Header:
-        """Return what a header says, given without the marker that ends it."""
+        """Parse a header, given without its end marker."""
         if channels.kind == "arrows":
             name = header.removeprefix(channels.start).strip()
             return cls("content") if name in _OWN else cls("call", name)
@@ -39,7 +39,7 @@ class Header:
 
 
 def open_header(channels: Channels, prompt_tail: str) -> Header | None:
-    """Return the header of the message that the prompt has begun; None if its header is still to come."""
+    """Return the header of the message that the prompt begins; None if the answer starts with a header."""
     if channels.kind == "arrows":
         return None if prompt_tail.endswith(channels.start) else Header("content")
     found = _OPEN.search(prompt_tail)
@@ -47,10 +47,10 @@ def open_header(channels: Channels, prompt_tail: str) -> Header | None:
 
 
 def is_header(channels: Channels, text: Incoming) -> Wait[bool]:
-    """Return whether an answer begins with a header."""
+    """Return whether the answer continues with a header."""
     return (yield from text.follows(_STARTS))
 
 
 def is_unfinished(text: str) -> bool:
-    """Return whether `text` is the start of a header, at which the answer broke off."""
+    """Return whether `text` is a truncated header."""
     return text.lstrip().startswith(_STARTS)

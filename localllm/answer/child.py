@@ -1,4 +1,4 @@
-"""The child process that checks clients' grammars: it compiles them within limits of time and memory."""
+"""The child process that validates clients' grammars: it compiles them with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from localllm.answer.compiling import vocabulary_request
 from localllm.answer.structure import NotFinished, StructureError
 from localllm.confined import Confined, ConfinedCrash, ConfinedLate, ConfinedLimit, ConfinedSlow, ResourceLimits
 
-SECONDS = 2.0  # of processor time; large schemas of real programs take a few tenths
+SECONDS = 2.0  # of CPU time; large schemas of real programs take a few tenths
 _LIMITS = ResourceLimits(seconds=SECONDS, wall=4 * SECONDS, memory=256 << 20, answer=4 << 20)
 _VOCABULARY = ResourceLimits(seconds=30, wall=60, memory=1 << 30)
 
 
 class GrammarChild:
-    """Compiles grammars of one vocabulary in a child, which starts with the first. One thread at a time uses it."""
+    """Compiles grammars of one vocabulary in a child process, started on first use. Not thread-safe."""
 
     def __init__(self, tokens: Sequence[bytes], special: Collection[int], ends: Sequence[int]) -> None:
         self._key = hashlib.sha256(b"\0".join(tokens)).hexdigest()
@@ -25,10 +25,10 @@ class GrammarChild:
         self._child = Confined("localllm.answer.compiling", _VOCABULARY)
 
     def compile(self, source: str, stop: threading.Event) -> tuple[str, int]:
-        """Return a grammar without GBNF, and the memory that it takes, in bytes.
+        """Return a grammar without GBNF parts, and its memory in bytes.
 
-        StructureError if it is broken or takes too much; ConfinedStopped when `stop` is set; ConfinedError if no child
-        can be started.
+        Raises StructureError if it is invalid or exceeds a limit, ConfinedStopped when `stop` is set, and ConfinedError
+        if the child cannot be started.
         """
         request = {"key": self._key, "grammar": source}
         if not (answer := self._answer(request, stop)):
@@ -51,5 +51,5 @@ class GrammarChild:
             raise StructureError(f"the grammar or schema cannot be used: {error}; make it smaller") from None
 
     def close(self) -> None:
-        """End the child, and a compilation under way."""
+        """End the child and any running compilation."""
         self._child.close()

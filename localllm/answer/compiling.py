@@ -1,7 +1,8 @@
-"""Compile a grammar within llguidance's limits: what the program does itself, and in a child process for strangers.
+"""Compile grammars within llguidance's limits: in this process, and in a child process for untrusted ones.
 
-The size of a grammar does not limit the time and memory of compiling it. So a server first compiles a client's grammar
-in a child (`localllm.answer.child`) with a deadline and a memory limit. Compiling it again in the server takes as long.
+The size of a grammar does not bound the time and memory of compiling it. So a server first compiles a client's grammar
+in a child process (`localllm.answer.child`) with a deadline and a memory limit. Compiling it again in the server takes
+the same time.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from localllm.machine.heap import heap_in_use
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Below llguidance's own, so that one step of one answer never holds up the others for long: 50,000 units of lexer fuel
-# take up to 0.1 s with 128,000 tokens; JSON with formats and patterns needs up to 25,000. A state takes 1 to 2 KB.
+# Below llguidance's defaults, so that one step of one answer never delays the others for long: 50,000 units of lexer
+# fuel take up to 0.1 s with 128,000 tokens; JSON with formats and patterns needs up to 25,000. A state takes 1 to 2 KB.
 _STEP_FUEL = 50_000
 _STATES = 100_000
 
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)  # of GBNF
-# Strings, character classes, repetitions and comments of GBNF, and between them the names of rules
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)  # escapes in GBNF
+# Strings, character classes, repetitions and comments of GBNF are skipped; rule names are captured.
 _RULE_NAME = re.compile(r"""(?s)"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|\#[^\r\n]*|([\w-]+)""")
 
 _vocabularies: dict[str, LLTokenizer] = {}  # in the child: the newest one
@@ -37,7 +38,7 @@ _sizes: list[FileIO] = []
 
 
 def converted(source: str) -> str:
-    """Return a grammar with its GBNF parts as Lark's. StructureError if it cannot be read."""
+    """Convert the GBNF parts of a grammar to Lark; raise StructureError if it is malformed."""
     if '"gbnf_grammar"' not in source:
         return source
     whole = json.loads(source)
@@ -54,13 +55,13 @@ def _converted(part: dict[str, Any]) -> dict[str, Any]:
     gbnf = _with_distinct_names(_ESCAPE.sub(_spelled, part["gbnf_grammar"]))
     try:
         return {"name": part["name"], "lark_grammar": str(gbnf_to_lark(gbnf))}
-    except Exception as error:  # the converter raises what its slips raise, IndexError among them
+    except Exception as error:  # the converter's own bugs raise IndexError and others
         told = str(error).splitlines()
         raise StructureError(f"the GBNF grammar cannot be read: {told[0] if told else type(error).__name__}") from None
 
 
 def _spelled(escape: re.Match[str]) -> str:
-    """Return an escape so that the converter gets it right: it strips the leading zeros of code points."""
+    """Rewrite an escape for the converter, which strips the leading zeros of code points."""
     point = int(escape[1] or escape[2] or "D800", 16)
     if point > 0x10FFFF or 0xD800 <= point < 0xE000:
         return escape[0]
@@ -68,9 +69,9 @@ def _spelled(escape: re.Match[str]) -> str:
 
 
 def _with_distinct_names(gbnf: str) -> str:
-    """Return a grammar whose names of rules stay distinct when the converter changes them.
+    """Rename rules that would collide after the converter's renaming.
 
-    It calls `root` "start", and writes all names with small letters and "_", or with capitals for terminals.
+    It renames `root` to "start", and converts names to lower case with "_", or to upper case for terminals.
     """
     given = dict.fromkeys(found[1] for found in _RULE_NAME.finditer(gbnf) if found[1])
     finals = {name: re.sub("([a-z])([A-Z])", r"\1_\2", name.replace("-", "_")).lower() for name in given}
@@ -85,7 +86,7 @@ def _with_distinct_names(gbnf: str) -> str:
 
 
 def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
-    """Compile a grammar, and find what may come first. StructureError if it is broken."""
+    """Compile a grammar and compute its first mask; raise StructureError if it is invalid."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(step_lexer_fuel=_STEP_FUEL, max_lexer_states=_STATES, verbose_errors=False)
@@ -93,7 +94,7 @@ def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
     if matcher.is_error():
         raise StructureError(f"the grammar cannot be used: {told(matcher.get_error())}")
     bits = ctypes.create_string_buffer(4 * (-(-tokens.vocab_size // 32)))
-    for _ in range(2):  # copies share a lexer with a limit: the first may use it up, and then only the second fails
+    for _ in range(2):  # copies share a lexer with a limit: the first can exhaust it, and then only the second fails
         first = matcher.deep_copy()
         first.unsafe_compute_mask_ptr(ctypes.addressof(bits), len(bits))  # `compute_bitmask` hides errors
         if first.is_error():
@@ -102,7 +103,7 @@ def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
 
 
 def told(error: Any) -> str:
-    """Return the first lines of llguidance's message as one, without the grammar and the place in it."""
+    """Return the first lines of llguidance's message as one line, without the grammar and the position in it."""
     if "NoExtension" in str(error):
         return "no text matches it"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -116,13 +117,13 @@ def told(error: Any) -> str:
 def vocabulary_request(
     key: str, tokens: Sequence[bytes], special: Collection[int], ends: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the request that gives the child a vocabulary."""
+    """Return the request that sends a vocabulary to the child."""
     text = b64encode(b"".join(tokens)).decode()
     return {"key": key, "text": text, "lengths": list(map(len, tokens)), "special": list(special), "ends": list(ends)}
 
 
 def prepare() -> None:
-    """Load the library, and open the file with the memory size, while files can still be opened."""
+    """Load the library and open the file with the memory size, before the sandbox forbids opening files."""
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -134,10 +135,10 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Take a vocabulary; or compile `request["grammar"]` for the one named `request["key"]`.
+    """Store a vocabulary; or compile `request["grammar"]` for the vocabulary `request["key"]`.
 
-    The answer to a grammar has its `source` without GBNF and the `bytes` it takes, or an `error`. It is empty if the
-    vocabulary is not known.
+    The reply to a grammar has its `source` without GBNF and the `bytes` it takes, or an `error`. It is empty if the
+    vocabulary is unknown.
     """
     key = request["key"]
     if "text" in request:
@@ -153,7 +154,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     except StructureError as error:
         return {"error": str(error)}
     size = max(_memory() - before, 0)
-    del matcher  # until here it is counted
+    del matcher  # keep it alive until its memory is measured
     return {"source": source, "bytes": size}
 
 
@@ -169,7 +170,7 @@ def _vocabulary(request: dict[str, Any]) -> LLTokenizer:
 
 
 class _Tokens:
-    """A vocabulary in the form that llguidance expects. It encodes byte by byte, which masks do not depend on."""
+    """A vocabulary for llguidance. It encodes byte by byte, which does not affect masks."""
 
     def __init__(self, tokens: list[bytes], special: list[int], end: int) -> None:
         self.tokens, self.special_token_ids = tokens, special
@@ -182,7 +183,7 @@ class _Tokens:
 
 
 def _memory() -> int:
-    """Return the bytes that this process uses: of its heap, or else of its address space; 0 if nothing tells."""
+    """Return this process's memory in bytes: its heap, or else its address space; 0 if unknown."""
     if (used := heap_in_use()) is not None:
         return used
     if not _sizes:

@@ -1,4 +1,4 @@
-"""Grammars over the tokens of a vocabulary, by llguidance: which tokens may come next.
+"""Grammars over the tokens of a vocabulary, with llguidance: the mask of allowed next tokens.
 
 vocabulary = GrammarVocabulary(model.tokenizer, model.vocabulary)  # once per model: it reads all tokens
 make = vocabulary.begin(compile_structure(Structure(schema=...)))
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]  # (V,)
 
 _KEPT = 16  # number of compiled grammars kept
-_KEPT_BYTES = 48 << 20  # that they take at most: when compiled, and for the states that lexers add with every mask
-_MASK_BYTES = 4 << 10  # hostile patterns add up to 6 KB a mask for 1,000 masks, usual ones less than 1 MB altogether
+_KEPT_BYTES = 48 << 20  # their maximum memory, including estimated lexer states, which grow with every mask
+_MASK_BYTES = 4 << 10  # hostile patterns add up to 6 KB per mask for 1,000 masks, usual ones less than 1 MB in total
 _KEPT_REFUSALS = 1000
-_MARK = "\x02"  # takes the space that a vocabulary puts before a text; no token joins it with what follows
+_MARK = "\x02"  # takes the space that some vocabularies prepend to a text; no token merges it with further text
 
 
 class GrammarVocabulary:
-    """The tokens of a model as grammars see them. Threads may share it.
+    """A model's tokens for grammars. Thread-safe.
 
-    `width` is the number of logits, which may be more than there are tokens. StructureError if no token ends a text.
+    `width` is the number of logits, which can exceed the number of tokens. Raises StructureError if no token ends a
+    text.
     """
 
     def __init__(self, tokenizer: Tokenizer, width: int) -> None:
@@ -50,10 +51,10 @@ class GrammarVocabulary:
         self._compiled = _Compiled()
 
     def begin(self, grammar: Grammar) -> Callable[[], GrammarConstraint]:
-        """Compile a grammar; return what makes the state of an answer. StructureError, in a line, if it is broken."""
+        """Compile a grammar and return a factory for answers' states; raise a one-line StructureError on failure."""
         source = grammar.source
         kept = self._compiled.find(source) or self._compile(source)
-        failed = partial(self._compiled.drop, source)  # copies share the states of their lexer, which are limited
+        failed = partial(self._compiled.drop, source)  # copies share their lexer's states, whose number is limited
 
         def make() -> GrammarConstraint:
             return GrammarConstraint(kept.matcher.deep_copy(), self.tokenizer.vocab_size, self.ends, failed, kept.count)
@@ -71,30 +72,30 @@ class GrammarVocabulary:
         return self._compiled.keep(source, _Kept(matcher, size))
 
     def _checked(self, source: str) -> tuple[str, int]:
-        """Return a grammar that is ready to be compiled here, and how many bytes it takes if that is known."""
+        """Return a grammar that is ready to be compiled in this process, and its memory in bytes if known."""
         return converted(source), 0
 
     def known(self) -> GrammarVocabulary:
-        """Return a view of this vocabulary that begins only grammars that are compiled, or raises NotCompiled."""
+        """Return a view of this vocabulary that only starts compiled grammars, and otherwise raises NotCompiled."""
         return _Known(self)
 
     def checked(self, child: GrammarChild, stop: threading.Event) -> GrammarVocabulary:
-        """Return a view of this vocabulary for grammars of strangers: a child compiles them first, until `stop`."""
+        """Return a view of this vocabulary for untrusted grammars: `child` compiles them first, until `stop` is set."""
         return _Checked(self, child, stop)
 
     def new_child(self) -> GrammarChild:
-        """Return a child process for `checked`; close it."""
+        """Return a child process for `checked`. The caller closes it."""
         from localllm.answer.child import GrammarChild
 
         words = self._words
         return GrammarChild(words.tokens, words.special_token_ids, sorted(self.tokenizer.eog))
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of a token, control tokens included; none for logits without a token."""
+        """Return the bytes of a token, including control tokens; empty for logits without a token."""
         return self.tokenizer.piece(token) if token < self.tokenizer.vocab_size else b""
 
     def spelled(self, text: str) -> str:
-        """Return `text` as a sequence in a grammar's rule: control tokens by their ids, the rest as strings."""
+        """Return `text` as a sequence in a grammar's rule: control tokens by id, everything else as strings."""
         pieces: list[str] = []
         plain = ""
         for part in self.parts(text):
@@ -107,16 +108,16 @@ class GrammarVocabulary:
         return " ".join([*pieces, _quoted(plain)] if plain or not pieces else pieces)
 
     def parts(self, text: str) -> list[int | str]:
-        """Cut a text at the control tokens in it."""
+        """Split a text at the control tokens in it."""
         if self._marks is None:
             return [text] if text else []
         special = self.tokenizer.special
-        cut = self._marks.split(text)  # texts, and between them the marks
+        cut = self._marks.split(text)  # alternating texts and control tokens
         return [special[part] if number % 2 else part for number, part in enumerate(cut) if part]
 
     @cached_property
     def _marks(self) -> re.Pattern[str] | None:
-        """Matches control tokens, the longest first; None if there are none."""
+        """Matches control tokens, the longest first; None without control tokens."""
         tokenizer = self.tokenizer
         marks = [text for text, id_ in tokenizer.special.items() if text and tokenizer.is_control(id_)]
         marks.sort(key=len, reverse=True)
@@ -124,7 +125,7 @@ class GrammarVocabulary:
 
     @cached_property
     def ends(self) -> Mask:
-        """The tokens that end an answer, (V,)."""
+        """The mask of tokens that end an answer, (V,)."""
         mask = np.zeros(self.width, np.bool_)
         mask[[token for token in self.tokenizer.eog if token < self.width]] = True
         mask.flags.writeable = False
@@ -142,11 +143,11 @@ class GrammarVocabulary:
 
 
 class NotCompiled(Exception):
-    """A grammar that would have to be compiled."""
+    """The grammar is not compiled yet."""
 
 
 class _View(GrammarVocabulary):
-    """A vocabulary with another way to compile grammars. What is compiled or refused is shared."""
+    """A vocabulary with a different compiler. Compiled and refused grammars are shared."""
 
     def __init__(self, of: GrammarVocabulary) -> None:
         self.tokenizer, self.width, self._compiled, self._of = of.tokenizer, of.width, of._compiled, of
@@ -179,7 +180,7 @@ class _Checked(_View):
 
 
 class _Kept:
-    """A compiled grammar, and the bytes that it takes now, by an estimate."""
+    """A compiled grammar, and its estimated current memory in bytes."""
 
     def __init__(self, matcher: LLMatcher, size: int) -> None:
         self.matcher, self.size = matcher, size
@@ -190,7 +191,7 @@ class _Kept:
 
 
 class _Compiled:
-    """A cache of compiled grammars, and the reasons why others were refused. Threads may share it."""
+    """A cache of compiled grammars, and of the reasons why others were refused. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -198,7 +199,7 @@ class _Compiled:
         self._refused: OrderedDict[bytes, str] = OrderedDict()  # by digest
 
     def find(self, source: str) -> _Kept | None:
-        """Return a compiled grammar, or None. StructureError if it was refused before."""
+        """Return a compiled grammar, or None; raise StructureError if it was refused before."""
         with self._lock:
             self._limit()
             if source in self._kept:
@@ -218,7 +219,7 @@ class _Compiled:
         return kept
 
     def _limit(self) -> None:
-        """Drop the largest grammars while all take too much. The next request compiles a dropped one again."""
+        """Drop the largest grammars until the others fit the limit. The next request compiles a dropped one again."""
         while sum(kept.size for kept in self._kept.values()) > _KEPT_BYTES:
             del self._kept[max(self._kept, key=lambda source: self._kept[source].size)]
 
@@ -238,7 +239,7 @@ def _digest(source: str) -> bytes:
 
 
 class _Words:
-    """A tokenizer in the form that llguidance expects."""
+    """A tokenizer for llguidance."""
 
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
         self._tokenizer = tokenizer
@@ -248,12 +249,12 @@ class _Words:
         self.special_token_ids = sorted({*hidden, *tokenizer.eog})
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return tokens that are this text to the byte: a vocabulary may put a space before a first word."""
+        """Return tokens for exactly this text, even if the vocabulary prepends a space to the first word."""
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return self._exact(text, text) or self._exact(_MARK + text, text) or []
 
     def _exact(self, source: str, text: str) -> list[int]:
-        """Return the last tokens of `source` that make up `text`. Return none if the first of them begins before it."""
+        """Return the last tokens of `source` that spell `text`; empty if a token crosses its start."""
         ids, left = self._tokenizer.encode(source, add_special=False), len(text.encode())
         first = len(ids)
         while left > 0 and first > 0:
@@ -263,19 +264,19 @@ class _Words:
 
 
 class GrammarConstraint:
-    """The state of a grammar over one answer: a `localllm.generation.constraint.Constraint`."""
+    """A grammar's state for one answer: a `localllm.generation.constraint.Constraint`."""
 
     def __init__(
         self, matcher: LLMatcher, tokens: int, ends: Mask, failed: Callable[[], None], count: Callable[[], None]
     ) -> None:
-        """`failed` is called when the grammar takes more than llguidance's limits allow, `count` with every mask."""
+        """`failed` is called when the grammar exceeds llguidance's limits, `count` for every mask."""
         self._matcher, self._ends, self._failed, self._count = matcher, ends, failed, count
         self._bits = np.zeros((tokens + 31) // 32, np.int32)
-        self._known = min(tokens, len(ends))  # logits may be more than tokens
+        self._known = min(tokens, len(ends))  # there can be more logits than tokens
         self._allowed: Mask | None = None
 
     def allowed(self) -> Mask:
-        """Return which tokens (V,) may come next. StructureError if the grammar takes too long to say."""
+        """Return the mask (V,) of allowed next tokens; raise StructureError if computing it exceeds a limit."""
         if self.finished:
             return self._ends
         if self._allowed is None:
@@ -288,7 +289,7 @@ class GrammarConstraint:
         return self._allowed
 
     def accept(self, token: int) -> None:
-        """Advance by a token that `allowed`; an end of the answer changes nothing."""
+        """Advance by an allowed token; an end-of-text token changes nothing."""
         if token < len(self._ends) and self._ends[token]:
             return
         self._allowed = None
@@ -296,12 +297,12 @@ class GrammarConstraint:
             self._check()
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens, from the first, may follow."""
+        """Return the number of leading tokens that are allowed."""
         return 0 if self.finished else int(self._matcher.validate_tokens(list(tokens)))
 
     @property
     def finished(self) -> bool:
-        """Whether only an end-of-text token may follow."""
+        """Whether only an end-of-text token is allowed."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def _check(self) -> None:
@@ -311,5 +312,5 @@ class GrammarConstraint:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as a string of a grammar."""
+    """Return a text as a string literal of a grammar."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""Grammars of forced calls: what a model may write if it has to call a tool, in the markers of its own format.
+"""Grammars of forced tool calls, in the model's own call format.
 
-The name is one of the tools', and the arguments match its schema. Keywords of schemas that llguidance does not know are
-ignored here: a tool is better called loosely than not at all.
+The name must be a tool's, and the arguments must match its schema. Schema keywords that llguidance does not support are
+ignored: a loosely constrained call is better than none.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Json = Mapping[str, Any]
 MOST_TOOLS = 256
 _MOST_DEPTH = 8
 _MOST_RULES = 10_000
-_MOST_TEXT = 1 << 21  # characters of all rules
+_MOST_TEXT = 1 << 21  # of all rules together, in characters
 
 
 def forced_calls(
     format_: Format, tools: Sequence[Json], vocabulary: GrammarVocabulary, parallel: bool = True
 ) -> Grammar:
-    """Return the grammar of one call of one of the `tools` (OpenAI's form), or with `parallel` of several.
+    """Return the grammar for one call of one of the `tools` (OpenAI's format), or for several calls with `parallel`.
 
-    StructureError for a schema that is too large or no schema.
+    Raises StructureError for an invalid or too large schema.
     """
     if not 0 < len(tools) <= MOST_TOOLS:
         raise StructureError(f"a call can be forced for 1 to {MOST_TOOLS} tools, got {len(tools)}")
@@ -66,7 +66,7 @@ def forced_calls(
 
 
 class _Function:
-    """A tool's name, and the schema of its arguments."""
+    """A tool's name and the schema of its arguments."""
 
     def __init__(self, tool: Json) -> None:
         function = tool.get("function", tool)
@@ -87,7 +87,7 @@ class _Function:
             self.schema.setdefault("additionalProperties", False)
 
     def part(self, key: str) -> dict[str, Any]:
-        """The schema of one argument, with the definitions that it may refer to."""
+        """Return the schema of one argument, with the definitions that it may reference."""
         own = self.properties[key]
         shared: dict[str, Any] = {name: self.schema[name] for name in ("$defs", "definitions") if name in self.schema}
         return shared | dict(own) if isinstance(own, Mapping) else {}
@@ -97,19 +97,19 @@ class _Function:
 
 
 class _Rules:
-    """Rules of a grammar as they are made."""
+    """The rules of a grammar under construction."""
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self._vocabulary = vocabulary
         self._rules: list[str] = []
-        self._length = 0  # characters of them
+        self._length = 0  # their length in characters
 
     def grammar(self, body: str) -> Grammar:
         gap = r"GAP: /\n?/"
         return Grammar("\n".join([f"answer: {body}", *self._rules, gap]))
 
     def add(self, body: str) -> str:
-        """Add a rule; return its name."""
+        """Add a rule and return its name."""
         self._length += len(body)
         if len(self._rules) > _MOST_RULES or self._length > _MOST_TEXT:
             raise StructureError(
@@ -123,28 +123,28 @@ class _Rules:
         return self._vocabulary.spelled(text) if text else '""'
 
     def json(self, schema: Json) -> str:
-        """Add a rule for any value of a schema."""
+        """Add a rule for a value that matches a schema."""
         return self.add(f"%json {json.dumps(described(schema, lenient=True))}")
 
     def until(self, end: str) -> str:
-        """Add rules for any text, and then `end`."""
+        """Add rules for any text up to and including `end`."""
         name = f"r{len(self._rules)}"
         self._rules += ended_text(name, end, self._vocabulary)
         return name
 
     def ends_answer(self, text: str) -> bool:
-        """Whether a marker is a token that ends the answer."""
+        """Return whether a marker is an end-of-generation token."""
         return self._vocabulary.tokenizer.id(text) in self._vocabulary.tokenizer.eog
 
     def sequence(self, before: str, call: str, after: str, parallel: bool) -> str:
-        """Return calls between the markers of a section. The grammar leaves out a marker that ends the answer."""
+        """Return calls between the markers of a section. A marker that would end the answer is omitted."""
         after = "" if self.ends_answer(after) else after
         more = f"(GAP {call})*" if parallel else ""
         parts = [*([f"{self.text(before)} GAP"] if before else []), call, more]
         return " ".join([*filter(None, parts), *([f"GAP {self.text(after)}"] if after else [])])
 
     def listed(self, items: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Return the items (body, required) in order, with a separator between those that are there."""
+        """Return the items (body, required) in order, with separators between the items that are present."""
         fixed = [body for body, required in items if required]
         free = [body for body, required in items if not required]
         tails = [self.add(f"{self.text(separator)} {body}") for body in free]
@@ -155,7 +155,7 @@ class _Rules:
 
 
 def _marked(rules: _Rules, form: Calls, function: _Function) -> str:
-    """Return a call between its markers, without those of its section."""
+    """Return a call between its own markers, without the section's."""
     if isinstance(form, NamedCalls):
         return _named(rules, form, function)
     if isinstance(form, TaggedCalls):
@@ -191,7 +191,7 @@ def _json(rules: _Rules, form: JsonCalls, functions: Sequence[_Function], parall
 
 
 def _named(rules: _Rules, form: NamedCalls, function: _Function) -> str:
-    """Return a name between markers, and an object."""
+    """Return a name between markers, then an object."""
     pattern = form.begin[0]
     begin = " ".join(_filled(rules, pattern, {"name": form.prefix + function.name}))
     gemma = bool(form.style.quote)
@@ -201,7 +201,7 @@ def _named(rules: _Rules, form: NamedCalls, function: _Function) -> str:
 
 
 def _filled(rules: _Rules, pattern: Pattern, fields: Mapping[str, str]) -> list[str]:
-    """Return the parts of a pattern; a field that is not given is chosen by the model."""
+    """Return the parts of a pattern; the model chooses the fields that are not given."""
     chosen = {"id": "/[a-zA-Z0-9]{9}/", "n": "/[0-9]{1,3}/"}
     parts: list[str] = []
     plain = ""
@@ -217,7 +217,7 @@ def _filled(rules: _Rules, pattern: Pattern, fields: Mapping[str, str]) -> list[
 
 
 def _arrows(rules: _Rules, start: str, calls: Sequence[str], parallel: bool) -> str:
-    """Return calls whose first marker is already in the prompt."""
+    """Return calls. The first one's start marker is already in the prompt."""
     one = f"({' | '.join(calls)})"
     return f"{one} ({rules.text(start)} {one})*" if parallel else one
 
@@ -226,7 +226,7 @@ def _arrows(rules: _Rules, start: str, calls: Sequence[str], parallel: bool) -> 
 
 
 def _tagged(rules: _Rules, form: TaggedCalls, function: _Function) -> str:
-    """Return a tag with the name, and one for each argument."""
+    """Return a tag with the name, then a tag per argument."""
     gap = "GAP" if form.gap else '""'
     parts = [*_filled(rules, form.begin, {"name": function.name, "n": "1"}), gap]
     for key in function.properties:
@@ -258,7 +258,7 @@ def _tagged_argument(rules: _Rules, form: TaggedCalls, function: _Function, key:
 
 
 def _nested(rules: _Rules, form: NestedCalls, function: _Function) -> str:
-    """Return a tag with the name, and an element for each argument."""
+    """Return a tag with the name, then an element per argument."""
     parts = _filled(rules, form.begin, {"name": function.name})
     for key in function.properties:
         schema = Property(function.part(key), function.schema)
@@ -268,7 +268,7 @@ def _nested(rules: _Rules, form: NestedCalls, function: _Function) -> str:
 
 
 def _element(rules: _Rules, prefix: str, key: str, schema: Property, depth: int) -> str:
-    """Add a rule for an element: with further ones if its schema describes them, else with text."""
+    """Add a rule for an element: with child elements if its schema describes them, otherwise with text."""
     begin, end = rules.text(f"{prefix}<{key}>"), f"{prefix}</{key}>"
     types = schema.types or STRING
     inside = schema.properties if "object" in types and depth else ()
@@ -288,7 +288,7 @@ def _element(rules: _Rules, prefix: str, key: str, schema: Property, depth: int)
 
 
 def _python(rules: _Rules, form: PythonCalls, functions: Sequence[_Function], parallel: bool) -> str:
-    """Return a list of calls with keywords."""
+    """Return a list of calls with keyword arguments."""
     calls = []
     for function in functions:
         items = [
@@ -306,7 +306,7 @@ def _gemma_object(rules: _Rules, quote: str, function: _Function) -> str:
 
 
 def _gemma(rules: _Rules, quote: str, schema: Property, depth: int) -> str:
-    """Add a rule for a value with Gemma's quotes and bare keys. What a schema leaves open is a string."""
+    """Add a rule for a value with Gemma's quotes and bare keys. A value without a type is a string."""
     types = schema.types or STRING
     choices = schema.choices
     if choices:

@@ -1,7 +1,7 @@
-"""The table of formats: for a chat template, how its model writes thoughts and calls of tools.
+"""The table of answer formats: how a model writes reasoning and tool calls, determined from its chat template.
 
-A row is chosen by texts that the template contains. Thoughts and calls are chosen apart from each other, because
-families mix them.
+A row matches by texts in the template. Reasoning and calls are matched separately, because model families combine them
+differently.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ HERMES = JsonCalls(section=("<tool_call>", "</tool_call>"), again=True)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A way to write calls, and the templates that have it: those that contain each of `texts`."""
+    """A call format, and the templates that use it: those that contain all of `texts`."""
 
     name: str
     texts: tuple[str, ...]
     calls: Calls
-    thinking: ThoughtMarks | None = None  # if it is not found apart
+    thinking: ThoughtMarks | None = None  # only if `THOUGHTS` has no match
     channels: Channels | None = None
     dropped: tuple[str, ...] = ()
-    around: tuple[str, str] = ("", "")  # what stands before and after content
-    calls_in_thought: bool = False  # the models are known to call without ending their thought; else a thought is one
+    around: tuple[str, str] = ("", "")  # before and after content
+    calls_in_thought: bool = False  # models call tools inside their reasoning; otherwise a call there is plain text
 
 
-THOUGHTS: tuple[tuple[str, ThoughtMarks], ...] = (  # a text of the template; the first match is taken
+THOUGHTS: tuple[tuple[str, ThoughtMarks], ...] = (  # a text in the template; the first match is used
     ("<seed:think>", ThoughtMarks("<seed:think>", "</seed:think>")),
     ("<mm:think>", ThoughtMarks("<mm:think>", "</mm:think>")),
     ("':opensource'", ThoughtMarks("<think:opensource>", "</think:opensource>")),
@@ -61,7 +61,7 @@ _MISTRAL = ("[TOOL_CALLS]", "[ARGS]")
 
 
 def _arg_tags(name: str, suffix: str = "", section: tuple[str, str] = ("", "")) -> TaggedCalls:
-    """GLM's calls: keys and values in turn."""
+    """Return GLM's call format: alternating keys and values."""
     return TaggedCalls(
         section,
         begin=Pattern(name),
@@ -73,7 +73,7 @@ def _arg_tags(name: str, suffix: str = "", section: tuple[str, str] = ("", "")) 
 
 
 def _parameters(section: tuple[str, str], lines: bool) -> TaggedCalls:
-    """Qwen3-Coder's calls."""
+    """Return Qwen3-Coder's call format."""
     return TaggedCalls(
         section,
         begin=Pattern("<function={name}>"),
@@ -85,7 +85,7 @@ def _parameters(section: tuple[str, str], lines: bool) -> TaggedCalls:
 
 
 def _invoke(section: tuple[str, str], mark: str = "", more: str = "") -> TaggedCalls:
-    """Calls of the form <invoke name="..."> <parameter name="...">."""
+    """Return a format with <invoke name="..."> <parameter name="...">."""
     return TaggedCalls(
         section,
         begin=Pattern(f'<{mark}invoke name="{{name}}">'),
@@ -116,7 +116,7 @@ def _kimi3() -> TaggedCalls:
     )
 
 
-ROWS: tuple[Row, ...] = (  # the first match is taken: special families before those whose markers they share
+ROWS: tuple[Row, ...] = (  # the first match is used: special families precede those whose markers they share
     Row(
         "harmony",
         ("<|channel|>", "<|message|>"),
@@ -216,14 +216,14 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
         "gemma-4",
         ("<|tool_call>",),
         NamedCalls(begin=(Pattern("<|tool_call>call:{name}"),), end=("<tool_call|>",), style=GEMMA),
-        dropped=("<|channel>",),  # some answers write it twice before a thought
+        dropped=("<|channel>",),  # some answers write it twice before reasoning
     ),
     Row("seed", ("<seed:tool_call>",), _parameters(("<seed:tool_call>", "</seed:tool_call>"), lines=False)),
     Row(
         "ling-3",
         ("<|role_end|>", "<arg_key>", "<arg_value>"),
         _arg_tags("<tool_call>{name}"),
-        dropped=("<|role_end|>",),  # some answers spell their end in letters
+        dropped=("<|role_end|>",),  # some answers spell it out as text
         calls_in_thought=True,
     ),
     Row("glm", ("<arg_key>", "<arg_value>"), _arg_tags("<tool_call>{name}")),
@@ -314,9 +314,9 @@ _TOOLS = re.compile(r"\b(?:tools|functions)\b")
 
 
 def find_format(template: str) -> Format:
-    """Return the format of the model that has this chat template.
+    """Return the answer format of a model by its chat template.
 
-    A template without calls of its own has the "hermes" format, and is not `native`.
+    A template without its own call format gets "hermes", and is not `native`.
     """
     row = next((row for row in ROWS if all(text in template for text in row.texts)), None)
     found = next((thinking for text, thinking in THOUGHTS if text in template), None)
@@ -338,7 +338,7 @@ def find_format(template: str) -> Format:
 
 
 def _spaced(thinking: ThoughtMarks, template: str) -> ThoughtMarks:
-    """Return marks with the line breaks that a template writes next to them."""
+    """Return the marks with the line breaks that the template writes next to them."""
     start, end = thinking.start, thinking.end
     if not start:
         return thinking
@@ -348,5 +348,5 @@ def _spaced(thinking: ThoughtMarks, template: str) -> ThoughtMarks:
     return replace(thinking, spaces=(lead, before, after if end + _BREAK in joined else ""))
 
 
-_BREAK = r"\n"  # a line break as the strings of a template spell it
-_JOINT = re.compile(r"""['"]\s*[~+]\s*['"]""")  # between two strings that are joined
+_BREAK = r"\n"  # a line break as spelled in a template's string literals
+_JOINT = re.compile(r"""['"]\s*[~+]\s*['"]""")  # between two concatenated string literals

@@ -1,7 +1,7 @@
-"""Calls that an answer may make: free text, and from the marker of a call on the grammar of calls.
+"""Optional tool calls: free text, constrained by the call grammar from the marker of a call on.
 
-A small model that calls a tool often writes a name that no tool has, or arguments that do not fit its schema. It is
-held to them from the moment when it has begun a call. Text before a call, thoughts and answers without one stay free.
+Small models often call a tool with an unknown name, or with arguments that do not match its schema. The constraint
+starts when the model begins a call. Text before a call, reasoning, and answers without a call stay unconstrained.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localllm.answer.thought import Thought, Watch, Watched, regex_escaped
 if TYPE_CHECKING:
     from localllm.generation.constraint import Constraint
 
-_MOST_LEAD = 64  # characters of a token before the marker that ends in it
+_MOST_LEAD = 64  # characters of a token before the marker that it ends with
 
 
 def offered_calls(
@@ -29,9 +29,9 @@ def offered_calls(
     vocabulary: GrammarVocabulary,
     parallel: bool = True,
 ) -> Callable[[], Constraint] | None:
-    """Return what makes the constraint of an answer that may call one of the `tools`.
+    """Return a factory for the constraint of an answer that may call one of the `tools`.
 
-    None if nothing can be held: the format has no marker that begins a call, or the schemas no grammar.
+    Return None if calls cannot be constrained: the format has no start marker, or no grammar exists for the schemas.
     """
     marker = _marker(format_)
     if not marker or not 0 < len(tools) <= MOST_TOOLS:
@@ -41,12 +41,12 @@ def offered_calls(
         grammar = forced_calls(format_, tools, vocabulary, parallel)
         begin = vocabulary.begin(replace(grammar, rules=f"{grammar.rules}\n{lead}", start=f"LEAD? {grammar.start}"))
     except StructureError:
-        return None  # a tool is better called loosely than not at all
+        return None  # an unconstrained call is better than none
     return lambda: OfferedCalls(Watch(format_), thought, marker, vocabulary, begin)
 
 
 def _marker(format_: Format) -> str:
-    """Return the text that begins calls; "" if the format has none, or headers say what a message is."""
+    """Return the text that begins calls; "" if the format lacks one or uses headers."""
     calls = format_.calls
     if format_.channels is not None or (isinstance(calls, JsonCalls) and calls.bare):
         return ""
@@ -69,7 +69,7 @@ class OfferedCalls:
         self._calls: Constraint | None = None
 
     def allowed(self) -> Mask | None:
-        """Return which tokens (V,) may come next; None if any may."""
+        """Return the mask (V,) of allowed next tokens; None if all are allowed."""
         return None if self._calls is None else self._calls.allowed()
 
     def accept(self, token: int) -> None:
@@ -81,14 +81,14 @@ class OfferedCalls:
         if not begun:
             return
         calls = self._begin()
-        if calls.validate(begun) == len(begun):  # otherwise the reader would not recognize the call
+        if calls.validate(begun) == len(begun):  # otherwise the parser would not recognize the call
             for each in begun:
                 calls.accept(each)
             self._calls = calls
         self._state = replace(self._state, recent=())
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens, from the first, may follow; not more than up to the beginning of a call."""
+        """Return the number of leading tokens that are allowed, at most up to the start of a call."""
         if self._calls is not None:
             return self._calls.validate(tokens)
         state = self._state
@@ -116,7 +116,7 @@ class OfferedCalls:
         return sum(len(self._vocabulary.piece(token)) for token in tokens)
 
     def _begun(self, state: _State) -> Sequence[int]:
-        """Return the tokens from that on in which the marker begins; none if it has not been written."""
+        """Return the tokens from the one in which the marker begins; empty if it has not been written."""
         text = b"".join(map(self._vocabulary.piece, state.recent))
         at = text.find(self._marker)
         if at < 0:
@@ -129,7 +129,7 @@ class OfferedCalls:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Immutable, so that drafts can be tried."""
+    """An immutable state, so that drafts can be tried."""
 
     watched: Watched
-    recent: tuple[int, ...] = ()  # tokens that a marker may have begun in
+    recent: tuple[int, ...] = ()  # tokens in which a marker may begin

@@ -1,8 +1,8 @@
-"""Values as models write them, converted to JSON while they stream.
+"""Convert values written by models to JSON while they stream.
 
-JSON goes through as it is. Python's words and quotes, Gemma's quotes and bare keys, raw line breaks in strings and a
-comma too many become JSON. Everything else ends the value: what was shown until then is the start of a JSON value,
-never a complete one.
+JSON passes unchanged. Python's keywords and quotes, Gemma's quotes and bare keys, raw line breaks in strings, and
+trailing commas are converted. Anything else ends the value: the output so far is then the start of a JSON value, never
+a complete one.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ GEMMA = Style(quote='<|"|>', bare_keys=True)
 
 
 def escaped(text: str) -> str:
-    """Return `text` as it stands within a JSON string."""
+    """Return `text` escaped for a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def literal(text: Incoming, style: Style, show: Show) -> Wait[bool]:
-    """Convert the value that comes next; return whether it is complete. What does not belong to it is not taken."""
+    """Convert the next value and return whether it is complete. Text that is not part of it is not consumed."""
     closers: list[str] = []
-    comma = ""  # shown when another item follows
-    while True:  # an item comes next: a value, or a key and its value
+    comma = ""  # written if another item follows
+    while True:  # before an item: a value, or a key and its value
         gap = yield from _gap(text)
         first = yield from text.peek()
-        if closers and first == closers[-1]:  # an empty container, or a comma too many
+        if closers and first == closers[-1]:  # an empty container, or a trailing comma
             show(gap + closers.pop())
             text.take(1)
         else:
@@ -86,7 +86,7 @@ def literal(text: Incoming, style: Style, show: Show) -> Wait[bool]:
 
 
 def _gap(text: Incoming) -> Wait[str]:
-    """Take all white space."""
+    """Consume all white space and return it."""
     gaps: list[str] = []
     while gap := (yield from text.spaces()):
         gaps.append(gap)
@@ -161,7 +161,7 @@ def _string(text: Incoming, style: Style, show: Show) -> Wait[bool]:
 
 
 def _escape(text: Incoming, show: Show) -> Wait[bool]:
-    """Convert an escape of JSON or Python; a backslash that begins neither is a backslash."""
+    """Convert an escape of JSON or Python; a backslash before any other character is literal."""
     pair = yield from text.peek(2)
     if len(pair) < 2:
         return False
@@ -177,20 +177,20 @@ def _escape(text: Incoming, show: Show) -> Wait[bool]:
             return False
     elif letter in '"\\/bfnrt':
         show(pair)
-    elif letter != "\n":  # Python: a continued line
+    elif letter != "\n":  # Python: line continuation
         show(escaped(letter) if letter == "'" else "\\\\" + escaped(letter))
     return True
 
 
 def converted(text: str) -> str | None:
-    """Return `text` as JSON if all of it is a value, else None."""
+    """Return `text` as JSON if it is a single complete value, else None."""
     parts: list[str] = []
     whole, consumed = run_whole(lambda incoming: literal(incoming, LOOSE, parts.append), text.strip(SPACES))
     return "".join(parts) if whole and consumed else None
 
 
 def plain_string(parts: list[str], most: int) -> str | None:
-    """Return the string whose JSON has these parts; None if it is none, or longer than `most`."""
+    """Return the string for these parts of its JSON; None if it is invalid or longer than `most`."""
     if sum(map(len, parts)) > 6 * most + 2:
         return None
     value = json.loads("".join(parts))

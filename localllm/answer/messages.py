@@ -1,4 +1,4 @@
-"""Messages with tools, made to fit a chat template: what it cannot show is written into the text of messages.
+"""Adapt messages with tools to a chat template: what it cannot render is written into the messages' text.
 
 form = call_form(template)                                     # once per model
 messages = fitted(messages, tools, find_format(template.source), form)
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from localllm.template import ChatTemplate
 
 Json = Mapping[str, Any]
-CallForm = Literal["object", "text", "none"]  # how a template takes the arguments of earlier calls; it drops calls
+CallForm = Literal["object", "text", "none"]  # how templates take arguments of earlier calls; none: they drop calls
 
 _PROBE = ("zqname", "zqkey", "zqvalue")
 
 
 def call_form(template: ChatTemplate) -> CallForm:
-    """Return how a template takes the calls of earlier answers, found by rendering one."""
+    """Return how a template takes the calls of earlier answers, by rendering a sample."""
     from localllm.template import TemplateError
 
     name, key, value = _PROBE
@@ -40,14 +40,14 @@ def call_form(template: ChatTemplate) -> CallForm:
                 text = template.render([{"role": "user", "content": "zquestion"}, answer, result], tools=tools).text
             except TemplateError:
                 continue
-            quoted = json.dumps(json.dumps({key: value}))[1:-1] in text  # a text shown as JSON of a text
+            quoted = json.dumps(json.dumps({key: value}))[1:-1] in text  # a string rendered as JSON of a string
             if all(part in text for part in (*_PROBE, "zqresult")) and not quoted:
                 return form
     return "none"
 
 
 def fitted(messages: Sequence[Json], tools: Sequence[Json], format_: Format, form: CallForm) -> list[dict[str, Any]]:
-    """Return messages (OpenAI's form) that the template can show, with a description of the tools if it has none."""
+    """Return messages (OpenAI's format) that the template can render, with the tools' description if it lacks one."""
     made: list[dict[str, Any]] = []
     for message in messages:
         if form == "none" and message.get("role") == "tool":
@@ -83,7 +83,7 @@ def _with_calls(message: dict[str, Any], format_: Format, form: CallForm) -> dic
 
 
 def _object(arguments: Any) -> dict[str, Any]:
-    """Return arguments as an object; a text that is none, as a client may send it back, under a name of ours."""
+    """Return arguments as an object. Invalid text, which a client may send back, is put under a key of ours."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
@@ -93,14 +93,14 @@ def _object(arguments: Any) -> dict[str, Any]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message's content, given as a text or in parts."""
+    """Return the text of a message's content, which is a string or a list of parts."""
     if isinstance(content, list):
         return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
     return str(content or "")
 
 
 def _describe(messages: list[dict[str, Any]], tools: Sequence[Json], format_: Format) -> None:
-    """Add the description of the tools to the system message, or before all messages."""
+    """Add the description of the tools to the system message, or as a new first message."""
     functions = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     example = written_call(format_.calls, "NAME", {"PARAMETER": "VALUE"})
     text = (

@@ -1,6 +1,6 @@
-"""The parts of an answer to messages: reasoning, content and calls of tools, as they stream.
+"""The parts of an answer to messages: reasoning, content and tool calls, as they stream.
 
-`localllm.answer.reader` cuts the text of a model into these; every protocol of the server puts them in its own words.
+`localllm.answer.reader` splits a model's text into these; each protocol of the server converts them to its own format.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model thinks before it answers."""
+    """A piece of reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """More of the answer."""
+    """A piece of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The call number `index` (0, 1, ...) of a tool begins."""
+    """The start of tool call number `index` (0, 1, ...)."""
 
     index: int
     id: str
@@ -33,7 +33,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the JSON text of a call's arguments. All of them together are one JSON object."""
+    """A piece of a call's arguments. All pieces together are one JSON object."""
 
     index: int
     json: str

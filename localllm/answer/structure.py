@@ -1,6 +1,6 @@
-"""What an answer must match, and its grammar: `compile_structure` makes one of a schema, a grammar or a regex.
+"""The required structure of an answer and its grammar: `compile_structure` converts a schema, a grammar or a regex.
 
-Schemas and grammars come from outside, so they have limits, and what is wrong with one is said in a line.
+Schemas and grammars come from outside, so their size is limited, and errors are one line.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 
 from localllm.errors import LocalLLMError
 
-MOST_SCHEMA = 1 << 18  # characters; the limits keep compiling below a second or two
+MOST_SCHEMA = 1 << 18  # characters; the limits keep compiling below one to two seconds
 MOST_GRAMMAR = 1 << 16  # characters
 MOST_DEPTH = 64
 MOST_PARTS = 1000  # properties of an object, or alternatives
 _MOST_RULES = 2000
-_WHITE_SPACE = r"[ \n\r\t]{1,64}"  # bounded: small models write white space without end where they may
+_WHITE_SPACE = r"[ \n\r\t]{1,64}"  # bounded: small models would otherwise write white space endlessly
 _RULE = re.compile(r"(?m)^\s*[\w.\-?!]+\s*(?:::=|:)")
 
 
 class StructureError(LocalLLMError):
-    """The schema or grammar is broken, too large, or needs what is not supported."""
+    """An invalid, too large, or unsupported schema or grammar."""
 
 
 class NotFinished(StructureError):
-    """The child that compiles was killed or got no processor, which says nothing about the grammar.
+    """The compiling child was killed or got no CPU time, which does not depend on the grammar.
 
-    Try again after `retry_after` seconds.
+    Retry after `retry_after` seconds.
     """
 
     retry_after = 1
@@ -37,7 +37,8 @@ class NotFinished(StructureError):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What the answer must match: exactly one of these. `lark`, `gbnf` and `regex` are sources, `schema` is JSON."""
+    """The required structure of an answer; one field is set. `lark`, `gbnf` and `regex` are sources, `schema` is
+    JSON."""
 
     schema: Mapping[str, Any] | None = None
     any_object: bool = False  # any JSON object
@@ -48,25 +49,25 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an answer to messages is held to: a structure, or calls of `tools`; and a budget for its thought."""
+    """The constraints of an answer to messages: a structure, or calls of `tools`; and a reasoning budget."""
 
     structure: Structure | None = None
     tools: Sequence[Mapping[str, Any]] = ()
-    parallel: bool = True  # several may be called
+    parallel: bool = True  # several calls are allowed
     thought_tokens: int | None = None
-    forced: bool = True  # a tool has to be called; else it may be
+    forced: bool = True  # a call is required; otherwise optional
 
     @property
     def free(self) -> bool:
-        """Whether the answer is held to nothing."""
+        """Whether the answer is unconstrained."""
         return self.structure is None and not self.tools and self.thought_tokens is None
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Rules in Lark's syntax as llguidance reads it, of which `answer` is the whole text; and grammars they refer to.
+    """Rules in llguidance's Lark syntax, with `answer` as the rule for the whole text, and the grammars they reference.
 
-    A part (name, {"json_schema": ...} or {"lark_grammar": ...}) is referred to as `@name`.
+    A part (name, {"json_schema": ...} or {"lark_grammar": ...}) is referenced as `@name`.
     """
 
     rules: str
@@ -75,15 +76,15 @@ class Grammar:
 
     @property
     def source(self) -> str:
-        """The grammar in llguidance's form."""
+        """The grammar in llguidance's format."""
         parts = [{"name": name, **part} for name, part in self.parts]
         return json.dumps({"grammars": [{"lark_grammar": f"start: {self.start}\n{self.rules}"}, *parts]})
 
 
 def compile_structure(structure: Structure) -> Grammar:
-    """Return the grammar of a structure. StructureError if it is too large or cannot be read.
+    """Return the grammar of a structure; raise StructureError if it is too large or malformed.
 
-    Whether it can be used at all shows when a vocabulary begins it (`GrammarVocabulary.begin`).
+    Further errors show when a vocabulary begins it (`GrammarVocabulary.begin`).
     """
     given = [structure.schema is not None, structure.any_object, *map(bool, (structure.gbnf, structure.lark))]
     if sum(given) + bool(structure.regex) != 1:
@@ -104,7 +105,7 @@ def compile_structure(structure: Structure) -> Grammar:
 
 
 def described(schema: Mapping[str, Any], lenient: bool = False) -> dict[str, Any]:
-    """Return a schema with our options for llguidance. `lenient`: ignore keywords that it does not know."""
+    """Return a schema with our options for llguidance. `lenient`: ignore unsupported keywords."""
     return {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE, "lenient": lenient}}
 
 
@@ -135,7 +136,7 @@ def check_schema(schema: Mapping[str, Any], what: str) -> None:
 
 
 def check_source(source: str, what: str) -> None:
-    """Raise StructureError for a grammar or regular expression that is too large or too deep."""
+    """Raise StructureError for a grammar or regular expression that is too large or too deeply nested."""
     if len(source) > MOST_GRAMMAR:
         raise StructureError(f"{what} has {len(source)} characters; supported: up to {MOST_GRAMMAR}")
     if re.search("[\0\ud800-\udfff]", source):
@@ -156,7 +157,7 @@ def _part(part: Mapping[str, Any]) -> Grammar:
 
 
 def _slashed(regex: str) -> str:
-    """Return a regular expression as it stands between slashes."""
+    """Return a regular expression escaped for use between slashes."""
     from llguidance import regex_to_lark
 
     return str(regex_to_lark(regex, ""))

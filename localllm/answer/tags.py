@@ -1,4 +1,4 @@
-"""Calls of tools in tags: XML and what is like it. See `calls.py`, whose rules hold here, too."""
+"""Parse tool calls in XML-like tags, by the rules described in `calls.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.answer.incoming import Incoming, Markers, Show, Wait
 from localllm.answer.literal import escaped
 from localllm.answer.values import STRING, Property, argument
 
-_MOST_DEPTH = 50  # of elements in elements
+_MOST_DEPTH = 50  # nesting of elements
 
 
 def tagged_call(context: Context, form: TaggedCalls) -> Wait[bool]:
@@ -53,7 +53,7 @@ def _next_is(text: Incoming, marker: str) -> Wait[bool]:
 
 
 def _tag_name(text: Incoming, begin: Pattern) -> Wait[str]:
-    """Take the rest of the tag that begins a call. Without an end of its own, the name ends where a tag begins."""
+    """Take the remainder of a call's start tag. If the format has no end of the tag, the name ends at the next tag."""
     header = (yield from up_to(text, begin.end)) if begin.end else (yield from text.run(_UNTAGGED, MOST_NAME))
     fields = begin.read(header) if header is not None else None
     return fields["name"].strip() if fields is not None else ""
@@ -63,7 +63,7 @@ _UNTAGGED = re.compile(r"[^<]*")
 
 
 def _types(fields: Any, schema: Property) -> frozenset[str] | None:
-    """Return the types of an argument: as its tag says, else as the schema does."""
+    """Return an argument's types: from its tag, else from the schema."""
     if fields.get("string") == "true" or fields.get("type") == "string":
         return STRING
     if "string" in fields or "type" in fields:
@@ -72,7 +72,7 @@ def _types(fields: Any, schema: Property) -> frozenset[str] | None:
 
 
 def _tag_value(text: Incoming, form: TaggedCalls, types: frozenset[str] | None, start: str, show: Show) -> Wait[bool]:
-    """Read a value and its closing tag. Strings are shown as they come, other values when they are complete."""
+    """Read a value and its closing tag. Strings are streamed; other values are output when complete."""
     parts: list[str] = []
     streamed = types == STRING
     add = (lambda part: show(escaped(part))) if streamed else parts.append
@@ -91,7 +91,7 @@ def _tag_value(text: Incoming, form: TaggedCalls, types: frozenset[str] | None, 
 
 
 def _tag_text(text: Incoming, form: TaggedCalls, show: Show) -> Wait[bool]:
-    """Read up to the closing tag behind which the call goes on; one that prose follows belongs to the value."""
+    """Read up to the closing tag after which the call continues. Before other text, the tag is part of the value."""
     markers = Markers((form.close, "\n" + form.close) if form.lines else (form.close,))
     following = (form.key.start, form.end, form.section[1] or form.end)
     while marker := (yield from text.until(markers, show)):
@@ -105,7 +105,7 @@ def _tag_text(text: Incoming, form: TaggedCalls, show: Show) -> Wait[bool]:
 
 
 def nested_call(context: Context, form: NestedCalls) -> Wait[bool]:
-    """Read a name, and an element for each argument."""
+    """Read a name and an element for each argument."""
     text, out = context.text, context.out
     name = yield from _tag_name(text, form.begin)
     if not context.names(name) or not (yield from text.follows((form.prefix,))):
@@ -131,9 +131,9 @@ def nested_call(context: Context, form: NestedCalls) -> Wait[bool]:
 
 
 def _element(text: Incoming, prefix: str, key: str, schema: Property, depth: int = 0) -> Wait[str | None]:
-    """Return the JSON of what stands in an element, and go past its end; None if it is broken."""
+    """Return the JSON of an element's content, and consume its closing tag; None if it is malformed."""
     parts: list[str] = []
-    if schema.types is not None and "string" in schema.types:  # a text, whatever stands in it
+    if schema.types is not None and "string" in schema.types:  # text, even if it contains tags
         ended = yield from text.until(Markers((f"{prefix}</{key}>",)), parts.append)
         return argument("".join(parts), schema.types) if ended else None
     inside: list[tuple[str, str]] = []  # (key, JSON)
@@ -155,7 +155,7 @@ def _element(text: Incoming, prefix: str, key: str, schema: Property, depth: int
 
 
 def _joined(inside: list[tuple[str, str]], own: str, schema: Property) -> str:
-    """Return the JSON of an element: a list if the schema or its parts say so, an object, or its text."""
+    """Return an element's JSON: a list if the schema or the child elements say so, an object, or text."""
     types = schema.types
     if inside and all(key == "item" for key, _ in inside) and (types is None or "array" in types):
         return f"[{', '.join(value for _, value in inside)}]"

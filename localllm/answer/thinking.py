@@ -1,4 +1,5 @@
-"""How to ask a model to think: by variables of its template. Each template knows some of them."""
+"""Reasoning options of a request, and the template variables for them. Templates differ in the variables that they
+support."""
 
 from __future__ import annotations
 
@@ -6,28 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SWITCHES = frozenset(("enable_thinking", "thinking"))  # variables of templates that switch thinking on or off
+SWITCHES = frozenset(("enable_thinking", "thinking"))  # template variables that switch reasoning on or off
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a model thinks before it answers. By default it does if it can (`with_thinking`)."""
+    """How a model reasons before it answers. By default it does if it can (`with_thinking`)."""
 
     enabled: bool | None = None
-    effort: str = ""  # low, medium, high: for templates that know it; "none": not at all
-    budget: int | None = None  # tokens; then the thought is ended
-    inline: bool | None = None  # the thought stays in the content, as the model writes it; None: as the server does
+    effort: str = ""  # low, medium, high: for templates that support it; "none": no reasoning
+    budget: int | None = None  # maximum tokens of reasoning
+    inline: bool | None = None  # leave reasoning in the content, in the model's format; None: the server's setting
 
     @classmethod
     def of(cls, think: bool | int | str | None) -> Thinking:
-        """Return what the option `think` says: on, off, a number of tokens or an effort."""
+        """Return the options for `think`: on, off, a number of tokens, or an effort."""
         if isinstance(think, str):
             return cls(effort=think)
         return cls(think) if think is None or isinstance(think, bool) else cls(budget=think)
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables of a chat template; it ignores those that it does not know."""
+        """The variables for a chat template, which ignores unknown ones."""
         enabled, effort = self.enabled, self.effort
         if effort == "none":
             enabled, effort = False, ""
@@ -42,9 +43,10 @@ class Thinking:
 
 
 def with_thinking(template: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a chat template. If its model can think, it does so unless the variables say otherwise.
+    """Return the variables of a chat template. If the model supports reasoning, it is on unless the variables disable
+    it.
 
-    Some templates take an undefined `enable_thinking` for "off", though their models were trained to think.
+    Some templates treat an undefined `enable_thinking` as off, although their models were trained to reason.
     """
     from localllm.answer.formats import find_format
 

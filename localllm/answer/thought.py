@@ -1,4 +1,4 @@
-"""Thoughts before an answer: whether the prompt has begun one, grammars that wait for its end, and a budget for it."""
+"""Reasoning before an answer: whether the prompt has begun it, grammars that apply after it, and a token budget."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from localllm.generation.constraint import Constraint
 
 Mask = NDArray[np.bool_]
-Thought = Literal["open", "possible", "over"]  # the prompt ends within one; the answer may begin with one; it does not
+Thought = Literal["open", "possible", "over"]  # where the prompt ends: inside reasoning; maybe before it; after it
 
-_MOST_BEFORE = 64  # characters before a thought that begins in the answer
+_MOST_BEFORE = 64  # characters before reasoning that begins in the answer
 
 
 def thought_of(format_: Format, prompt_tail: str) -> Thought:
-    """Return whether an answer begins within a thought, given the end of its prompt."""
+    """Return the state of reasoning at the start of an answer, from the end of its prompt."""
     thinking, tail = format_.thinking, prompt_tail.rstrip(SPACES)
     if not thinking.start or tail.endswith(thinking.end):
         return "over"
     if tail.endswith(thinking.start.rstrip()):
         return "open"
     if format_.channels is not None and not tail.endswith(format_.channels.start):
-        return "over"  # the prompt has begun a message that is none
+        return "over"  # the prompt has begun a message that is not reasoning
     return "possible" if format_.thinks else "over"
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """How a prompt ends if it begins the answer: with `opening`, thought, `closing` and content, in this order.
+    """The text at the end of a prompt that begins the answer: `opening`, thought, `closing` and content, in this order.
 
-    They replace the last `cut` characters of the prompt. `opening` and `closing` are markers, as the template writes
-    them; thought and content are the model's.
+    It replaces the last `cut` characters of the prompt. `opening` and `closing` are markers as the template writes
+    them; thought and content are the model's text.
     """
 
     cut: int = 0
@@ -51,9 +51,10 @@ class Begun:
 
 
 def begin(format_: Format, prompt_tail: str, thought: str, content: str | None) -> Begun:
-    """Return how a prompt that ends with `prompt_tail` begins an answer with this thought and content.
+    """Return the text that begins an answer with this reasoning and content, after a prompt that ends with
+    `prompt_tail`.
 
-    If content is None, the answer continues the thought. A format without thoughts drops it.
+    If content is None, the answer continues the reasoning. Reasoning is dropped if the format does not support it.
     """
     thinking = format_.thinking
     lead, before, after = thinking.spaces
@@ -68,7 +69,7 @@ def begin(format_: Format, prompt_tail: str, thought: str, content: str | None) 
 
 
 def _closed_thought(thinking: ThoughtMarks, prompt_tail: str) -> int:
-    """Return the length of the empty thought at the end of a prompt, or of the marker that ends none; 0 without."""
+    """Return the length of an empty reasoning block or a lone end marker at the prompt's end; 0 without either."""
     tail = prompt_tail.rstrip(SPACES)
     if not tail.endswith(thinking.end):
         return 0
@@ -78,7 +79,7 @@ def _closed_thought(thinking: ThoughtMarks, prompt_tail: str) -> int:
 
 
 def before_content(format_: Format, prompt_tail: str) -> str:
-    """Return the marker that comes before content after this prompt, or ""."""
+    """Return the marker before content after this prompt, or ""."""
     before, channels = format_.around[0], format_.channels
     tail = prompt_tail.rstrip(SPACES)
     begun = channels is not None and not tail.endswith(channels.start)
@@ -89,7 +90,7 @@ def before_content(format_: Format, prompt_tail: str) -> str:
 
 
 def after_thought(grammar: Grammar, format_: Format, thought: Thought, vocabulary: GrammarVocabulary) -> Grammar:
-    """Return the grammar of a thought, if there can be one, and then of an answer of `grammar`."""
+    """Return the grammar of optional reasoning followed by an answer of `grammar`."""
     if thought == "over":
         return grammar
     rules = [*ended_text("thought", format_.thinking.end, vocabulary), r"gap: /[ \t\r\n]{0,8}/"]
@@ -103,7 +104,7 @@ def after_thought(grammar: Grammar, format_: Format, thought: Thought, vocabular
 
 
 def ended_text(name: str, end: str, vocabulary: GrammarVocabulary) -> list[str]:
-    """Return rules for `name`: any text, and then the marker that ends it."""
+    """Return rules for `name`: any text, followed by its end marker."""
     plain = _plain_start(end, vocabulary)
     if not plain:
         return [f"{name}: TEXT_{name.upper()} {vocabulary.spelled(end)}", f"TEXT_{name.upper()}: /(?s:.*)/"]
@@ -113,7 +114,7 @@ def ended_text(name: str, end: str, vocabulary: GrammarVocabulary) -> list[str]:
 
 
 def _plain_start(text: str, vocabulary: GrammarVocabulary) -> str:
-    """Return what stands before the first control token in `text`."""
+    """Return the part of `text` before the first control token."""
     plain = ""
     for part in vocabulary.parts(text):
         if isinstance(part, int):
@@ -123,7 +124,7 @@ def _plain_start(text: str, vocabulary: GrammarVocabulary) -> str:
 
 
 def regex_escaped(text: str) -> str:
-    """Return `text` as it stands in a regular expression between slashes."""
+    """Return `text` escaped for a regular expression between slashes."""
     return "".join(f"\\{letter}" if letter in _SIGNS else _ESCAPES.get(letter, letter) for letter in text)
 
 
@@ -136,15 +137,15 @@ _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Where an answer stands: immutable, so that drafts can be tried."""
+    """The parse state of an answer: immutable, so that drafts can be tried."""
 
     thought: Thought
     tail: bytes = b""
-    seen: int = 0  # bytes of the answer before a thought
+    seen: int = 0  # bytes of the answer before reasoning
 
 
 class Watch:
-    """Tracks whether the text of an answer is inside its thoughts."""
+    """Tracks whether the text of an answer is inside reasoning."""
 
     def __init__(self, format_: Format) -> None:
         thinking = format_.thinking
@@ -152,7 +153,7 @@ class Watch:
         self._anywhere = thinking.anywhere or format_.channels is not None
 
     def after(self, state: Watched, piece: bytes) -> Watched:
-        """Return the state after the bytes of a token."""
+        """Return the state after a token's bytes."""
         if state.thought == "over":
             return state
         tail = (state.tail + piece)[-len(piece) - max(len(self._start), len(self.end)) :]
@@ -170,9 +171,9 @@ class Watch:
 
 
 class ThoughtBudget:
-    """Ends a thought after `budget` tokens: then only the tokens of its end may come.
+    """Ends reasoning after `budget` tokens: then only the tokens of its end marker are allowed.
 
-    It holds an `inner` constraint, if there is one, which sees all tokens and has to allow such an end.
+    An optional `inner` constraint sees all tokens and must allow such an end.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class ThoughtBudget:
         self._state = _State(Watched(thought))
 
     def allowed(self) -> Mask | None:
-        """Return which tokens (V,) may come next; None if any may."""
+        """Return the mask (V,) of allowed next tokens; None if all are allowed."""
         token = self._next(self._state)
         if token is None:
             return self._inner.allowed() if self._inner is not None else None
@@ -203,7 +204,7 @@ class ThoughtBudget:
             self._inner.accept(token)
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens, from the first, may follow."""
+        """Return the number of leading tokens that are allowed."""
         most = len(tokens) if self._inner is None else self._inner.validate(tokens)
         state = self._state
         for count, token in enumerate(tokens[:most]):
@@ -218,7 +219,7 @@ class ThoughtBudget:
         return self._inner is not None and self._inner.finished
 
     def _next(self, state: _State) -> int | None:
-        """Return the token that has to come next, if one has. An end that the model has begun to write is its own."""
+        """Return the only allowed next token, if there is one. An end marker begun by the model is not forced."""
         if state.watched.thought != "open" or state.count < self._budget or state.forced == len(self._forced):
             return None
         end, tail = self._watch.end, state.watched.tail
@@ -237,8 +238,8 @@ class ThoughtBudget:
 @dataclass(frozen=True, slots=True)
 class _State:
     watched: Watched
-    count: int = 0  # tokens of thoughts
-    forced: int = 0  # tokens of the end that are written
+    count: int = 0  # tokens of reasoning
+    forced: int = 0  # tokens of the end marker already written
 
 
 def budgeted(
@@ -248,7 +249,7 @@ def budgeted(
     vocabulary: GrammarVocabulary,
     inner: Callable[[], Constraint] | None = None,
 ) -> Callable[[], Constraint] | None:
-    """Return what makes the constraint of an answer with a budget for its thought; None if nothing is constrained."""
+    """Return a factory for a constraint with a reasoning budget; None if the answer is unconstrained."""
     if budget is None or not format_.thinking.end or (thought == "over"):
         return inner
     return lambda: ThoughtBudget(format_, thought, budget, vocabulary, inner() if inner is not None else None)

@@ -1,4 +1,4 @@
-"""The JSON of an argument that a model wrote as text: what its tool's schema says it is."""
+"""Convert an argument that a model wrote as text to JSON, according to its tool's schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRING = frozenset({"string"})
 
 
 class Schemas:
-    """The parameters of the tools: from OpenAI's form, {"type": "function", "function": {...}}."""
+    """The parameters of tools in OpenAI's format, {"type": "function", "function": {...}}."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}
@@ -33,7 +33,7 @@ class Schemas:
         return bool(self._schemas)
 
     def of(self, tool: str) -> Property:
-        """The schema of a tool's arguments."""
+        """Return the schema of a tool's arguments."""
         schema = self._schemas.get(tool, {})
         return Property(schema, schema)
 
@@ -48,12 +48,12 @@ class Property:
 
     @property
     def types(self) -> frozenset[str] | None:
-        """JSON types that the value may have; None if any."""
+        """The allowed JSON types; None if any."""
         return self._types
 
     @property
     def properties(self) -> tuple[str, ...]:
-        """The keys of an object that the schema describes."""
+        """The keys of an object in the schema."""
         properties = self._schema.get("properties")
         return tuple(map(str, properties)) if isinstance(properties, Mapping) else ()
 
@@ -64,13 +64,13 @@ class Property:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The strings of which the value is one; none if it may be another value."""
+        """The strings of an enum; empty if other values are possible."""
         values = self._schema.get("enum")
         texts = isinstance(values, list) and all(isinstance(value, str) for value in values)
         return tuple(values) if texts and isinstance(values, list) else ()
 
     def below(self, key: str) -> Property:
-        """The value of a key."""
+        """Return the schema of a key's value."""
         properties = self._schema.get("properties")
         return Property(properties.get(key) if isinstance(properties, Mapping) else None, self._root)
 
@@ -115,7 +115,7 @@ class Property:
 
 
 def argument(text: str, types: frozenset[str] | None) -> str:
-    """Return the JSON of an argument that was written as `text`, of one of these types if it can be; else a string."""
+    """Return the JSON of an argument written as `text`: a value of an allowed type if possible, else a string."""
     if types != STRING:
         value = converted(text)
         if value is not None and (types is None or _type(value) in _widened(types)):
@@ -129,5 +129,5 @@ def _type(value: str) -> str:
 
 
 def _widened(types: frozenset[str]) -> frozenset[str]:
-    numbers = {"integer", "number"}  # 3.0 may be the integer that a schema wants
+    numbers = {"integer", "number"}  # 3.0 can be a valid integer
     return types | numbers if types & numbers else types

@@ -1,4 +1,4 @@
-"""Calls of tools as text, in the markers of a format: for templates that leave them out, and as examples."""
+"""Write tool calls in a format's markers: for templates that omit them, and as examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localllm.answer.grammars import Calls, JsonCalls, NamedCalls, NestedCalls, 
 
 
 def written_call(form: Calls, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
-    """Return a call, number `number` of its answer, as a model of this format writes it; a section holds only it."""
+    """Return call number `number` of an answer as a model of this format writes it, in its own section."""
     before, after = form.section
     if isinstance(form, JsonCalls):
         return _json(form, name, arguments, number)

@@ -1,4 +1,4 @@
-"""Vocabularies of BPE: SentencePiece's with or without its own file, letters for bytes (GPT-2), UTF-8 (Gemma 4)."""
+"""Convert BPE vocabularies: SentencePiece (with or without its own file), byte-level (GPT-2) and UTF-8 (Gemma 4)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from localllm.convert.tokens import (
     vocabulary,
 )
 
-# Special in the folder, but parts of an answer: GGUF files have them as text that a reader of answers sees.
+# The folder marks these as special, but they are part of an answer. GGUF files store them as text, so that the output
+# parser sees them.
 _GEMMA4_VISIBLE = (
     "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
 )  # fmt: skip
 
 
 def from_pieces(pieces: Pieces, files: TokenizerFiles) -> dict[str, Any]:
-    """Convert a SentencePiece BPE model. Its tokenizer.json, if present, determines the prefix of a text."""
+    """Convert a SentencePiece BPE model. tokenizer.json, if present, decides whether a text gets a leading space."""
     tokens = Tokens.padding(files.rows)
     for i, (text, kind, score) in enumerate(zip(pieces.texts, pieces.types, pieces.scores, strict=True)):
         tokens.put(i, text, kind, score)
@@ -41,7 +42,7 @@ def from_pieces(pieces: Pieces, files: TokenizerFiles) -> dict[str, Any]:
 
 
 def from_merges(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert a SentencePiece vocabulary from tokenizer.json only: tokens that are merged earlier get higher scores."""
+    """Convert a SentencePiece vocabulary from tokenizer.json only. Tokens that are merged earlier get higher scores."""
     tokens = Tokens.padding(files.rows)
     rank: dict[str, int] = {}
     for i, merge in enumerate(merges(files)):
@@ -55,7 +56,7 @@ def from_merges(files: TokenizerFiles) -> dict[str, Any]:
 
 
 def from_bytes(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert a vocabulary of byte-level BPE."""
+    """Convert a byte-level BPE vocabulary."""
     tokens = Tokens.padding(files.rows)
     for text, i in vocabulary(files):
         tokens.put(i, text, NORMAL, 0.0)
@@ -75,7 +76,7 @@ def from_bytes(files: TokenizerFiles) -> dict[str, Any]:
 
 
 def from_utf8(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert Gemma 4's vocabulary: SentencePiece's letters, but merges in an order of their own."""
+    """Convert Gemma 4's vocabulary, which has SentencePiece's characters and an explicit list of merges."""
     tokens = Tokens.padding(files.rows)
     for text, i in vocabulary(files):
         kind = UNKNOWN if text == files.model.get("unk_token") else BYTE if is_byte(text) else NORMAL
@@ -105,7 +106,7 @@ def _spm_keys(tokens: Tokens, space_prefix: bool) -> dict[str, Any]:
 
 
 def space_prefix(fast: Mapping[str, Any]) -> bool:
-    """Return whether the normalizer or pre-tokenizer of tokenizer.json puts a space before a text."""
+    """Return whether the normalizer or pre-tokenizer of tokenizer.json prepends a space to a text."""
     for part, name in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         for step in steps(fast.get(part), name):
             if step.get("type") == "Prepend":

@@ -1,4 +1,4 @@
-"""Read a folder's description of its model: name, head of the model card, recommended sampling."""
+"""Read the metadata of a folder's model: its name, the front matter of its model card, and recommended sampling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json
 from localllm.regular import open_regular
 
-_MAX_CARD = 1 << 16  # maximum bytes of README.md to read; its head has a few hundred
+_MAX_CARD = 1 << 16  # maximum bytes of README.md to read; its front matter has a few hundred
 _TEXTS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
 _LISTS = {"tags": "tags", "language": "languages"}
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")  # a folder in the cache of huggingface_hub: models--OWNER--NAME/snapshots/HASH
@@ -73,9 +73,10 @@ def _name(folder: Path) -> str:
 
 
 def _card(path: Path) -> dict[str, str | list[str]]:
-    """Return the texts and lists of texts at the top level of the card's head: YAML between two lines of `---`.
+    """Return the strings and lists of strings at the top level of the card's front matter (YAML between two `---`
+    lines).
 
-    OSError if the card cannot be read, ConvertError if it leads out of the folder.
+    Raises OSError if the card cannot be read, ConvertError if a link leads out of the folder.
     """
     if not path.is_file():
         return {}
@@ -99,7 +100,7 @@ def _card(path: Path) -> dict[str, str | list[str]]:
                 found[pair[1]] = _scalar(pair[2])
             else:
                 found[pair[1]] = items = []
-    return {}  # the head has no end
+    return {}  # the front matter is not terminated
 
 
 def _scalar(text: str) -> str:

@@ -1,4 +1,4 @@
-"""An opened Hugging Face folder, with the interface of an opened GGUF file: keys, and tensors read on demand."""
+"""An opened Hugging Face folder with the interface of an opened GGUF file: keys, and tensors read on demand."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
-_WHOLE = (*_SUFFIXES, ".", ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")  # the ends of whole names
+_WHOLE = (*_SUFFIXES, ".", ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")  # suffixes of complete names
 _EXACT = (
     *("ffn_gate_inp", "ssm_conv1d", "ple_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
     *("position_embd", "token_types", "hc_attn_", "hc_ffn_", "output_hc_", "indexer_compressor_"),
     *("indexer.proj", "indexer.q_proj", "indexer.k_proj", "time_mix_first", "time_mix_lerp_fused"),
     *("time_mix_w1", "time_mix_w2", "time_mix_decay_w"),
 )
-_TABLES = (".ffn_gate_tid2eid.weight",)  # of integers
-_PURPOSE = re.compile(r"(Model)?(For\w+|LM|LMHeadModel|Model)$")  # the ends of names of classes
-# Architectures whose files hold dense layers behind the pooling, and their keys for these.
+_TABLES = (".ffn_gate_tid2eid.weight",)  # integer tables
+_PURPOSE = re.compile(r"(Model)?(For\w+|LM|LMHeadModel|Model)$")  # suffixes of class names
+# Architectures whose GGUF files store dense layers after the pooling, and the functions that make their keys.
 _WITH_DENSE = {"gemma-embedding": dense_keys, "lfm2": width_keys}
 
 
 class Checkpoint(Closing):
-    """A folder; `with open_checkpoint(folder) as model:` closes it. `notes` tell the user what the file will lack."""
+    """An opened folder; `with open_checkpoint(folder) as model:` closes it. `notes` list what the file omits."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -133,7 +133,7 @@ class Checkpoint(Closing):
             stored = {key: value for key, value in stored.items() if value is not None}
             if "token_types.weight" in self.tensors:
                 stored["tokenizer.ggml.token_type_count"] = self.tensors["token_types.weight"].shape[0]
-            elif recipe.name == "bert":  # DistilBERT's have none; llama.cpp requires the key
+            elif recipe.name == "bert":  # DistilBERT has no token types, but llama.cpp requires the key
                 stored["tokenizer.ggml.token_type_count"] = 1
         except LocalLLMError as error:
             self.close()
@@ -158,10 +158,10 @@ class Checkpoint(Closing):
 
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
-    """Open a folder as written by `save_pretrained`, and check everything but the numbers.
+    """Open a folder as written by `save_pretrained`, and check everything except the weight values.
 
-    It checks keys, tensor names and shapes against the forward of the architecture, and the tokenizer. Raises
-    ConvertError, in one line, for a folder that is incomplete or unsupported.
+    The check covers keys, the tokenizer, and tensor names and shapes against the architecture's forward. Raises
+    ConvertError with a one-line message for a folder that is incomplete or unsupported.
     """
     return Checkpoint(Path(folder))
 
@@ -180,7 +180,7 @@ def _recipe(config: HfConfig) -> Recipe:
 
 
 def _similar(name: str) -> list[str]:
-    """Return up to three classes of models with a similar name, whatever they are for."""
+    """Return up to three model classes with a similar name, for any task."""
     by_model: dict[str, list[str]] = {}
     for known in BY_CLASS:
         by_model.setdefault(_PURPOSE.sub("", known), []).append(known)
@@ -196,7 +196,7 @@ def _check_rest(rest: list[str], recipe: Recipe) -> None:
 
 
 def _dropped(modules: tuple[Module, ...], recipe: Recipe) -> list[str]:
-    """Return notes on modules that the file cannot hold."""
+    """Return notes on modules that the GGUF file cannot store."""
     if recipe.name in _WITH_DENSE:
         return []
     return [
@@ -207,7 +207,7 @@ def _dropped(modules: tuple[Module, ...], recipe: Recipe) -> list[str]:
 
 
 def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:
-    """Return all tensors of the file: the embedding, computed ones, layer by layer, the output."""
+    """Yield all tensors of the file in order: the embedding, computed tensors, the layers, the output."""
     origins = {**_TOP, **recipe.top}
     top = {
         key: list(_made(shelf, recipe, sizes, "", key, (origin,) if isinstance(origin, From) else origin))
@@ -218,7 +218,7 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
     if not top["token_embd"]:
         raise ConvertError("tensor 'model.embed_tokens.weight' is missing; download the model again")
     if top["output"] and t.alike(top["output"][0], top["token_embd"][0]):
-        top["output"] = []  # tied, but stored all the same
+        top["output"] = []  # tied, but the folder stores a copy
     yield from top["token_embd"]
     yield from extra
     for key, sources in recipe.lone.items():
@@ -233,12 +233,12 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
 
 
 def _numbers(shelf: Shelf, name: str, layers: int) -> np.ndarray:
-    """Return the numbers float32 (layers,) that a tensor of one value holds in each layer."""
+    """Return the value of a one-element tensor in each layer: float32 (layers,)."""
     return np.array([_number(shelf, f"model.layers.{layer}.", name) for layer in range(layers)], np.float32)
 
 
 def _number(shelf: Shelf, prefix: str, name: str) -> float:
-    """Return the number that a tensor of one value holds."""
+    """Return the value of a one-element tensor."""
     parts = shelf.take(prefix, (name,))
     if parts is None:
         raise ConvertError(f"tensor '{prefix}{name}' is missing; download the model again")
@@ -248,7 +248,7 @@ def _number(shelf: Shelf, prefix: str, name: str) -> float:
 
 
 def _integers(shelf: Shelf, recipe: Recipe, layers: int) -> dict[str, np.ndarray]:
-    """Return the integers, uint64, that the folder has for these keys; none for a model without such a layer."""
+    """Return the integers (uint64) that the folder stores for these keys; a key without a tensor is left out."""
     found = {}
     for key, name in recipe.integers.items():
         for layer in range(layers):
@@ -273,7 +273,8 @@ def _made(
 
 
 def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
-    """Choose the output format: F32 for what llama.cpp reads only so, vectors, norms, routers and convolutions."""
+    """Choose the output format: F32 for vectors, norms, routers, convolutions and others that llama.cpp wants as
+    F32."""
     if tensor.format == "I32" and tensor.name.endswith(_TABLES):
         return tensor
     if tensor.format not in (*t.FLOATS, "MXFP4"):
@@ -288,7 +289,7 @@ def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
 def _verify(
     folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, LazyTensor], prefixes: list[str]
 ) -> int:
-    """Return the number of parameters; ConvertError if a tensor is missing or has the wrong shape."""
+    """Return the number of parameters; raise ConvertError if a tensor is missing or has the wrong shape."""
     metadata = {"general.architecture": recipe.name, **keys}
     try:
         plan = record(read_gguf_config(metadata, recipe.name), ARCHITECTURES[recipe.name], tensors)
@@ -298,7 +299,7 @@ def _verify(
 
 
 def _origin(error: str, recipe: Recipe, prefixes: list[str]) -> str:
-    """Return the names in the folder for the GGUF tensor that an error starts with; `prefixes` are those of layers."""
+    """Return the folder's names for the GGUF tensor that an error begins with; `prefixes` are the layer prefixes."""
     if recipe.mapped is not None:
         return ""
     name = error.split(":")[0]

@@ -1,5 +1,5 @@
-"""Further classes of architectures that other recipes have: models of one family, base models, and the text models
-inside of models that also see or hear."""
+"""Recipes for further model classes: relatives of models that other recipes convert, base models, and the text models
+of multimodal models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from localllm.convert.rope_scaling import rope_of
 from localllm.convert.tensor import LazyTensor, picked
 from localllm.convert.vision_recipes import SECTIONED
 
-# What transformers takes for missing keys, by `model_type` of the text model.
+# The defaults of transformers for missing keys, by `model_type` of the text model.
 _SMALL: Mapping[str, Any] = {
     "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6,
 }  # fmt: skip
@@ -49,7 +49,7 @@ _ASSUMED: Mapping[str, Mapping[str, Any]] = {
 
 
 def _assumed(*models: str) -> dict[str, Any]:
-    """Return the defaults of transformers for a text model of one of these types; an absent type is the first."""
+    """Return transformers' defaults for text models by type. Without a model_type, the first type applies."""
 
     def value(name: str) -> Any:
         return lambda config: _ASSUMED.get(str(config.get("model_type")), _ASSUMED[models[0]]).get(name)
@@ -58,7 +58,7 @@ def _assumed(*models: str) -> dict[str, Any]:
 
 
 def _text_is(*models: str) -> Check:
-    """Require a text model of one of these types."""
+    """Require that the text model's type is in this list."""
 
     def check(config: HfConfig) -> str | None:
         inner = config.table("text_config", "llm_config").get("model_type", models[0])
@@ -72,14 +72,14 @@ def _inner_is(model: str) -> Callable[[HfConfig], bool]:
 
 
 def _rotated(config: HfConfig) -> int:
-    """Return how many values of a head are rotated."""
+    """Return the number of rotated values per head."""
     width = config.integer("head_dim") or config.needed("hidden_size") // config.needed("num_attention_heads")
     count: int = rope_of(config, width, True).keys["rope.dimension_count"]
     return count
 
 
 def _reordered(heads: Callable[[Sizes], int], ranks: Callable[[int], NDArray[np.int64]]) -> Change:
-    """Reorder the rotated rows of each head, which come first; `ranks` lists them in their new order."""
+    """Reorder the rotated rows of each head, which come first. `ranks` gives their new order."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows, count, rotated = height(parts[0]), heads(sizes), _rotated(sizes.config)
@@ -91,12 +91,12 @@ def _reordered(heads: Callable[[Sizes], int], ranks: Callable[[int], NDArray[np.
 
 
 def _neighbours(count: int) -> NDArray[np.int64]:
-    """Return the order that puts i beside i + count/2."""
+    """Return the order that places i and i + count/2 next to each other."""
     return np.arange(count).reshape(2, -1).T.reshape(-1)
 
 
 def _halves(count: int) -> NDArray[np.int64]:
-    """Return the order that puts 2i in the first half and 2i + 1 in the second."""
+    """Return the order that moves 2i to the first half and 2i + 1 to the second."""
     return np.arange(count).reshape(-1, 2).T.reshape(-1)
 
 
@@ -130,7 +130,7 @@ _BAMBA: Layer = {
 
 
 def _fused(config: HfConfig) -> tuple[int, tuple[int, ...]]:
-    """Return one group, and the rows of queries, keys and values in it."""
+    """Return one group and its rows of queries, keys and values."""
     heads = config.needed("num_attention_heads")
     width = config.integer("head_dim") or config.needed("hidden_size") // heads
     few = config.integer("num_key_value_heads") or heads
@@ -154,7 +154,7 @@ _KORMO: Layer = {
 
 
 def _every_layer(config: HfConfig) -> int:
-    """Return the leading layers without experts: all, because Youtu has none."""
+    """Return the number of leading dense layers: all, because Youtu has no experts."""
     return config.needed("num_hidden_layers")
 
 

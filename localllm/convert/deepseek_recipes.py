@@ -1,7 +1,6 @@
-"""The recipe of DeepSeek 4: several residual streams, keys in pools, and layers whose experts follow from the token.
+"""The recipe of DeepSeek 4: hyper-connections, compressed keys, and layers that route experts by token id.
 
-Published folders have the names of the model's own program, which transformers saves for the most part; it has others
-of its own.
+Published folders use the tensor names of the model's original code. transformers keeps most of them and renames others.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ def _either(*names: str, change: Change = only) -> tuple[From, ...]:
 
 
 def _compressor(ours: str, own: str, other: str) -> Layer:
-    """Return what makes one row of a pool, by its place in the file, in the program's names, and in transformers'."""
+    """Return a key compressor's sources: GGUF prefix `ours`, name `own` in the original code, `other` in
+    transformers."""
     return {
         f"{ours}_compressor_kv": _either(f"{own}.wkv", f"{other}.kv_proj"),
         f"{ours}_compressor_gate": _either(f"{own}.wgate", f"{other}.gate_proj"),
@@ -60,7 +60,7 @@ _LAYER: Layer = {
     },
     "ffn_gate_inp.weight": _either("ffn.gate.weight", "mlp.gate.weight"),
     "exp_probs_b.bias": _either("ffn.gate.bias", "mlp.gate.e_score_correction_bias"),
-    "exp_probs_b_vl.bias": _either("ffn.gate.bias_vl"),  # of pictures; our own forward leaves it alone
+    "exp_probs_b_vl.bias": _either("ffn.gate.bias_vl"),  # for images; our forward does not use it
     "ffn_gate_tid2eid.weight": _either("ffn.gate.tid2eid", "mlp.gate.tid2eid", change=_integers),
     **{
         f"ffn_{ours}_exps.weight": (From((f"ffn.experts.{{}}.{own}.weight",), stacked), *others)
@@ -78,13 +78,13 @@ _LAYER: Layer = {
 
 
 def _unread(name: str, config: HfConfig) -> bool:
-    """Return whether a tensor corrects the choice of experts in a layer whose experts follow from the token."""
+    """Return whether a tensor is an unused router bias: its layer routes by token id."""
     found = _CORRECTION.fullmatch(name)
     return found is not None and int(found[1]) < _hashed(config)
 
 
 def _hashed(config: HfConfig) -> int:
-    """Return how many layers from the first choose experts by token."""
+    """Return the number of leading layers that route experts by token id."""
     kinds, layers = config.get("mlp_layer_types"), config.needed("num_hidden_layers")
     if kinds is None:
         told = config.integer("num_hash_layers")
@@ -96,7 +96,8 @@ def _hashed(config: HfConfig) -> int:
 
 
 def _ratios(config: HfConfig) -> np.ndarray:
-    """Return the positions of a pool by layer: those told, or transformers' (two large, then by turns)."""
+    """Return each layer's compression ratio: from config.json, or transformers' default (128, 128, 128, 4, 128, 4,
+    ...)."""
     kinds, told, layers = config.get("layer_types"), config.get("compress_ratios"), config.needed("num_hidden_layers")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in _RATIOS for kind in kinds):
@@ -107,17 +108,17 @@ def _ratios(config: HfConfig) -> np.ndarray:
     known = [*_RATIOS.values()]
     if not isinstance(told, list) or len(told) < layers or not all(type(n) is int and n in known for n in told):
         raise config.error("compress_ratios", told, f"{', '.join(map(str, known))} for each of the {layers} layers")
-    return np.array(told[:layers], np.int32)  # the rest is of layers for multi-token prediction
+    return np.array(told[:layers], np.int32)  # further entries belong to multi-token prediction layers
 
 
 def _rotated(config: HfConfig) -> int:
-    """Return how many numbers at the end of a head are rotated."""
+    """Return the number of rotated values at the end of each head."""
     share, told = config.real("partial_rotary_factor"), config.integer("qk_rope_head_dim")
     return told if share is None and told else int(config.needed("head_dim") * (64 / 512 if share is None else share))
 
 
 def _ropes(config: HfConfig) -> tuple[HfConfig, HfConfig]:
-    """Return the rotations of layers without and with pools."""
+    """Return the rope parameters of layers without compression and with it."""
     table = config.table("rope_parameters", "rope_scaling")
     told = config.below("rope_parameters", table)
     if "compress" not in table:
@@ -152,7 +153,7 @@ def _plain_main(config: HfConfig) -> str | None:
 
 
 def _limits(config: HfConfig) -> np.ndarray:
-    """Return the limit of all layers' feed-forwards."""
+    """Return the SwiGLU limit, the same for all layers."""
     return np.full(config.needed("num_hidden_layers"), config.real("swiglu_limit") or 0.0, np.float32)
 
 
@@ -174,7 +175,7 @@ _KEYS: dict[str, Key] = {
     "hyper_connection.sinkhorn_iterations": "hc_sinkhorn_iters",
     "hyper_connection.epsilon": lambda config: config.real("hc_eps"),
     "hash_layer_count": _hashed,
-    "expert_gating_func": 4,  # the root of softplus
+    "expert_gating_func": 4,  # sqrt(softplus)
     "swiglu_clamp_exp": _limits,
     "swiglu_clamp_shexp": _limits,
     "rope.dimension_count": _rotated,

@@ -1,6 +1,6 @@
-"""The recipes of Dream, LLaDA, LLaDA-MoE and RND1, which fill in a text.
+"""The recipes of the diffusion models Dream, LLaDA, LLaDA-MoE and RND1.
 
-transformers has none of them. The names are those of the models' own programs.
+transformers does not support them. The tensor names come from the models' own code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import From, Key, Layer, Recipe, must_be, named, permuted, taken
 
 _BOTH_WAYS: dict[str, Key] = {"attention.causal": False}
-_SHIFT = "diffusion.shift_logits"  # false: a position's logits are of its own token, not of the next
+_SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict that position's token, not the next
 _LLADA: Layer = {
     "attn_norm": taken("attn_norm"),
     "ffn_norm": taken("ff_norm"),

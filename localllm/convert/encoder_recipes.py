@@ -1,4 +1,4 @@
-"""The recipes of encoders, whose tensors the gguf package names. Classes with a classifier become rerankers."""
+"""The recipes of encoders, whose tensors are named by the gguf package. Classes with a classifier become rerankers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Key, Mapped, Recipe, Sizes, must_be, of_groups, score_scale
 from localllm.convert.tensor import LazyTensor
 
-_CLS, _RANK = 2, 4  # GGUF's numbers of poolings: the first row; what a classifier reads
+_CLS, _RANK = 2, 4  # GGUF pooling types: the first token's row; the classifier's input
 _CAUSAL: dict[str, Key] = {"attention.causal": False}
-_PLAIN: dict[str, Key] = {**_CAUSAL, "rope.dimension_count": None, "rope.freq_base": None}  # nothing is rotated
+_PLAIN: dict[str, Key] = {**_CAUSAL, "rope.dimension_count": None, "rope.freq_base": None}  # no rotary embedding
 _BERT_CHECKS = (must_be("position_embedding_type", "absolute"), must_be("is_decoder", False))
-_MASKED = ("cls.", "lm_head.", "pooler.")  # what predicts masked tokens, and a layer that embeddings do not pass
+_MASKED = ("cls.", "lm_head.", "pooler.")  # the masked-LM head, and a pooler that embeddings do not use
 
 
 def _labels(config: HfConfig) -> list[str] | None:
-    """Return the names of several scores, in their order."""
+    """Return the labels of a classifier with several scores, in order."""
     table = config.table("id2label")
     if len(table) < 2 or not all(key.isdecimal() and len(key) < 10 for key in table):
         return None
@@ -27,12 +27,12 @@ def _labels(config: HfConfig) -> list[str] | None:
 
 
 def _older(name: str) -> Callable[[HfConfig], int | None]:
-    """Return the number under the name that config.json had before transformers had the class."""
+    """Read a number under the name that config.json used before transformers supported the class."""
     return lambda config: config.integer(name)
 
 
 def _offset(config: HfConfig) -> int:
-    """Return the number of RoBERTa's positions that no token has: they are counted from behind the padding's."""
+    """Return the number of unused leading positions: RoBERTa counts positions from pad_token_id + 1."""
     return (config.integer("pad_token_id") or 0) + 1
 
 
@@ -45,12 +45,12 @@ def _positions(config: HfConfig) -> int:
 
 
 def _trained(config: HfConfig) -> int:
-    """Return the positions that Nomic's models were trained with; older files count more, for a stretched rotation."""
+    """Return the context length that Nomic's models were trained with. Older folders store more, for a scaled rope."""
     return min(config.needed("max_position_embeddings"), config.integer("max_trained_positions") or 1 << 30)
 
 
 def _no_experts(config: HfConfig) -> str | None:
-    """Refuse Nomic's experts: their program adds one bias to the sum of those that a token chose."""
+    """Refuse Nomic's experts: the original code adds one bias to the weighted sum of the selected experts."""
     every = config.integer("moe_every_n_layers")
     if not every:
         return None
@@ -58,14 +58,14 @@ def _no_experts(config: HfConfig) -> str | None:
 
 
 def _no_adapters(config: HfConfig) -> str | None:
-    """Jina's embeddings 3 in the form of its own code."""
+    """Refuse Jina embeddings 3 in the original format, which has task adapters."""
     if not config.get("lora_adaptations"):
         return None
     return "lora_adaptations are adapters of tasks, which files do not hold; save it as JinaEmbeddingsV3Model: they are"
 
 
 def _period(config: HfConfig) -> int:
-    """Return n of a ModernBERT whose layers 0, n, 2n, ... see everything."""
+    """Return n for a ModernBERT with full attention in layers 0, n, 2n, ..."""
     kinds, layers = config.get("layer_types"), config.needed("num_hidden_layers")
     if kinds is None:
         return config.integer("global_attn_every_n_layers") or 3
@@ -92,13 +92,13 @@ def _ranker(keys: dict[str, Key]) -> dict[str, Key]:
 
 
 def _by_head(config: HfConfig) -> tuple[int, tuple[int, ...]]:
-    """Return NeoBERT's heads, and the rows that its program has of each: queries, keys and values."""
+    """Return NeoBERT's number of heads, and each head's rows of queries, keys and values in the original code."""
     heads = config.needed("num_attention_heads")
     return heads, (config.needed("hidden_size") // heads,) * 3
 
 
 def _neo_width(config: HfConfig) -> int:
-    """Return two thirds of the width that config.json tells, rounded up to 8, as the program does."""
+    """Return two thirds of intermediate_size, rounded up to a multiple of 8, as in the original code."""
     return -(-(2 * config.needed("intermediate_size") // 3) // 8) * 8
 
 
@@ -113,7 +113,7 @@ _NEO: dict[str, Any] = {
     "defaults": {"norm_eps": 1e-6, "max_position_embeddings": _older("max_length")},
 }  # fmt: skip
 _NEO_KEYS: dict[str, Key] = {**_CAUSAL, "feed_forward_length": _neo_width}
-# Files have all queries, then all keys, then all values.
+# GGUF files store all queries, then all keys, then all values.
 _NEO_CHANGES = {"attn_qkv.weight": of_groups(_by_head, 0, 1, 2)}
 _ROBERTA_KEYS: dict[str, Key] = {**_PLAIN, "context_length": _positions}
 _ROBERTA: dict[str, Any] = {
@@ -192,7 +192,7 @@ ROWS = (
         keys=_ranker({**_MODERN_KEYS, "classifier.pooling_type": _classifier_pooling}),
         mapped=Mapped(("model.",), {"classifier": "cls.output"}), **_MODERN,
     ),
-    Recipe(  # transformers does not have it
+    Recipe(  # not in transformers
         "neo-bert", ("NeoBERT", "NeoBERTLMHead"), {}, keys=_NEO_KEYS,
         mapped=Mapped(("model.",), skipped=("decoder.", "freqs_cis"), changes=_NEO_CHANGES), **_NEO,
     ),
@@ -203,7 +203,7 @@ ROWS = (
         ),
         **_NEO,
     ),
-    Recipe(  # transformers does not have it
+    Recipe(  # not in transformers
         "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN,
         checks=(
             must_be("position_embedding_type", "alibi"), must_be("is_decoder", False),

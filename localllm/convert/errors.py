@@ -1,4 +1,4 @@
-"""The one error of this package."""
+"""The error of this package."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from localllm.errors import LocalLLMError
 
 
 class ConvertError(LocalLLMError):
-    """The Hugging Face folder cannot be converted; one line that says what, where and what to do next."""
+    """A Hugging Face folder that cannot be converted. The message is one line: cause, place, and remedy."""

@@ -1,7 +1,8 @@
-"""Files of a model's folder, which come from strangers: regular, bounded, and never reached by links out of the folder.
+"""Open the files of a model's folder. They are untrusted: they must be regular and bounded, and no link may leave the
+folder.
 
-A link such as `chat_template.jinja -> /etc/passwd` would put a file of this computer into the model that the user then
-gives away. The Hugging Face hub's cache keeps its files as links to `blobs` of the same model; these are followed.
+A link such as `chat_template.jinja -> /etc/passwd` would copy a private file into a model that the user may share. The
+Hugging Face hub's cache stores files as links to `blobs` of the same model; these are followed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MOST_BYTES = 1 << 28  # the largest tokenizer.json seen has 35 MB
 
 
 def open_file(path: Path) -> io.FileIO:
-    """Open a file of a folder; ConvertError if it cannot be opened, or leads out of the folder."""
+    """Open a file of a folder; raise ConvertError if it cannot be opened or a link leaves the folder."""
     check_inside(path)
     try:
         return open_regular(path)
@@ -25,7 +26,7 @@ def open_file(path: Path) -> io.FileIO:
 
 
 def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file of a folder; ConvertError as in `open_file`, and for more than `most` bytes."""
+    """Return the content of a file of a folder; raise ConvertError as in `open_file`, or if it exceeds `most` bytes."""
     check_inside(path)
     try:
         return read_regular(path, most)
@@ -34,7 +35,7 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_lines(path: Path, most: int = MOST_BYTES) -> list[str]:
-    """Return the lines of a UTF-8 file of a folder, without their ends; ConvertError as in `read_file`."""
+    """Return the lines of a UTF-8 file of a folder, without line ends; raise ConvertError as in `read_file`."""
     try:
         text = read_file(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -43,6 +44,6 @@ def read_lines(path: Path, most: int = MOST_BYTES) -> list[str]:
 
 
 def check_inside(path: Path, folder: Path | None = None) -> None:
-    """Raise ConvertError if links lead from a file or folder out of `folder`, by default its own folder."""
+    """Raise ConvertError if links lead out of `folder`, by default the folder that contains the path."""
     if not inside(path, folder or path.parent):
         raise ConvertError(f"{path}: is a link to a file outside the folder; replace it by the file itself")

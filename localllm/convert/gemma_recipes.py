@@ -1,4 +1,4 @@
-"""The recipes of Gemma 3n and 4, whose layers have embeddings of their own."""
+"""The recipes of Gemma 3n and 4, whose layers have per-layer embeddings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GEMMA3_DEFAULTS = {
 
 
 def padded(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Append rows of zeros for the tokens of the vocabulary that the table lacks: those of images and audio."""
+    """Append zero rows for the tokens that the embedding table lacks: image and audio tokens."""
     return t.padded(parts[0], max(parts[0].shape[0], sizes.config.integer("vocab_size") or 0))
 
 
@@ -68,7 +68,7 @@ _PER_LAYER_KEYS: dict[str, Key] = {
 
 
 def _by_layer(config: HfConfig, name: str) -> np.ndarray:
-    """Return the numbers of a list that has one for every layer, or of the same for all."""
+    """Return one number per layer. A single number in config.json applies to all layers."""
     found, layers = config.get(name), config.needed("num_hidden_layers")
     values = found if isinstance(found, list) else [found] * layers
     if len(values) != layers or not all(type(value) in (int, float) and 0 <= value < 1 << 31 for value in values):
@@ -77,7 +77,7 @@ def _by_layer(config: HfConfig, name: str) -> np.ndarray:
 
 
 def _widths(config: HfConfig) -> np.ndarray:
-    """Return the widths of the feed-forwards; in layers that share keys they may be twice as wide."""
+    """Return the feed-forward width of each layer. Layers that share a KV cache may be twice as wide."""
     widths = _by_layer(config, "intermediate_size").astype(np.int32)
     own = len(widths) - (config.integer("num_kv_shared_layers") or 0)
     if config.flag("use_double_wide_mlp"):
@@ -86,7 +86,7 @@ def _widths(config: HfConfig) -> np.ndarray:
 
 
 def _sparsity(config: HfConfig) -> np.ndarray:
-    """Return how many deviations above the mean that share of a normal distribution ends."""
+    """Return the cutoff in standard deviations above the mean for each layer's share of zeroed activations."""
     shares = _by_layer(config, "activation_sparsity_pattern")
     if (shares >= 1).any():
         raise config.error("activation_sparsity_pattern", max(shares), "shares below 1")
@@ -94,7 +94,7 @@ def _sparsity(config: HfConfig) -> np.ndarray:
 
 
 def _of_full(name: str, older: str) -> Callable[[HfConfig], int]:
-    """Return a number of the layers that see everything, which may differ from that of the others."""
+    """Return a size of the full-attention layers, which may differ from other layers."""
 
     def number(config: HfConfig) -> int:
         if config.integer(older):
@@ -113,7 +113,7 @@ _full_width = _of_full("head_dim", "global_head_dim")
 
 
 def _kv_heads(config: HfConfig) -> np.ndarray:
-    """Return the key-value heads of every layer."""
+    """Return the number of KV heads of each layer."""
     few = config.needed("num_key_value_heads")
     full = _of_full("num_key_value_heads", "num_global_key_value_heads")(config)
     kinds = config.get("layer_types")

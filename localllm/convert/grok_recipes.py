@@ -1,6 +1,7 @@
-"""The recipes of Grok 1, in the names of its port for transformers, and of Grok 2, in those that SGLang loads.
+"""The recipes of Grok 1, with the tensor names of its port to transformers, and of Grok 2, with those that SGLang
+loads.
 
-transformers has neither. Grok 2 comes in pieces, one for each of eight cards, which `Recipe.pieces` puts together.
+transformers supports neither. Grok 2 is published in eight tensor-parallel shards, which `Recipe.pieces` merges.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.program_recipes import head_width, ratio
 from localllm.convert.recipe import Check, From, Key, Layer, Recipe, must_be, named, stacked
 
-_ROPES = ("original", "yarn")  # original: what the base says, and the other keys do not count
+_ROPES = ("original", "yarn")  # with original, only rope_theta applies; the other keys are ignored
 _PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
-_EXPERTS = {"gate": ("w1", "linear"), "up": ("w3", "linear_v"), "down": ("w2", "linear_1")}  # Grok 2's and Grok 1's
+_EXPERTS = {"gate": ("w1", "linear"), "up": ("w3", "linear_v"), "down": ("w2", "linear_1")}  # Grok 2's name, Grok 1's
 
 
 def _either(*names: str) -> tuple[From, ...]:
-    """Return a source under the first of these names."""
+    """Return one source per name; the first that exists is used."""
     return tuple([From((name,)) for name in names])
 
 
@@ -42,7 +43,7 @@ _LAYER: Layer = {
 
 
 def _stretched(config: HfConfig) -> bool:
-    """Return whether rotations are stretched."""
+    """Return whether rope scaling (YaRN) applies."""
     kind = config.get("rope_type")
     if kind is not None and kind not in _ROPES:
         raise config.error("rope_type", kind, " or ".join(_ROPES))
@@ -50,7 +51,7 @@ def _stretched(config: HfConfig) -> bool:
 
 
 def _words(config: HfConfig) -> dict[str, Any]:
-    """Return the rotations in the words of transformers. SGLang stretches angles alone: lengths stay as they are."""
+    """Return the rope parameters in transformers' format. SGLang scales only the angles, not the magnitude."""
     if not _stretched(config):
         return {}
     factor, context = config.real("scaling_factor"), config.needed("original_max_position_embeddings")
@@ -66,7 +67,7 @@ def _extrapolation(config: HfConfig) -> float | None:
 
 
 def _temperature_length(config: HfConfig) -> int | None:
-    """Return the position from which scores grow; -1 and 0 say that they do not."""
+    """Return the position from which attention scores are scaled up; None if config.json has -1 or 0."""
     return None if config.get("attn_temperature_len") in (-1, 0) else config.integer("attn_temperature_len")
 
 

@@ -1,6 +1,6 @@
-"""The recipe of GroveMoE (arXiv:2508.07785): Qwen 3's experts, and small experts that a group shares.
+"""The recipe of GroveMoE (arXiv:2508.07785): Qwen 3's experts, plus small adjugate experts shared by a group.
 
-transformers does not have it. Its own program fixes what config.json does not tell.
+transformers does not support it. Values that config.json lacks are constants of the model's own code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Key, Layer, Recipe, must_be, stacked, taken
 
-_GROUP, _SCALE, _WIDTH = 2, 0.05, 128  # experts that share one, the scale of what that adds, and its width
+_GROUP, _SCALE, _WIDTH = 2, 0.05, 128  # experts per group, scale of the shared expert's output, and its width
 
 _LAYER: Layer = {
     **of.NORMS,
@@ -23,7 +23,7 @@ _LAYER: Layer = {
     },
 }
 _KEYS: dict[str, Key] = {
-    "expert_chunk_feed_forward_length": lambda config: config.integer("head_dim") or _WIDTH,  # as the program has it
+    "expert_chunk_feed_forward_length": lambda config: config.integer("head_dim") or _WIDTH,  # as in the model's code
     "experts_per_group": _GROUP,
     "expert_group_scale": lambda config: _SCALE,
 }

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face folder: one flat table, read with checks that name the file and the key."""
+"""Read config.json of a Hugging Face folder as one flat table; errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import read_json
 from localllm.printable import printable
 
-# Names of the table for text, from the outside in; Qwen Omni's is within that of the part that answers. InternVL's own
-# program has llm_config, DeepSeek-OCR's language_config.
+# Names of the nested table with the text model's settings, outermost first. Qwen Omni nests it inside the table of its
+# thinker. InternVL's own code uses llm_config, DeepSeek-OCR language_config.
 _FOR_TEXT = (("thinker_config",), ("text_config", "talker_config", "llm_config", "language_config"))
-_MAX = 1 << 31  # maximum of any whole number; GGUF stores most of them in 32 bits
+_MAX = 1 << 31  # maximum of any integer; GGUF stores most of them in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class HfConfig:
-    """Values of config.json; `null` counts as missing. `defaults` are those of transformers for this architecture."""
+    """The values of config.json, `null` counting as missing, and transformers' `defaults` for this architecture."""
 
     path: Path
     values: Mapping[str, Any]
     defaults: Mapping[str, Any]
 
     def get(self, *names: str) -> Any:
-        """Return the value of the first of several names in the file, else a default, else None."""
+        """Return the value of the first name that the file has, else a default, else None."""
         found = (table.get(name) for table in (self.values, self.defaults) for name in names)
         return next((value for value in found if value is not None), None)
 
@@ -54,7 +54,7 @@ class HfConfig:
         return value
 
     def needed(self, *names: str) -> int:
-        """Return a required whole number of at least 1."""
+        """Return a required integer of at least 1."""
         value = self.integer(*names)
         if not value:
             raise self.error(names[0], value, "a whole number from 1 up")
@@ -76,7 +76,7 @@ class HfConfig:
 
 
 def read_config(folder: Path) -> HfConfig:
-    """Read the text model's configuration; keys of the table for text (text_config, ...) override others."""
+    """Read the text model's configuration. Keys of a nested table (text_config, ...) override the top level."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConvertError(f"{folder}: no config.json; give a model folder as saved by transformers")

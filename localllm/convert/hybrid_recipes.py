@@ -1,6 +1,6 @@
-"""The recipes of models most of whose layers have a linear attention: Kimi Linear and Ling 3 (KDA), MiniMax 01.
+"""The recipes of models that have mostly linear attention layers: Kimi Linear and Ling 3 (KDA), MiniMax 01.
 
-Their folders are those of the models' own programs, which transformers reads and writes too.
+The folders use the format of the models' own code, which transformers also reads and writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from localllm.models.reading.mixers import BOUND_KEY, RECURRENT_KEY
 
 
 def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
-    """Return a list of layers, which counts from 1."""
+    """Return a list of layer numbers, counted from 1."""
     found, layers = table.get(name), config.needed("num_hidden_layers")
     if not isinstance(found, list) or not all(type(n) is int and 1 <= n <= layers for n in found):
         raise table.error(name, found, f"layers from 1 to {layers}")
@@ -42,7 +42,7 @@ def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
 
 
 def kimi_attends(config: HfConfig) -> np.ndarray:
-    """Return which layers of Kimi Linear have attention: by `layer_types`, by `linear_attn_config`, or every fourth."""
+    """Return which layers of Kimi Linear have full attention: `layer_types`, `linear_attn_config` or every fourth."""
     found, own, layers = is_kind("full_attention")(config), own_table(config), config.needed("num_hidden_layers")
     if found is not None:
         return found
@@ -60,7 +60,7 @@ def own_table(config: HfConfig) -> HfConfig:
 
 
 def of_own(name: str, inner: str) -> Key:
-    """Return a size of Kimi's linear attention, from the place of transformers or that of the model's own program."""
+    """Return a size of Kimi's linear attention, from transformers' key or the original code's."""
     return lambda config: config.integer(name) or own_table(config).needed(inner)
 
 
@@ -72,7 +72,7 @@ def one_count(config: HfConfig) -> str | None:
 
 
 def dense_layers(config: HfConfig) -> int:
-    """Return how many layers from the first have no experts."""
+    """Return the number of leading dense layers."""
     kinds = config.get("mlp_layer_types")
     if kinds is None:
         return config.integer("first_k_dense_replace") or 0
@@ -83,7 +83,8 @@ def dense_layers(config: HfConfig) -> int:
 
 
 def ling_attends(config: HfConfig) -> np.ndarray:
-    """Return which layers of Ling 3 have attention: by `layer_types`, or the last of each group and those after it."""
+    """Return which layers of Ling 3 have full attention: by `layer_types`, else the last of each group. A last,
+    incomplete group has it in all layers."""
     found = is_kind("full_attention")(config)
     if found is not None:
         return found
@@ -93,12 +94,12 @@ def ling_attends(config: HfConfig) -> np.ndarray:
 
 
 def _slopes(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return exp(x): the slopes of a bounded decay."""
+    """Return exp(x), the slopes of a bounded decay."""
     return t.computed(parts[0], np.exp)
 
 
 def second(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the second tensor; the first only tells the kind of the layer, where both kinds have the second."""
+    """Return the second tensor. The first only identifies the kind of layer; both kinds have the second."""
     return parts[1]
 
 
@@ -132,7 +133,7 @@ KDA: Layer = {
 KIMI: Layer = {
     **{key: source for key, source in of.LATENT.items() if key not in {**of.GATED, **of.CORRECTED}},
     **KDA,
-    # transformers saves the dense layers as if they were experts
+    # transformers gives the dense layers the names of expert layers
     **{f"ffn_{x}": (From((f"mlp.{x}_proj",)), From((f"block_sparse_moe.{x}_proj",))) for x in ("gate", "up", "down")},
     **of.MIXTRAL,
     "exp_probs_b.bias": taken("block_sparse_moe.gate.e_score_correction_bias"),
@@ -156,7 +157,7 @@ _LING_KEYS: dict[str, Key] = {
 
 
 def _limits(config: HfConfig, name: str) -> np.ndarray | None:
-    """Return the limits of the layers' experts, 0 for none; None if no layer has one."""
+    """Return the activation limit of each layer's experts, 0 for none; None if no layer has a limit."""
     found, layers = config.get(name), config.needed("num_hidden_layers")
     if found is None:
         return None
@@ -166,7 +167,7 @@ def _limits(config: HfConfig, name: str) -> np.ndarray | None:
 
 
 def _below(layer: Layer, old: str, new: str) -> Layer:
-    """Return the same sources in a module of another name."""
+    """Return the same sources under another module name."""
     return {
         key: tuple(From(tuple(name.replace(old, new) for name in each.names), each.change) for each in sources)
         for key, sources in layer.items()
@@ -201,7 +202,7 @@ _LING_CHECKS = (
 
 
 def _ling_sections(config: HfConfig) -> np.ndarray:
-    """Return the pairs that are rotated by time, height and width, and none by a fourth."""
+    """Return the number of rotated pairs for time, height and width, and 0 for a fourth axis."""
     found, pairs = config.get("mrope_section"), config.needed("qk_rope_head_dim") // 2
     if not isinstance(found, list) or len(found) < 3 or not all(type(n) is int and 0 <= n <= pairs for n in found):
         raise config.error("mrope_section", found, "three numbers of pairs")
@@ -214,7 +215,7 @@ def _ling_sections(config: HfConfig) -> np.ndarray:
 
 
 def _of_residual(which: str) -> Check:
-    """Require one `alpha` for what is added to all parts of a layer, or `beta` 1 for what is added."""
+    """Require one residual factor `alpha` for all parts of a layer, or `beta` equal to 1."""
     names = [
         (f"{short}_{which}_factor", f"layernorm_{long}_{which}")
         for short, long in (("full_attn", "full_attention"), ("linear_attn", "linear_attention"), ("mlp", "mlp"))

@@ -15,7 +15,7 @@ from localllm.convert.rope_scaling import RopeKeys
 from localllm.models import ARCHITECTURES
 from localllm.models.reading.config import eps_key
 
-# GGUF key below the architecture's prefix: its names in config.json. Missing values are not written.
+# GGUF key without the architecture's prefix: its names in config.json. Missing values are not written.
 _INTEGERS = {
     "attention.head_count": ("num_attention_heads",),
     "attention.key_length": ("head_dim",),
@@ -55,7 +55,7 @@ _ACTIVATIONS = {
     "relu2": ("relu2", "sqrelu"),
     "xielu": ("xielu",),
     "situ": ("situ",),
-    "swiglu_oai": ("swigluoai", "silu"),  # transformers computes it whatever the name
+    "swiglu_oai": ("swigluoai", "silu"),  # transformers computes this unit under both names
 }
 
 
@@ -67,9 +67,9 @@ def shape_keys(
     pooling: int | None = None,
     further: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return prefixed keys for `write_gguf`; ConvertError if config.json is incomplete or contradictory.
+    """Return prefixed keys for `write_gguf`; raise ConvertError if config.json is incomplete or contradictory.
 
-    `pooling` and `further` keys are those of other files of the folder.
+    `pooling` and the `further` keys come from other files of the folder.
     """
     _check(config, recipe)
     keys: dict[str, Any] = {
@@ -92,7 +92,7 @@ def shape_keys(
     keys |= rope.keys
     keys |= {"pooling_type": pooling, **further}
     keys |= {key: _further(config, of) for key, of in recipe.keys.items()}
-    if not keys.get("expert_count"):  # llama.cpp stops at a file that uses or groups experts and has none
+    if not keys.get("expert_count"):  # llama.cpp refuses a file with expert keys but no experts
         keys = {key: value for key, value in keys.items() if key not in _OF_EXPERTS}
     return {f"{recipe.name}.{key}": value for key, value in keys.items() if value is not None}
 
@@ -119,7 +119,7 @@ _KINDS = ("sliding_attention", "full_attention", "indexed_attention")
 
 
 def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
-    """Return the window and its layers, for architectures with sliding windows."""
+    """Return the window size and which layers use it, for architectures with sliding windows."""
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
     if sliding is None or window is None or "attention.sliding_window_pattern" in recipe.keys:
         return {}

@@ -1,4 +1,4 @@
-"""JSON files of a model's folder, read with limits because they come from strangers."""
+"""Read the JSON files of a model's folder. They are untrusted, so the size is limited."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.convert.files import read_file
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a file; ConvertError if it is missing, too large or not a JSON object."""
+    """Read a JSON object from a file; raise ConvertError if it is missing, too large or not an object."""
     value = parse_json(read_file(path), str(path))
     if not isinstance(value, dict):
         raise ConvertError(f"{path}: is not a JSON object; download it again")
@@ -19,7 +19,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes | bytearray, where: str) -> Any:
-    """Parse JSON text. Duplicate names in an object are an error, because readers disagree on which one counts."""
+    """Parse JSON text. Duplicate keys in an object are an error, because parsers disagree on which one counts."""
     try:
         return json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -28,7 +28,8 @@ def parse_json(data: bytes | bytearray, where: str) -> Any:
 
 
 def steps(value: Any, name: str) -> list[dict[str, Any]]:
-    """Return the steps of a part of tokenizer.json: the list `name` of a Sequence, or the part itself. Skip others."""
+    """Return the steps of a tokenizer.json component: the list `name` of a Sequence, or the component itself. Skip
+    other entries."""
     listed = value.get(name) if isinstance(value, dict) and value.get("type") == "Sequence" else [value]
     return objects(listed)
 

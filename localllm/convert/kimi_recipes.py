@@ -1,6 +1,6 @@
-"""The recipe of Kimi K3: Kimi Linear's layers, which read a blend of what earlier layers left, and narrow experts.
+"""The recipe of Kimi K3: Kimi Linear's layers, attention over the residuals of earlier layers, and low-rank experts.
 
-transformers does not have it. Published weights are packed as MXFP4 by compressed-tensors.
+transformers does not support it. Published weights are packed as MXFP4 by compressed-tensors.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from localllm.models.reading.mixers import BOUND_KEY
 
 
 def _product(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return a norm times a projection to one number, which is all that a score is made of."""
+    """Return a norm's weights times a one-row projection: the score needs only their product."""
     return t.multiplied(*(flat([t.as_float32(part)], sizes) for part in parts))
 
 
 def _rates(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the rates of the heads; numbers behind them are padding."""
+    """Return the decay rates of the heads; values after these are padding."""
     return decay([t.strided(flat(parts, sizes), 0, sizes.heads)], sizes)
 
 
@@ -31,7 +31,7 @@ _LAYER: Layer = {
     **{key: source for key, source in KIMI.items() if key not in ("ssm_g_a", "ssm_g_b")},
     "attn_res_score.weight": _score("self_attention_res"),
     "ffn_res_score.weight": _score("mlp_res"),
-    # one name for the gates of two kinds of layers, which another tensor tells apart
+    # two kinds of layers use the same name for their gate; another tensor shows which kind it is
     "attn_gate.weight": (From(("self_attn.kv_b_proj.weight", "self_attn.g_proj.weight"), second),),
     "ssm_g.weight": (From(("self_attn.A_log", "self_attn.g_proj.weight"), second),),
     "ssm_a": taken("self_attn.A_log", _rates),

@@ -1,4 +1,4 @@
-"""The keys of latent attention (DeepSeek 2 and 3 and those alike), whose numbers some models give in other words."""
+"""The keys of multi-head latent attention (DeepSeek 2, 3 and similar models)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def all_dimensions(config: HfConfig) -> float | None:
     rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
     scale = rope.real("mscale_all_dim")
     if scale:
-        return 0.1 * scale  # files hold a tenth of it
-    return 0.0 if rope.get("rope_type", "type") == "yarn" else None  # without the key, it counts as 1
+        return 0.1 * scale  # GGUF files store a tenth of it
+    return 0.0 if rope.get("rope_type", "type") == "yarn" else None  # without the key, the reader assumes 1
 
 
 def one_mscale(config: HfConfig) -> str | None:

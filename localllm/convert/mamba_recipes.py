@@ -1,4 +1,4 @@
-"""The recipes of architectures with Mamba: alone, beside attention, or instead of it in some layers."""
+"""The recipes of architectures with Mamba layers: only Mamba, Mamba parallel to attention, or a mix of both."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
 
 
 def _own_number(name: str, default: int) -> Callable[[HfConfig], int]:
-    """Return a size from `ssm_cfg`, in the words of Mamba's own program."""
+    """Return a size from `ssm_cfg`, which uses the key names of Mamba's original code."""
 
     def number(config: HfConfig) -> int:
         table = config.below("ssm_cfg", config.table("ssm_cfg"))
@@ -74,7 +74,7 @@ def _own_number(name: str, default: int) -> Callable[[HfConfig], int]:
 
 
 def product(one: str, other: str, share: str = "") -> Callable[[HfConfig], int]:
-    """Return the product of two numbers, divided by a third."""
+    """Return the product of two numbers, divided by a third if `share` names one."""
     return lambda config: config.needed(one) * config.needed(other) // (config.needed(share) if share else 1)
 
 
@@ -86,16 +86,16 @@ def steps_unbounded(config: HfConfig) -> str | None:
 
 
 def rank(name: str) -> Callable[[HfConfig], int]:
-    """Return the rank of the step sizes, a sixteenth of the width where config.json leaves it to the model."""
+    """Return the rank of the step sizes: from config.json, else a sixteenth of the width."""
     return lambda config: (
         -(-config.needed("hidden_size") // 16) if config.get(name) in (None, "auto") else config.needed(name)
     )
 
 
 def inner(config: HfConfig) -> int:
-    """Return the inner width of Mamba: `intermediate_size`, or if config.json lacks it the width times `expand`.
+    """Return Mamba's inner width: `intermediate_size`, else `expand` times the width.
 
-    They differ in Falcon Mamba 7B, whose `expand` of 16 is unused.
+    The two differ in Falcon Mamba 7B, whose `expand` of 16 is unused.
     """
     return config.integer("intermediate_size") or product("expand", "hidden_size")(config)
 
@@ -144,7 +144,7 @@ def _granite_attends(config: HfConfig) -> bool:
 
 
 def _every(period: str, offset: str) -> Callable[[HfConfig], np.ndarray]:
-    """Return which layers these keys choose: one of every `period`, from number `offset`."""
+    """Return which layers these keys select: one in every `period`, starting at `offset`."""
 
     def layers(config: HfConfig) -> np.ndarray:
         every, first = config.needed(period), config.integer(offset) or 0
@@ -168,7 +168,7 @@ _SAME_KIND = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 def _blocks(config: HfConfig) -> list[str]:
-    """Return the kinds of Nemotron H's layers."""
+    """Return the kind of each layer of Nemotron H."""
     found = config.get("layers_block_type", "hybrid_override_pattern")
     if not isinstance(found, list | str) or not found:
         raise config.error("layers_block_type", found, "the kinds of the layers")
@@ -176,12 +176,12 @@ def _blocks(config: HfConfig) -> list[str]:
 
 
 def _where(kind: str, name: str) -> Key:
-    """Return a number of config.json in layers of this kind, and 0 in others."""
+    """Return a size per layer: the number from config.json in layers of this kind, 0 in others."""
     return lambda config: np.array([config.needed(name) if one == kind else 0 for one in _blocks(config)], np.int32)
 
 
 def _kinds(*known: str) -> Check:
-    """Require that all layers are of these kinds."""
+    """Require that no layer has another kind."""
 
     def check(config: HfConfig) -> str | None:
         odd = set(_blocks(config)) - set(known)
@@ -227,7 +227,7 @@ _NEMOTRON_H_KEYS: dict[str, Key] = {
 
 
 def scaled(*names: str) -> Change:
-    """Return the tensor times these numbers of config.json; `name.i` is number i of a list."""
+    """Return a change that multiplies the tensor by these numbers of config.json; `name.i` is element i of a list."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         factor = np.prod([_factor(sizes.config, name) for name in names])
@@ -250,7 +250,7 @@ def _factor(config: HfConfig, name: str) -> float:
 
 
 def _sections_scaled(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Scale the rows of gate, inner values, B, C and steps each by its own number."""
+    """Scale the rows of gate, inner values, B, C and steps, each section by its own factor."""
     config = sizes.config
     inner, shared = config.needed("mamba_d_ssm"), config.needed("mamba_n_groups") * config.needed("mamba_d_state")
     heights = (inner, inner, shared, shared, config.needed("mamba_n_heads"))
@@ -274,7 +274,7 @@ def _own_output(config: HfConfig) -> str | None:
 
 _FALCON_H1: Layer = {
     "attn_norm": taken("input_layernorm"),
-    "ffn_norm.": taken("pre_ff_layernorm.weight"),  # files have this name alone without .weight
+    "ffn_norm.": taken("pre_ff_layernorm.weight"),  # the only tensor that files store without .weight here
     "attn_q.weight": taken("self_attn.q_proj.weight", scaled("attention_in_multiplier")),
     "attn_k.weight": taken("self_attn.k_proj.weight", scaled("attention_in_multiplier", "key_multiplier")),
     "attn_v.weight": taken("self_attn.v_proj.weight", scaled("attention_in_multiplier")),

@@ -1,4 +1,4 @@
-"""Tensors by the names that the gguf package knows for an architecture, instead of a recipe's own: encoders."""
+"""Find tensors by the gguf package's name map for an architecture, instead of a recipe's own; used for encoders."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from localllm.printable import printable
 
 _COMPUTED = (
     *("position_ids", "token_type_ids", "rotary_emb.inv_freq"),
-    *(".attention.bias", ".attention.masked_bias", ".attn.bias", ".attn.masked_bias"),  # masks of GPT-NeoX and GPT-2
+    *(".attention.bias", ".attention.masked_bias", ".attn.bias", ".attn.masked_bias"),  # causal masks (GPT-NeoX, GPT-2)
 )
-_OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}  # of norms in checkpoints of 2019
+_OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}  # norms in checkpoints of 2019
 _SUFFIXES = ("weight", "bias")
 _LAYER = re.compile(r"^(?:(enc|dec)\.)?blk\.(\d+)\.")
 _STACKS = (None, "enc", "dec")
 
 
 def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, sizes: Sizes) -> Iterator[LazyTensor]:
-    """Return the tensors of the file, those outside of layers first; ConvertError for one without a place.
+    """Yield the tensors of the file, those outside layers first; raise ConvertError for a name that has no mapping.
 
-    A tensor that the folder holds twice with the same bytes is there once.
+    A tensor that the folder stores twice with the same bytes is written once.
     """
     found: dict[str, LazyTensor] = {}
     of = _names(recipe.name, max(sizes.layers, sizes.config.integer("num_decoder_layers") or 0))
@@ -34,7 +34,7 @@ def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, size
             name = next((stored.removeprefix(p) for p in mapped.prefixes if stored.startswith(p)), stored)
             if name.startswith(mapped.skipped) or name.endswith(_COMPUTED):
                 continue
-            base, _, suffix = (name, "", "weight") if name in of else name.rpartition(".")  # DBRX's experts end so
+            base, _, suffix = (name, "", "weight") if name in of else name.rpartition(".")  # DBRX's experts: no suffix
             suffix, target = _OLD_SUFFIXES.get(suffix, suffix), mapped.names.get(base) or of.get(base)
             if target is None or suffix not in _SUFFIXES:
                 raise ConvertError(f"tensor '{printable(stored)}' has no place in GGUF files of {recipe.name}")
@@ -50,7 +50,7 @@ def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, size
 
 
 def _names(architecture: str, layers: int) -> dict[str, str]:
-    """Return the gguf package's map of names without suffixes."""
+    """Return the gguf package's name map, without suffixes."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
@@ -58,7 +58,7 @@ def _names(architecture: str, layers: int) -> dict[str, str]:
 
 
 def _place(name: str) -> tuple[bool, int, int, str]:
-    """Order: the embedding of tokens, other tensors, then layer by layer; the encoder before the decoder."""
+    """Return the sort key: token embedding, other tensors, then layer by layer; the encoder before the decoder."""
     layer = _LAYER.match(name)
     stack, number = (_STACKS.index(layer[1]), int(layer[2])) if layer else (0, -1)
     return not name.startswith("token_embd."), stack, number, name

@@ -1,4 +1,4 @@
-"""What sentence-transformers adds to a folder (modules.json): how embeddings are pooled, dense layers behind that."""
+"""Read the modules that sentence-transformers adds to a folder (modules.json): pooling, and dense layers after it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
 
-_MAX_BYTES = 1 << 20  # of modules.json
-_POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # GGUF's numbers
+_MAX_BYTES = 1 << 20  # for modules.json
+_POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # GGUF pooling types
 _FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "lasttoken"}
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A step behind the model: its kind, and the folder of its files."""
+    """A step after the model: its kind, and the folder of its files."""
 
-    kind: str  # the last part of its type: Transformer, Pooling, Dense, Normalize
+    kind: str  # last component of the module's type: Transformer, Pooling, Dense, Normalize
     folder: Path
 
 
 def read_modules(folder: Path) -> tuple[Module, ...]:
-    """Return the modules of a folder; none if it has no modules.json."""
+    """Return the modules of a folder; empty without modules.json."""
     path = folder / "modules.json"
     if not path.is_file():
         return ()
@@ -44,7 +44,7 @@ def read_modules(folder: Path) -> tuple[Module, ...]:
 
 
 def pooling_of(modules: tuple[Module, ...]) -> int | None:
-    """Return GGUF's number of the pooling; None if no module tells it."""
+    """Return the GGUF pooling type; None if no module sets it."""
     for module in modules:
         if module.kind == "Pooling":
             path = module.folder / "config.json"
@@ -59,7 +59,7 @@ def pooling_of(modules: tuple[Module, ...]) -> int | None:
 
 
 def dense_shards(modules: tuple[Module, ...]) -> list[Shard]:
-    """Open the files of the dense layers, in their order."""
+    """Open the weight files of the dense layers, in order."""
     shards: list[Shard] = []
     try:
         shards.extend(Shard(module.folder / "model.safetensors") for module in modules if module.kind == "Dense")
@@ -71,7 +71,7 @@ def dense_shards(modules: tuple[Module, ...]) -> list[Shard]:
 
 
 def dense_tensors(shards: list[Shard]) -> Iterator[LazyTensor]:
-    """Return the matrices of dense layers, `dense_2` and on; ConvertError for layers that are more than a matrix."""
+    """Yield the dense layers' matrices, `dense_2` and `dense_3`; raise ConvertError for a bias or activation."""
     for number, shard in enumerate(shards, 2):
         config = read_json(shard.path.with_name("config.json"))
         activation = str(config.get("activation_function"))
@@ -84,13 +84,13 @@ def dense_tensors(shards: list[Shard]) -> Iterator[LazyTensor]:
 
 
 def width_keys(tensors: list[LazyTensor]) -> dict[str, Any]:
-    """Return the width of what the one dense layer gives, below the architecture's prefix."""
+    """Return the output width of the single dense layer, as a key without the architecture's prefix."""
     if len(tensors) > 1:
         raise ConvertError(f"holds {len(tensors)} dense layers behind the model; files of this architecture hold one")
     return {"embedding_length_out": tensors[0].shape[0]}
 
 
 def dense_keys(tensors: list[LazyTensor]) -> dict[str, Any]:
-    """Return the widths of dense layers, below the architecture's prefix."""
+    """Return the widths of the dense layers, as keys without the architecture's prefix."""
     widths = {x.name.removesuffix(".weight"): x.shape for x in tensors if len(x.shape) == 2}
     return {f"{name}_feat_{way}": n for name, (out, into) in widths.items() for way, n in (("in", into), ("out", out))}

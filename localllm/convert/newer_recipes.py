@@ -1,4 +1,5 @@
-"""Models of 2026 whose layers differ: North, Granite with windows, HRM-Text, Hunyuan 3, Laguna, Mellum 2, MiMo V2."""
+"""Recipes of models of 2026 with unusual layers: North, windowed Granite, HRM-Text, Hunyuan 3, Laguna, Mellum 2, MiMo
+V2."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ _GRANITE: Layer = {
     "ffn_down_exps.weight": (
         From(("block_sparse_moe.experts.down_proj",)), From(("block_sparse_moe.output_linear.weight",)),
     ),
-    "ffn_up_shexp": taken("shared_mlp.input_linear"),  # gate and up
+    "ffn_up_shexp": taken("shared_mlp.input_linear"),  # gate and up in one matrix
     "ffn_down_shexp": taken("shared_mlp.output_linear"),
 }  # fmt: skip
 _HRM: Layer = {
@@ -74,7 +75,7 @@ _SIGMOID: dict[str, Key] = {"expert_gating_func": 2, "expert_weights_norm": True
 
 
 def _hrm_stack(config: HfConfig) -> int:
-    """Return the layers of a stack. Folders of transformers count the layers of all passes in `num_hidden_layers`."""
+    """Return the number of layers per stack. transformers counts the layers of all passes in `num_hidden_layers`."""
     layers = config.needed("num_layers_per_stack", "num_hidden_layers")
     if layers > MAX_LAYERS:
         raise config.error("num_layers_per_stack", layers, f"at most {MAX_LAYERS}")
@@ -82,7 +83,7 @@ def _hrm_stack(config: HfConfig) -> int:
 
 
 def _hrm_passes(config: HfConfig) -> int:
-    """Return the total number of passes of the two stacks."""
+    """Return the total number of passes through both stacks."""
     return config.needed("H_cycles") * (config.needed("L_cycles") + 1)
 
 
@@ -91,7 +92,7 @@ def _hrm_scale(config: HfConfig) -> float:
 
 
 def _hrm_layers(config: HfConfig) -> list[str]:
-    """Return the names of the layers: those of the low stack, then those of the high one."""
+    """Return the names of the layers: the low stack, then the high stack."""
     return [f"model.{stack}_module.layers.{layer}." for stack in "LH" for layer in range(_hrm_stack(config))]
 
 
@@ -105,7 +106,7 @@ def _kinds(config: HfConfig) -> list[str]:
 
 
 def _leading(config: HfConfig) -> int:
-    """Return how many layers without experts come before all others."""
+    """Return the number of leading dense layers."""
     kinds = _kinds(config)
     count = kinds.index("sparse") if "sparse" in kinds else len(kinds)
     if "dense" in kinds[count:]:
@@ -118,7 +119,7 @@ def _all_sparse(config: HfConfig) -> str | None:
 
 
 def _heads(config: HfConfig) -> np.ndarray | int:
-    """Return the heads of all layers, or of each."""
+    """Return the number of heads: an array by layer, or one number for all layers."""
     each, layers = config.get("num_attention_heads_per_layer"), config.needed("num_hidden_layers")
     if each is None:
         return config.needed("num_attention_heads")
@@ -128,14 +129,14 @@ def _heads(config: HfConfig) -> np.ndarray | int:
 
 
 def _rotated_when_sliding(config: HfConfig) -> int:
-    """Return the rotated width of heads in layers with a window."""
+    """Return the number of rotated values per head in sliding-window layers."""
     rope = config.below("rope_parameters", config.table("rope_parameters")).table("sliding_attention")
     share = config.below("sliding_attention", rope).real("partial_rotary_factor")
     return int(config.needed("head_dim") * (1.0 if share is None else share))
 
 
 def _slides(config: HfConfig) -> list[bool]:
-    """Return which layers have a window."""
+    """Return which layers have a sliding window."""
     kinds, layers = config.get("layer_types"), config.needed("num_hidden_layers")
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise config.error("layer_types", kinds, f"the kinds of {layers} layers")
@@ -147,7 +148,7 @@ def _named_kinds(slides: list[bool]) -> list[str]:
 
 
 def _cohere_kinds(config: HfConfig) -> list[str]:
-    """Return the kinds of layers where config.json tells periods alone, which start again after the dense layers."""
+    """Return the kind of each layer when config.json only gives periods. The period restarts after the dense layers."""
     dense = config.integer("first_k_dense_replace") or 0
     first, period = config.integer("prefix_dense_sliding_window_pattern") or 1, config.integer("sliding_window_pattern")
     rest = config.needed("num_hidden_layers") - dense
@@ -161,7 +162,7 @@ def _cohere_widths(config: HfConfig) -> list[str]:
 
 
 def _cohere_gating(config: HfConfig) -> int:
-    """Return GGUF's number of the function that weighs the chosen experts."""
+    """Return GGUF's number for the router's scoring function."""
     functions = {"sigmoid": 2, "softmax": 3}
     name = config.get("expert_selection_fn") or "softmax"
     if name not in functions:
@@ -170,7 +171,7 @@ def _cohere_gating(config: HfConfig) -> int:
 
 
 def _rms_eps(config: HfConfig) -> float | None:
-    """Return the epsilon of RMS norms; without one, the norms are layer norms."""
+    """Return the epsilon of RMS norms; None if the model uses layer norms."""
     return config.real("rms_norm_eps")
 
 
@@ -186,7 +187,7 @@ def _average(config: HfConfig) -> str | None:
 
 
 def _turned_as_told(config: HfConfig) -> str | None:
-    """Require windows somewhere (all layers rotate without), and rotated dense layers."""
+    """Require sliding windows in some layer, since GGUF rotates every layer otherwise, and rope in dense layers."""
     slides, dense = _slides(config), _leading(config)
     if config.values.get("sliding_window", 0) is None or not any(slides):
         return "no layer has a window; the GGUF architecture rotates all layers then, transformers none"
@@ -196,7 +197,7 @@ def _turned_as_told(config: HfConfig) -> str | None:
 
 
 def _layer_bases(config: HfConfig) -> list[float]:
-    """Return the base of each layer's rotation, 0 where it is not rotated."""
+    """Return each layer's rope base, 0 for layers without rope."""
     found, layers = config.get("layer_rope_theta"), config.needed("num_hidden_layers")
     if found is None:
         rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
@@ -223,7 +224,7 @@ def _granite_kinds(config: HfConfig) -> list[str]:
 
 
 def _mimo_kinds(config: HfConfig) -> list[str]:
-    """Return the kinds of layers as in folders of 2025, which tell 1 for a window, or by the usual period."""
+    """Return the kind of each layer: from the 0/1 list of 2025 folders (1: sliding), else by the default period."""
     told, layers = config.get("hybrid_layer_pattern"), config.needed("num_hidden_layers")
     if told is None:
         return _named_kinds([layer > 0 and (layer + 1) % 6 != 0 for layer in range(layers)])
@@ -233,25 +234,25 @@ def _mimo_kinds(config: HfConfig) -> list[str]:
 
 
 def _mimo_kv_heads(config: HfConfig) -> np.ndarray:
-    """Return the heads of keys and values by layer; layers with a window have twice as many."""
+    """Return the number of KV heads by layer. By default sliding-window layers have twice the number."""
     full = config.needed("num_key_value_heads")
     few = config.integer("swa_num_key_value_heads") or 2 * full
     return np.array([few if slide else full for slide in _slides(config)], np.int32)
 
 
 def _mimo_window(config: HfConfig) -> int:
-    """Return the positions that a row sees, its own too; folders of 2025 tell the others."""
+    """Return the window size including the current position; folders of 2025 exclude it."""
     others = config.integer("sliding_window_size")
     return others + 1 if others else config.needed("sliding_window")
 
 
 def _value_scale(config: HfConfig) -> float | None:
-    told = "attention_value_scale" in config.values  # null there is none
+    told = "attention_value_scale" in config.values  # null means none
     return config.real("attention_value_scale") if told else 0.707
 
 
 def _mimo_alike(config: HfConfig) -> str | None:
-    """Require heads of the same sizes in layers with a window and without."""
+    """Require the same head sizes in layers with and without a window."""
     rope = config.below("rope_parameters", config.table("rope_parameters"))
     shares = {
         rope.below(x, rope.table(x)).real("partial_rotary_factor") for x in ("full_attention", "sliding_attention")
@@ -265,9 +266,9 @@ def _mimo_alike(config: HfConfig) -> str | None:
 
 
 def _of_cards(codes: LazyTensor, scales: LazyTensor, config: HfConfig) -> LazyTensor | None:
-    """Return queries, keys and values of MiMo V2.5, which its folders hold card by card.
+    """Return MiMo V2.5's fused QKV matrix, which its folders store in tensor-parallel shards.
 
-    Each card has a share of the queries, of the keys and of the values, and scales of its own for blocks of 128 rows.
+    Each shard has its part of queries, keys and values, with its own scales for blocks of 128 rows.
     """
     if not codes.name.endswith("self_attn.qkv_proj.weight"):
         return None

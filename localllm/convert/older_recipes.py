@@ -1,4 +1,4 @@
-"""Families of 2022 to 2024 with one matrix for queries, keys and values, which may go head by head; and MiniCPM 3."""
+"""Recipes of model families of 2022 to 2024 with fused QKV, possibly interleaved by head; and MiniCPM 3."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _GELUS = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
 
 
 def _number(*names: str) -> Callable[[HfConfig], int | None]:
-    """Return the number under the first of the names that older files have."""
+    """Return a reader for a number in older config files; the first name present is used."""
     return lambda config: config.integer(*names)
 
 
 def _kv_heads(config: HfConfig) -> int:
-    """Return Falcon's heads of keys and values."""
+    """Return Falcon's number of KV heads."""
     heads = config.needed("num_attention_heads")
     if config.flag("new_decoder_architecture"):
         return config.integer("num_kv_heads") or heads
@@ -29,7 +29,7 @@ def _kv_heads(config: HfConfig) -> int:
 
 
 def _falcon(config: HfConfig) -> tuple[int, tuple[int, ...]]:
-    """Return Falcon's groups, and the rows of a group: the queries that share a key, the key and its value."""
+    """Return Falcon's number of groups and the rows of a group: queries that share a key, the key, and the value."""
     heads, groups = config.needed("num_attention_heads"), _kv_heads(config)
     width = config.needed("hidden_size") // heads
     return groups, (heads // groups * width, width, width)
@@ -41,7 +41,7 @@ def _by_head(config: HfConfig) -> tuple[int, tuple[int, ...]]:
 
 
 def _apart(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]]) -> Mapped:
-    """All queries, then all keys, then all values."""
+    """Reorder fused QKV to all queries, then all keys, then all values."""
     change = of_groups(layout, 0, 1, 2)
     return Mapped(changes={"attn_qkv.weight": change, "attn_qkv.bias": change})
 
@@ -55,17 +55,17 @@ def _key_width(config: HfConfig) -> int:
 
 
 def _attention(config: HfConfig) -> HfConfig:
-    """Return what DBRX and MPT say of attention."""
+    """Return the attention settings of DBRX and MPT."""
     return config.below("attn_config", config.table("attn_config"))
 
 
 def _experts(config: HfConfig) -> HfConfig:
-    """Return what DBRX says of its experts."""
+    """Return DBRX's expert settings."""
     return config.below("ffn_config", config.table("ffn_config"))
 
 
 def _by_expert(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the rows of all experts as a matrix for each expert."""
+    """Split the stacked rows of all experts into one matrix per expert."""
     config = _experts(sizes.config)
     count = config.needed("moe_num_experts")
     numbered(parts[0], height(parts[0]), count, config.needed("ffn_hidden_size"))
@@ -73,7 +73,7 @@ def _by_expert(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _one_base(config: HfConfig) -> str | None:
-    """Refuse DBRX with two bases of rotation: transformers 5 adds its default to what the model was trained with."""
+    """Refuse DBRX with two rope bases: transformers 5 adds its default next to the trained one."""
     rope = config.below("rope_parameters", config.table("rope_parameters"))
     own, other = _attention(config).real("rope_theta"), rope.real("rope_theta")
     if own is None or other in (None, own):
@@ -82,7 +82,7 @@ def _one_base(config: HfConfig) -> str | None:
 
 
 def _sum_of_one(config: HfConfig) -> str | None:
-    """Require weights of the chosen experts that are divided by their sum."""
+    """Require router weights that are normalized to sum 1."""
     found = config.table("ffn_config").get("moe_normalize_expert_weights", 1)
     if found == 1:
         return None
@@ -90,7 +90,7 @@ def _sum_of_one(config: HfConfig) -> str | None:
 
 
 def _root_of_width(config: HfConfig) -> str | None:
-    """Require MPT's scores divided by the root of the head width."""
+    """Require MPT's attention scores to be scaled by 1/sqrt(head width)."""
     scale, width = _attention(config).real("softmax_scale"), config.needed("hidden_size")
     fixed = (width / config.needed("num_attention_heads")) ** -0.5
     if scale is None or math.isclose(scale, fixed, rel_tol=1e-6):

@@ -1,4 +1,4 @@
-"""Byte-level BPE in folders without tokenizer.json: vocab.json and merges.txt, cut by a rule that the class tells."""
+"""Byte-level BPE in folders without tokenizer.json: vocab.json, merges.txt, and a pre-tokenizer by class name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from localllm.convert.jsonfile import read_json
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_RULES = {"DreamTokenizer": _QWEN2}  # classes of the models' own programs, which are not run
+_RULES = {"DreamTokenizer": _QWEN2}  # classes from the models' own code, which is not run
 _MAX_BYTES = 1 << 26  # the largest seen has 2 MB
 
 
 def as_fast(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tokenizer.json would hold, or an empty table if the class is unknown or a file is missing."""
+    """Return the equivalent of tokenizer.json, or an empty table if the class is unknown or a file is missing."""
     rule = _RULES.get(str(settings.get("tokenizer_class")))
     vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
     if rule is None or not vocabulary.is_file() or not merges.is_file():

@@ -1,6 +1,6 @@
-"""The recipes of PLaMo 1, of PLaMo 2, whose layers are Mamba's and attention in turn, and of PLaMo 3.
+"""The recipes of PLaMo 1, PLaMo 2 (Mamba and attention layers alternate), and PLaMo 3.
 
-transformers has none of them: the names are those of the models' own programs.
+transformers supports none of them. The tensor names come from the models' own code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAMBA = {"mamba_num_heads": 64, "hidden_size_per_head": 128}
 
 
 def _plus(number: float) -> Change:
-    """Add what the program adds to the weights of a norm."""
+    """Add the constant that the original code adds to a norm's weights."""
     return lambda parts, sizes: t.as_float32(parts[0], number)
 
 
@@ -41,7 +41,7 @@ def _layers(config: HfConfig) -> list[str]:
 
 
 def _attends(config: HfConfig) -> NDArray[np.bool_]:
-    """Return which layers have attention: one of every `mamba_step`, or the last of a few."""
+    """Return which layers have attention: one in every `mamba_step`, or only the last in a small model."""
     layers, step = config.needed("num_hidden_layers"), config.needed("mamba_step")
     numbers = np.arange(layers)
     attends: NDArray[np.bool_] = numbers == layers - 1 if layers <= step // 2 else numbers % step == step // 2
@@ -53,7 +53,7 @@ def _where_attending(name: str) -> Callable[[HfConfig], NDArray[np.int32]]:
 
 
 def _context(config: HfConfig) -> int:
-    """Return the positions up to the window of attention: files hold no windows, so longer texts would differ."""
+    """Return the context length, capped at the attention window: GGUF files of this architecture have no window."""
     whole, window = config.needed("max_position_embeddings"), config.integer("attention_window_size")
     full = config.get("full_attention_idx") or []
     attending = {int(layer) for layer in np.flatnonzero(_attends(config))}
@@ -61,7 +61,7 @@ def _context(config: HfConfig) -> int:
 
 
 def _keys_of_plamo(config: HfConfig) -> int:
-    """Return PLaMo 1's heads of keys: `n_shared_head` queries read each; `num_key_value_heads` does not count."""
+    """Return PLaMo 1's number of KV heads: `n_shared_head` queries share one. `num_key_value_heads` is ignored."""
     heads, shared = config.needed("num_attention_heads"), config.needed("n_shared_head")
     if heads % shared:
         raise config.error("n_shared_head", shared, f"a number that divides the {heads} heads")
@@ -69,9 +69,9 @@ def _keys_of_plamo(config: HfConfig) -> int:
 
 
 def _neighbours(config: HfConfig, tensor: LazyTensor, count: int) -> NDArray[np.int64]:
-    """Return the order of rows or columns in which queries that read the same key follow each other.
+    """Return the order of rows or columns that makes queries with the same key adjacent.
 
-    In PLaMo 1's program query i reads key i % keys, in files key i // (queries per key).
+    In PLaMo 1's code query i reads key i % keys; in GGUF files it reads key i // (queries per key).
     """
     heads, keys = config.needed("num_attention_heads"), _keys_of_plamo(config)
     order = numbered(tensor, count, heads, config.needed("hidden_size") // heads)
@@ -88,7 +88,7 @@ def _output(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 _PLAMO1: Layer = {
-    "attn_norm": taken("norm"),  # of attention and feed-forward, which stand beside each other
+    "attn_norm": taken("norm"),  # for attention and feed-forward, which run in parallel
     **of.QKV, **of.OUT, **of.GATED,
     "attn_q": taken("self_attn.q_proj", _queries),
     "attn_output": taken("self_attn.o_proj", _output),

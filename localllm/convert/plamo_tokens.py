@@ -1,5 +1,5 @@
-"""PLaMo's vocabulary: tokenizer.jsonl, whose lines are [text, score, kind, ...]. Its program, which is not run, takes
-the tokens with the highest sum of scores, as the GGUF model "plamo2" does."""
+"""Convert PLaMo's vocabulary, tokenizer.jsonl, whose lines are [text, score, kind, ...]. Its tokenizer chooses the
+segmentation with the highest total score, as the GGUF model "plamo2" does; its code is not run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TURN = 4  # <|plamo:op|>, which begins the next turn
 
 
 def from_plamo(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert the file to GGUF keys; ConvertError in one line if it is damaged."""
+    """Convert the file to GGUF keys; raise a one-line ConvertError if it is damaged."""
     path = files.folder / FILE
     lines = [line for line in read_lines(path, _MAX_BYTES) if line.strip()]
     tokens = Tokens.padding(files.rows)
@@ -46,7 +46,7 @@ def from_plamo(files: TokenizerFiles) -> dict[str, Any]:
 
 
 def _entry(line: str) -> tuple[str, float, int] | None:
-    """Return text, score and kind of a line; None if it is none."""
+    """Return text, score and kind from a line; None if the line is invalid."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""The recipe of the part of Pocket TTS that reads text and latents of sound, as llama.cpp's converter takes it.
+"""The recipe of Pocket TTS's language model, which reads text and audio latents, as llama.cpp's converter takes it.
 
-Its folders have no config.json: the tensors tell the sizes, and all published models have heads of 64. The rows that
-begin a voice and a sound are in the table of embeddings, behind those of text.
+The folders have no config.json: sizes come from the tensors, and all published models have heads of width 64. The rows
+that start a voice and the audio follow the text rows in the embedding table.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from localllm.convert.tensor import LazyTensor
 _FILE, _START, _VOICE = "model.safetensors", "flow_lm.bos_emb", "flow_lm.bos_before_voice"
 _TABLE, _LATENT = "flow_lm.conditioner.embed.weight", "flow_lm.input_linear.weight"
 _LAYERS = re.compile(r"flow_lm\.transformer\.layers\.(\d+)\.norm1\.weight")
-_HEAD, _CONTEXT = 64, 4096  # nothing bounds the context; this is llama.cpp's number
+_HEAD, _CONTEXT = 64, 4096  # the model has no maximum context; this is llama.cpp's number
 _TOKENS = ("<|pad|>", "<|bos_before_voice|>", "<|audio_bos|>")  # padding is the last row of the folder's table
 
 
 def told_by_tensors(folder: Path) -> HfConfig | None:
-    """Return what config.json would tell of a folder of Pocket TTS; None for any other folder."""
+    """Return the config of a Pocket TTS folder, derived from its tensors; None for any other folder."""
     if (folder / "config.json").is_file() or not (folder / _FILE).is_file():
         return None
     shard = Shard(folder / _FILE)
@@ -55,7 +55,7 @@ def told_by_tensors(folder: Path) -> HfConfig | None:
 
 
 def _third(which: int) -> Change:
-    """Return the queries', the keys' or the values' rows."""
+    """Return a third of the rows: queries, keys or values."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = height(parts[0]) // 3
@@ -65,9 +65,9 @@ def _third(which: int) -> Change:
 
 
 def _table(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return one table: the rows of text and padding, the row of a voice if there is one, and the row of a sound.
+    """Return one table: the rows of text and padding, the voice row if there is one, and the audio start row.
 
-    The last is a matrix times the latent that starts a sound.
+    The last row is a matrix times the latent that starts the audio.
     """
     *rows, start, matrix = parts
     if matrix.shape != (rows[0].shape[-1], *start.shape):
@@ -84,7 +84,7 @@ def _table(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _table_of_voices(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    voice, text, *rest = parts  # in an order in which the first one tells whether it is such a folder
+    voice, text, *rest = parts  # the voice tensor comes first, so that this source is skipped without it
     return _table([text, voice, *rest], sizes)
 
 

@@ -1,5 +1,5 @@
-"""The recipes of models with experts that come with a program of their own, which transformers does not have: Arctic,
-Ling 1 and 2, DeepSeek MoE, Maple and SmallThinker. The names are those of the programs."""
+"""The recipes of mixture-of-experts models that transformers does not support: Arctic, Ling 1 and 2, DeepSeek MoE,
+Maple and SmallThinker. The tensor names come from the models' own code."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from localllm.convert.program_recipes import head_width, neighbours, one_after_o
 from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, must_be, taken
 from localllm.convert.tensor import LazyTensor
 
-_CHUNK = 4096  # rows that are read at once
+_CHUNK = 4096  # rows read at a time
 
 
 # -- Ling --------------------------------------------------------------------------------------------------------------
 
 
 def _unit_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the output of a model with `norm_head`: each column divided by its length, as the program does."""
+    """Return the output matrix of a model with `norm_head`: columns divided by their norm, as in the original code."""
     tensor = parts[0]
     if not sizes.config.flag("norm_head"):
         return tensor
@@ -40,7 +40,7 @@ def _unit_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _centred(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return Sarvam's biases of experts without their mean, as its program does when it loads them."""
+    """Return Sarvam's router biases minus their mean, as the original code does at load."""
     return t.computed(parts[0], lambda row: row - row.mean(dtype=np.float32))
 
 
@@ -49,12 +49,12 @@ def _shared(config: HfConfig) -> int | None:
 
 
 def _shared_width(config: HfConfig) -> int:
-    """Return the width of one shared expert: llama.cpp multiplies it by their number."""
+    """Return the width of one shared expert; llama.cpp multiplies it by the number of shared experts."""
     return config.integer("moe_shared_expert_intermediate_size") or config.needed("moe_intermediate_size")
 
 
 def _gating(config: HfConfig) -> int:
-    """Return GGUF's number of the function that scores experts."""
+    """Return GGUF's number for the router's scoring function."""
     functions = {"softmax": 1, "sigmoid": 2}
     name = config.get("score_function", "moe_router_activation", "scoring_func") or "softmax"
     if name not in functions:
@@ -83,7 +83,7 @@ _LING_CHECKS = (must_be("use_rmsnorm", True), must_be("use_bias", False), must_b
 
 
 def _layout(config: HfConfig, name: str) -> list[bool]:
-    """Return a list of 0 and 1 for each layer; without it, all are 0."""
+    """Return a list of 0 and 1 by layer; all 0 if it is missing."""
     found, layers = config.get(name), config.needed("num_hidden_layers")
     if found is None:
         return [False] * layers
@@ -102,9 +102,9 @@ def _small_kinds(config: HfConfig) -> list[str]:
 
 
 def _rotated_in_windows(config: HfConfig) -> str | None:
-    """Require one of two patterns: layers 0, 4, 8, ... have neither window nor rotation; or no layer has a window.
+    """Require one of two patterns: layers 0, 4, 8, ... have neither window nor rope, or no layer has a window.
 
-    Without windows all layers are rotated.
+    Without windows, all layers have rope.
     """
     slides, rotated = _layout(config, "sliding_window_layout"), _layout(config, "rope_layout")
     if any(slides) and slides != [layer % 4 != 0 for layer in range(len(slides))]:

@@ -1,6 +1,5 @@
-"""The recipes of models of 2024 to 2026 whose layers differ: DeciLM and pruned Llamas, Muse Glimmer, Spark X2.5,
-Step 3.5 and Talkie. The names are those of the models' own programs; transformers has only Muse Glimmer and Step 3.5.
-"""
+"""Recipes of models of 2024 to 2026 with unusual layers: DeciLM and pruned Llamas, Muse Glimmer, Spark X2.5, Step 3.5
+and Talkie. The tensor names come from the models' own code; transformers supports only Muse Glimmer and Step 3.5."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 
 def _blocks(config: HfConfig, part: str, name: str) -> list[object] | None:
-    """Return what `block_configs` tells of a part of each layer, None without such a list."""
+    """Return the settings of one part of each layer from `block_configs`; None without such a list."""
     found, layers = config.get("block_configs"), config.needed("num_hidden_layers")
     if found is None:
         return None
@@ -50,7 +49,7 @@ def _blocks(config: HfConfig, part: str, name: str) -> list[object] | None:
 
 
 def _deci_kv_heads(config: HfConfig) -> list[int]:
-    """Return the heads of keys and values by layer."""
+    """Return the number of KV heads by layer."""
     heads, layers = config.needed("num_attention_heads"), config.needed("num_hidden_layers")
     groups = _blocks(config, "attention", "n_heads_in_group")
     if groups is not None:
@@ -68,7 +67,7 @@ def _deci_kv_heads(config: HfConfig) -> list[int]:
 
 
 def _deci_ffn(config: HfConfig) -> NDArray[np.int32] | int:
-    """Return the widths of feed-forwards: two thirds of the model's width times a factor, rounded up to 256."""
+    """Return the feed-forward widths: two thirds of width times a factor, rounded up to a multiple of 256."""
     factors = _blocks(config, "ffn", "ffn_mult")
     if factors is None:
         return config.needed("intermediate_size")
@@ -81,7 +80,7 @@ def _deci_ffn(config: HfConfig) -> NDArray[np.int32] | int:
 
 
 def _by_own_heads(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Reorder the rows of keys, in a layer with heads of its own number."""
+    """Reorder the rows of keys, using this layer's number of heads."""
     found = _LAYER.search(parts[0].name)
     assert found is not None, f"{parts[0].name} is of no layer"
     heads = _deci_kv_heads(sizes.config)[int(found[1])]
@@ -92,7 +91,7 @@ def _by_own_heads(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _constant(value: Callable[[HfConfig], float]) -> Change:
-    """Return a norm of heads with one number: the program multiplies all values by it."""
+    """Return a head norm with constant weights: the original code multiplies all values by one number."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         width = sizes.config.needed("head_dim")
@@ -107,7 +106,7 @@ def _muse_kinds(config: HfConfig) -> list[str]:
 
 
 def _rotated_in_windows(config: HfConfig) -> str | None:
-    """Require rotation, by one base, in layers with a window and in no others."""
+    """Require rope, with a single base, in sliding-window layers and in no others."""
     bases, kinds = config.get("layer_rope_theta"), config.get("layer_types")
     if bases is None and kinds == _muse_kinds(config):
         return None
@@ -131,7 +130,7 @@ _MUSE: Layer = {
 
 
 def _share(kind: str) -> Key:
-    """Return the rotated width of heads in layers of a kind."""
+    """Return the number of rotated values per head in layers of this kind."""
 
     def width(config: HfConfig) -> int:
         rope = config.below("rope_parameters", config.table("rope_parameters"))
@@ -149,7 +148,7 @@ _SPARK: Layer = {
 
 
 def _listed(config: HfConfig, name: str) -> list[float] | None:
-    """Return a list with a number for each layer, without those of next-token heads; null there is 0."""
+    """Return a list by layer without the entries of next-token heads; null counts as 0."""
     found, layers = config.get(name), config.needed("num_hidden_layers")
     if found is None:
         return None
@@ -160,12 +159,12 @@ def _listed(config: HfConfig, name: str) -> list[float] | None:
 
 
 def _limits(name: str) -> Key:
-    """Return the limits of feed-forward units by layer, where config.json tells any."""
+    """Return the SwiGLU limits by layer, if config.json has any."""
     return lambda config: None if (found := _listed(config, name)) is None else np.array(found, np.float32)
 
 
 def _step_kinds(config: HfConfig) -> list[str]:
-    """Return the kinds of layers, without those of next-token heads."""
+    """Return the kind of each layer, without next-token heads."""
     found, layers = config.get("layer_types"), config.needed("num_hidden_layers")
     kinds = ("full_attention", "sliding_attention")
     if not isinstance(found, list) or len(found) < layers or not all(kind in kinds for kind in found):
@@ -174,7 +173,7 @@ def _step_kinds(config: HfConfig) -> list[str]:
 
 
 def _in_windows(name: str, *own: str) -> Key:
-    """Return a number of heads by layer; those of layers with a window are in a table of their own."""
+    """Return a number of heads by layer. Sliding-window layers have theirs in a nested table."""
 
     def numbers(config: HfConfig) -> NDArray[np.int32]:
         table = config.below("attention_other_setting", config.table("attention_other_setting"))
@@ -187,7 +186,7 @@ def _in_windows(name: str, *own: str) -> Key:
 
 
 def _dense_first(config: HfConfig) -> int:
-    """Return how many layers from the first have no experts: all that come before the first with experts."""
+    """Return the number of leading dense layers."""
     layers, told = config.needed("num_hidden_layers"), config.get("mlp_layer_types")
     if isinstance(told, list):
         sparse = [layer for layer, kind in enumerate(told[:layers]) if kind == "sparse"]
@@ -203,8 +202,8 @@ def _dense_first(config: HfConfig) -> int:
 
 
 def _step_words(config: HfConfig) -> dict[str, Any]:
-    """Return what folders in the program's words tell in lists with a number for each layer, as transformers says it:
-    the kinds of layers, and base and share of the rotation by kind."""
+    """Return transformers' form of the per-layer lists in folders with the original key names: the kind of each layer,
+    and rope base and rotated fraction by kind."""
     kinds = _step_kinds(config)
     listed = {name: _listed(config, name) if isinstance(config.get(name), list) else None for name in _LISTED}
     scaling, rope = config.table("rope_scaling"), dict(config.table("rope_parameters"))
@@ -221,7 +220,7 @@ def _step_words(config: HfConfig) -> dict[str, Any]:
 
 
 def _half_when_full(config: HfConfig) -> str | None:
-    """Require layers with a window to rotate all of a head, others half of it."""
+    """Require sliding-window layers to rotate the whole head, and others half of it."""
     rope = config.below("rope_parameters", config.table("rope_parameters"))
     for kind, fixed in (("full_attention", 0.5), ("sliding_attention", 1.0)):
         if kind in rope.values and (rope.below(kind, rope.table(kind)).real("partial_rotary_factor") or 1.0) != fixed:
@@ -246,7 +245,7 @@ _STEP: Layer = {
 _STEP_KEYS: dict[str, Key] = {
     "attention.head_count": _in_windows("num_attention_heads"),
     "attention.head_count_kv": _in_windows("num_attention_groups", "num_key_value_heads"),
-    "rope.dimension_count": head_width,  # of layers with a window; the others rotate half of it
+    "rope.dimension_count": head_width,  # for sliding-window layers; the others rotate half of it
     "expert_used_count": named("moe_top_k", "num_experts_per_tok"),
     "expert_shared_feed_forward_length": named("share_expert_dim", "share_expert_dims"),
     "expert_weights_scale": lambda config: config.real("moe_router_scaling_factor"),
@@ -260,11 +259,11 @@ _STEP_KEYS: dict[str, Key] = {
 
 # -- Talkie ------------------------------------------------------------------------------------------------------------
 
-_FLOAT32_EPS = 2.0**-23  # of norms: the program gives none, and this is what PyTorch takes
+_FLOAT32_EPS = 2.0**-23  # epsilon of the norms: the original code sets none, and this is PyTorch's default
 
 
 def _turned_back(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Negate the second half of each head's rows: the program rotates the other way round, and files do not."""
+    """Negate the second half of each head's rows: the original code rotates in the opposite direction."""
     rows, width = height(parts[0]), head_width(sizes.config)
     numbered(parts[0], rows, sizes.heads, width)
     return t.scaled(parts[0], np.where(np.arange(rows) % width < width // 2, 1.0, -1.0).astype(np.float32))

@@ -1,5 +1,5 @@
-"""The recipes of dense models that come with a program of their own, which transformers does not have: the names are
-those of the programs. Their classes of experts are in `program_expert_recipes`."""
+"""The recipes of dense models that transformers does not support. The tensor names come from the models' own code.
+Mixture-of-experts models are in `program_expert_recipes`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from localllm.convert.recipe import (
 )
 from localllm.convert.tensor import LazyTensor
 
-BAICHUAN_2 = 125696  # its tokens; nothing else in config.json tells the two apart
+BAICHUAN_2 = 125696  # Baichuan 2's vocabulary size; nothing else in config.json distinguishes it from Baichuan 1
 _LN: Layer = {"attn_norm": taken("ln_1"), "ffn_norm": taken("ln_2")}
 _WTE = {"token_embd": From(("model.wte",)), "output_norm": From(("model.ln_f",))}
 _NOT_ROTATED: dict[str, Key] = {"rope.dimension_count": None, "rope.freq_base": None}
@@ -48,13 +48,13 @@ def kv_heads(config: HfConfig) -> int:
 
 
 def one_after_other(config: HfConfig) -> tuple[int, tuple[int, ...]]:
-    """Return one group: the rows of all queries, of all keys and of all values."""
+    """Return one group: the rows of all queries, all keys and all values."""
     width, keys = head_width(config), kv_heads(config)
     return 1, (config.needed("num_attention_heads") * width, keys * width, keys * width)
 
 
 def neighbours(name: str, layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]]) -> Layer:
-    """Return the sources of queries, keys and values that one matrix holds, which rotates halves."""
+    """Return the sources of Q, K and V in one fused matrix, reordered from half-split to interleaved rope."""
     heads: tuple[Callable[[Sizes], int], ...] = (lambda sizes: sizes.heads, lambda sizes: kv_heads(sizes.config))
     changes: list[Change] = [in_turn(of_groups(layout, which), permuted(each)) for which, each in enumerate(heads)]
     changes.append(of_groups(layout, 2))
@@ -62,7 +62,7 @@ def neighbours(name: str, layout: Callable[[HfConfig], tuple[int, tuple[int, ...
 
 
 def ratio(name: str) -> Callable[[HfConfig], float]:
-    """Return a factor that config.json or the defaults must tell."""
+    """Return a reader for a factor that config.json or the defaults must give."""
 
     def value(config: HfConfig) -> float:
         found = config.real(name)
@@ -74,13 +74,13 @@ def ratio(name: str) -> Callable[[HfConfig], float]:
 
 
 def as_many_keys(config: HfConfig) -> str | None:
-    """Require a head of keys for each of queries: the program knows no other models."""
+    """Require one KV head per query head: the original code supports nothing else."""
     heads, keys = config.needed("num_attention_heads"), kv_heads(config)
     return None if heads == keys else f"num_key_value_heads is {keys} of {heads} heads; the model's program has all"
 
 
 def _as_wide(config: HfConfig) -> str | None:
-    """Require heads that are as wide as the model together: llama.cpp loads no others."""
+    """Require heads whose widths add up to the model's width: llama.cpp loads no others."""
     width, heads, each = config.needed("hidden_size"), config.needed("num_attention_heads"), head_width(config)
     if heads * each == width:
         return None
@@ -91,7 +91,7 @@ def _as_wide(config: HfConfig) -> str | None:
 
 
 def _unit_rows(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return Baichuan 2's output with rows of length 1, as its program makes them; that of Baichuan 1 as it is."""
+    """Return Baichuan 2's output matrix with normalized rows, as in the original code; leave Baichuan 1's unchanged."""
     if sizes.config.integer("vocab_size") != BAICHUAN_2:
         return parts[0]
     return t.computed(parts[0], _unit)
@@ -104,7 +104,7 @@ def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _known_depth(config: HfConfig) -> str | None:
-    """Require a depth that tells how positions count: 7B is rotated, 13B has ALiBi, and config.json says neither."""
+    """Require a known depth. It decides the position encoding, which config.json lacks: 7B has rope, 13B ALiBi."""
     layers = config.needed("num_hidden_layers")
     if layers in (32, 40):
         return None
@@ -115,7 +115,7 @@ def _known_depth(config: HfConfig) -> str | None:
 
 
 def _per_layer(name: str) -> Callable[[HfConfig], NDArray[np.int32]]:
-    """Return the numbers that a list tells, one for each layer."""
+    """Return a reader for a list with one number per layer."""
 
     def numbers(config: HfConfig) -> NDArray[np.int32]:
         found, layers = config.get(name), config.needed("num_hidden_layers")
@@ -133,7 +133,7 @@ def _most_heads(config: HfConfig) -> int | None:
 
 
 def _openelm_ffn(config: HfConfig) -> NDArray[np.int32]:
-    """Return the widths of feed-forwards: the model's, times a factor, rounded to a multiple."""
+    """Return the feed-forward widths: the model's width times a factor, rounded to a multiple."""
     factors, layers = config.get("ffn_multipliers"), config.needed("num_hidden_layers")
     divisor, width = config.integer("ffn_dim_divisor") or 256, config.needed("hidden_size")
     right = isinstance(factors, list) and len(factors) == layers
@@ -149,17 +149,17 @@ def _openelm_ffn(config: HfConfig) -> NDArray[np.int32]:
 
 
 def _refact_ffn(config: HfConfig) -> int:
-    """Return two thirds of four times the width, rounded up to 256."""
+    """Return two thirds of four times the width, rounded up to a multiple of 256."""
     return -(-(8 * config.needed("hidden_size") // 3) // 256) * 256
 
 
 def _key_and_value(which: int) -> Change:
-    """Return the one head of keys or of values."""
+    """Return the rows of the single key head, or of the value head."""
     return of_groups(lambda config: (1, (head_width(config),) * 2), which)
 
 
 def _times(*names: str) -> Change:
-    """Multiply by the first of these factors that config.json has. "a*b" names a product of two."""
+    """Multiply by a factor of config.json, the first that is present. "a*b" names a product."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         config = sizes.config
@@ -192,7 +192,7 @@ _INTERNLM2: Layer = {
     "ffn_norm": taken("ffn_norm"),
     **neighbours(
         "attention.wqkv",
-        lambda config: (  # the queries that share a key, the key and its value
+        lambda config: (  # queries that share a key, the key, and the value
             kv_heads(config),
             (config.needed("num_attention_heads") // kv_heads(config) * head_width(config), *(head_width(config),) * 2),
         ),
@@ -210,7 +210,7 @@ _CHATGLM: Layer = {
     **of.NORMS,
     "attn_qkv": taken("self_attention.query_key_value"),
     "attn_output": taken("self_attention.dense"),
-    "ffn_up": taken("mlp.dense_h_to_4h"),  # gate and up
+    "ffn_up": taken("mlp.dense_h_to_4h"),  # gate and up in one matrix
     "ffn_down": taken("mlp.dense_4h_to_h"),
 }
 _BAICHUAN: Layer = {**of.NORMS, **neighbours("self_attn.W_pack", one_after_other), **of.OUT, **of.GATED}

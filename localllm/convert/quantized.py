@@ -1,8 +1,8 @@
-"""Read quantized weights of folders: what config.json says about them, and packed numbers as matrices.
+"""Read quantized weights of Hugging Face folders: the scheme from config.json, and packed numbers as matrices.
 
 compressed-tensors (pack-quantized) stores a matrix (rows, columns) as unsigned integers in 32-bit words, the first in
-the lowest bits. A number is (integer - middle - zero point) * scale of its group of columns; the middle is 2^(bits-1).
-Its mxfp4-pack-quantized stores bytes of two codes and scales (rows, columns / 32), as DeepSeek 4 and gpt-oss do.
+the lowest bits. A weight is (integer - middle - zero point) * scale of its group of columns; middle is 2^(bits-1).
+mxfp4-pack-quantized stores bytes of two codes, and scales (rows, columns / 32), as DeepSeek 4 and gpt-oss do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ I32 = NDArray[np.int32]
 
 _PACKED, _PACKED_FP4 = "compressed-tensors pack-quantized", "compressed-tensors mxfp4-pack-quantized"
 _READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized", _PACKED, _PACKED_FP4)
-_BITS = (2, 4, 8)  # widths that fill a word; libraries disagree about how others are packed
+_BITS = (2, 4, 8)  # widths that divide a word; libraries pack others differently
 _MAX_SIDE = 1 << 31  # of a matrix
 _EXPERT = ".experts."  # part of the names of experts
 
@@ -33,13 +33,13 @@ _EXPERT = ".experts."  # part of the names of experts
 class Packing:
     """How a folder's weights are quantized."""
 
-    fp8_blocks: tuple[int, int] | None = None  # rows and columns of FP8 that share a scale; None: not told
+    fp8_blocks: tuple[int, int] | None = None  # rows and columns of FP8 that share a scale; None: unknown
     schemes: tuple[tuple[int, int], ...] = ()  # bits, and columns that share a scale (0: all), of packed integers
-    fp4: bool = False  # whether they are packed as MXFP4 instead
+    fp4: bool = False  # packed as MXFP4
 
 
 def read_packing(config: HfConfig) -> Packing:
-    """Read `quantization_config`; ConvertError for a method that cannot be read."""
+    """Read `quantization_config`; raise ConvertError for an unsupported method."""
     packing = config.table("quantization_config")
     method = " ".join(str(packing[key]) for key in ("quant_method", "format") if packing.get(key))
     if method == "bitnet":
@@ -69,7 +69,7 @@ def _fp8_blocks(packing: HfConfig) -> tuple[int, int] | None:
 
 
 def _weights(packing: HfConfig) -> Iterator[HfConfig]:
-    """Return what each group of matrices says of their weights."""
+    """Return the weight settings of each group of matrices."""
     groups = packing.table("config_groups")
     if not groups:
         raise packing.error("config_groups", None, "the bits and the group size of the weights")
@@ -79,7 +79,7 @@ def _weights(packing: HfConfig) -> Iterator[HfConfig]:
 
 
 def _check_fp4(packing: HfConfig) -> None:
-    """Require what MXFP4 is: codes of 4 bits, and a scale for 32 of them."""
+    """Require MXFP4's parameters: 4-bit codes, and a scale for each 32 of them."""
     for weights in _weights(packing) if packing.get("config_groups") else ():
         for name, expected in (("num_bits", 4), ("type", "float"), ("group_size", 32)):
             if (found := weights.get(name)) != expected:
@@ -98,21 +98,21 @@ def _schemes(packing: HfConfig) -> Iterator[tuple[int, int]]:
 
 
 def fp4(codes: LazyTensor, scales: LazyTensor, name: str) -> LazyTensor:
-    """Return a matrix: MXFP4 for an expert, F32 for others, whose rows and columns may have to be reordered."""
+    """Return a matrix: MXFP4 for an expert, F32 for others, since their rows and columns may be reordered later."""
     matrix = t.renamed(t.mxfp4(codes, scales), name)
     return matrix if _EXPERT in name else t.expanded(matrix)
 
 
 def unpack(take: Callable[[str], LazyTensor | None], base: str, schemes: tuple[tuple[int, int], ...]) -> LazyTensor:
-    """Return the matrix `base`.weight as F32; `take` gives a tensor by its name, once, or None.
+    """Return the matrix `base`.weight as F32. `take` removes and returns a tensor by name, or None.
 
-    Raises ConvertError if a part is missing or the parts do not belong together.
+    Raises ConvertError if a part is missing or the parts do not match.
     """
     words, scales, sides = (_part(take, base, part) for part in ("packed", "scale", "shape"))
     rows, columns = _sides(sides)
     scales = t.as_float32(scales)
     groups = scales.shape[-1] if len(scales.shape) == 2 else 1
-    one = scales.shape == (1,)  # scale for all
+    one = scales.shape == (1,)  # one scale for the whole matrix
     fitting = [
         (bits, size or columns)
         for bits, size in schemes
@@ -143,7 +143,7 @@ def unpack(take: Callable[[str], LazyTensor | None], base: str, schemes: tuple[t
 
 
 def _rows(scales: LazyTensor, start: int, stop: int) -> U8:
-    """Return the scales of rows; a vector of one per row is one row itself."""
+    """Return the scales of some rows. A vector with one scale per row is stored as a single row."""
     if len(scales.shape) == 2:
         return scales.read(start, stop)
     return scales.read(0, 1).reshape(-1, 4)[start:stop]
@@ -157,7 +157,7 @@ def _part(take: Callable[[str], LazyTensor | None], base: str, part: str) -> Laz
 
 
 def _sides(shape: LazyTensor) -> tuple[int, int]:
-    """Return rows and columns, which a tensor of two integers holds."""
+    """Return rows and columns from a tensor of two integers."""
     kinds: dict[str, Any] = {"I64": np.int64, "I32": np.int32}
     sides = shape.read(0, 1).view(kinds[shape.format])[0].tolist() if shape.format in kinds else []
     if len(sides) != 2 or len(shape.shape) != 1 or not all(0 < side < _MAX_SIDE for side in sides):
@@ -166,7 +166,7 @@ def _sides(shape: LazyTensor) -> tuple[int, int]:
 
 
 def _order(index: LazyTensor | None, columns: int, groups: int, size: int) -> NDArray[np.int64]:
-    """Return the group of every column: neighbours, or those that the file tells; -1 there means neighbours too."""
+    """Return the group of each column: from the file's index, else (or if it contains -1) consecutive columns."""
     neighbours: NDArray[np.int64] = np.arange(columns) // size
     if index is None:
         return neighbours
@@ -181,14 +181,14 @@ def _order(index: LazyTensor | None, columns: int, groups: int, size: int) -> ND
 
 
 def _integers(words: U8, bits: int) -> I32:
-    """Unpack rows of words to rows of integers from 0 up."""
+    """Unpack rows of words to rows of unsigned integers."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     parts = words.view("<u4")[:, :, None] >> shifts & np.uint32((1 << bits) - 1)
     return parts.reshape(len(words), -1).astype(np.int32)
 
 
 def _zero_points(zeros: LazyTensor, bits: int, start: int, stop: int) -> I32:
-    """Return the zero points (rows, groups) of some rows, which are packed down the columns."""
+    """Return the zero points (rows, groups) of some rows; they are packed down each column."""
     each = 32 // bits
     first = start // each
     words = zeros.read(first, -(-stop // each)).view("<u4")

@@ -1,4 +1,4 @@
-"""What a recipe is made of: the sources of tensors, changes to them, and checks of config.json."""
+"""The building blocks of recipes: sources of tensors, changes to them, and checks of config.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localllm.printable import printable
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that tensor conversions depend on; those of few architectures are in `config`."""
+    """The sizes that tensor conversions need; rarely used ones are read from `config`."""
 
     layers: int
     heads: int
@@ -40,10 +40,11 @@ def only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Names below `model.layers.N.`, and the change that combines them to one tensor; `{}` in a name counts from 0.
+    """Tensor names below `model.layers.N.`, and the change that combines them into one tensor; `{}` in a name counts
+    from 0.
 
-    The key in the table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`; one that
-    ends with a dot has none.
+    The key in the table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`; a key that
+    ends with a dot has no suffix in the file.
     """
 
     names: tuple[str, ...]
@@ -55,7 +56,7 @@ def taken(name: str, change: Change = only) -> tuple[From, ...]:
 
 
 def permuted(heads: Callable[[Sizes], int]) -> Change:
-    """Reorder the rows of a head from halves (i, i + n/2), as transformers rotates them, to neighbours (2i, 2i + 1)."""
+    """Reorder each head's rows from half-split rope (i, i + n/2), as in transformers, to interleaved (2i, 2i + 1)."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = parts[0].shape[0]
@@ -100,7 +101,7 @@ def quarter(which: int) -> Change:
 
 
 def first_half_turned(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the first half of the columns of every matrix, as rows."""
+    """Return the first half of each matrix's columns, transposed to rows."""
     return half(0)([turned(parts, sizes)], sizes)
 
 
@@ -131,7 +132,7 @@ def every_second_value(first: int) -> Change:
 
 
 def in_turn(*changes: Change) -> Change:
-    """Return the change that makes them one after the other."""
+    """Return a change that applies these changes one after the other."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         for one in changes:
@@ -146,12 +147,12 @@ def squeezed(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def column(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the numbers one below the other: (n, 1)."""
+    """Return the values as a column: (n, 1)."""
     return t.column(parts[0])
 
 
 def shaped(width: Callable[[Sizes], int]) -> Change:
-    """Return a vector as rows of equal length."""
+    """Return a change that reshapes a vector to rows of equal length."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         return t.shaped(parts[0], width(sizes))
@@ -160,14 +161,15 @@ def shaped(width: Callable[[Sizes], int]) -> Change:
 
 
 def decay(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return -exp(x): the rates of a recurrence, which transformers saves as logarithms."""
+    """Return -exp(x): the rates of a recurrence, which transformers stores as logarithms."""
     return t.computed(parts[0], lambda values: -np.exp(values))
 
 
 def of_groups(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], *which: int) -> Change:
-    """Return the parts `which` of all groups, part by part. The layout is the number of groups and their parts' rows.
+    """Return a change that picks the parts `which` of all groups, part by part. `layout` returns the number of groups
+    and the number of rows in each of a group's parts.
 
-    Rows are values of a vector.
+    For a vector, a row is one value.
     """
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
@@ -182,13 +184,13 @@ def of_groups(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], *which:
 
 
 def key_and_value(config: HfConfig) -> tuple[int, tuple[int, ...]]:
-    """Return the heads of latent attention, and the rows of a head's plain keys and of its values."""
+    """Return the number of latent attention's heads, and each head's rows of keys without rope and of values."""
     widths = config.needed("qk_nope_head_dim"), config.needed("v_head_dim")
     return config.needed("num_attention_heads"), widths
 
 
 def of_heads(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], part: int) -> Change:
-    """Return part `part` of all groups, as a matrix for each group."""
+    """Return a change that picks one part of every group, as one matrix per group."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         groups, heights = layout(sizes.config)
@@ -200,12 +202,12 @@ def of_heads(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], part: in
 
 
 def height(tensor: LazyTensor) -> int:
-    """Return its rows, or the values of a vector."""
+    """Return the number of rows, or of values in a vector."""
     return tensor.shape[-2 if len(tensor.shape) > 1 else -1]
 
 
 def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[np.int64]:
-    """Return the numbers 0, 1, ... of `count` rows or columns as (groups, each); ConvertError if they do not fit."""
+    """Return the indices 0, 1, ... of `count` rows or columns as (groups, each), or raise ConvertError."""
     if count != groups * each:
         raise ConvertError(
             f"tensor '{printable(tensor.name)}': {count} rows or columns are not {groups} groups of {each}; "
@@ -215,12 +217,12 @@ def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[
 
 
 def named(*names: str) -> Callable[[HfConfig], int]:
-    """Return the number under the first of these names."""
+    """Return a reader for the first of several names."""
     return lambda config: config.needed(*names)
 
 
 def must_be(name: str, *allowed: Any) -> Check:
-    """Require that a key of config.json, if present, has one of these values; `outer.name` is in a nested table."""
+    """Return a check: a key of config.json, if present, has an allowed value; `outer.name` is in a nested table."""
 
     def check(config: HfConfig) -> str | None:
         *tables, key = name.split(".")
@@ -244,7 +246,7 @@ def every_fourth_without_rope(config: HfConfig) -> str | None:
 
 
 def slides_at_64_layers(config: HfConfig) -> str | None:
-    """Require windows in models of 64 layers, and in no others."""
+    """Require sliding windows in models with 64 layers, and in no others."""
     slides = config.integer("sliding_window") is not None and "sliding_attention" in (config.get("layer_types") or ())
     if slides == (config.needed("num_hidden_layers") == 64):
         return None
@@ -252,7 +254,7 @@ def slides_at_64_layers(config: HfConfig) -> str | None:
 
 
 def score_scale(wide_layers: int) -> Check:
-    """Require scores divided by the root of the head width or, with `wide_layers` layers, of width over heads."""
+    """Require attention scores scaled by 1/sqrt(head width) or, with `wide_layers` layers, by 1/sqrt(width/heads)."""
 
     def check(config: HfConfig) -> str | None:
         width, heads = config.needed("hidden_size"), config.needed("num_attention_heads")
@@ -267,28 +269,28 @@ def score_scale(wide_layers: int) -> Check:
 
 
 def untied(tensors: list[LazyTensor], config: HfConfig) -> list[LazyTensor]:
-    """Return the tensors without an output that is the embedding again."""
+    """Drop an output matrix that equals the embedding."""
     table = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
     return [x for x in tensors if x.name != "output.weight" or table is None or not t.alike(x, table)]
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What a recipe adds to the gguf package's map from names in a folder to names in a file."""
+    """A recipe's additions to the gguf package's map from tensor names in a folder to names in a file."""
 
-    prefixes: tuple[str, ...] = ()  # classes with a head put one of these before every other name
-    names: Mapping[str, str] = field(default_factory=dict)  # whole names that mean something else here
-    skipped: tuple[str, ...] = ()  # beginnings of names without a place in the file
-    changes: Mapping[str, Change] = field(default_factory=dict)  # by the name in the file, after `blk.N.`
-    output: Callable[[list[LazyTensor], HfConfig], list[LazyTensor]] = untied  # decides on the output matrix
+    prefixes: tuple[str, ...] = ()  # prefixes that classes with a head add to all other names
+    names: Mapping[str, str] = field(default_factory=dict)  # full names with another meaning here
+    skipped: tuple[str, ...] = ()  # prefixes of names to skip
+    changes: Mapping[str, Change] = field(default_factory=dict)  # by GGUF name after `blk.N.`
+    output: Callable[[list[LazyTensor], HfConfig], list[LazyTensor]] = untied  # chooses the output matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the text model is in a folder that holds more, and what is left out beside the usual names."""
+    """Where the text model is in a multimodal folder, and which other tensors are skipped."""
 
-    inside: str = ""  # what its tensors begin with, unless it is saved alone
-    others: tuple[str, ...] = ()  # what tensors for images or audio begin with
+    inside: str = ""  # prefix of the text model's tensors, unless it is saved alone
+    others: tuple[str, ...] = ()  # prefixes of image and audio tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,37 +299,35 @@ class Recipe:
 
     name: str  # general.architecture
     classes: tuple[str, ...]  # `architectures` in config.json
-    layer: Mapping[str, tuple[From, ...]]  # the first whose names exist is used
+    layer: Mapping[str, tuple[From, ...]]  # the first source whose names exist is used
     norm_offset: float = 0.0  # added to the weights of norms
-    plain_norms: tuple[str, ...] = ()  # but of these
-    rope_tensors: RopeTensors = False  # whether the file can store frequency factors; whole: for heads rotated in part
+    plain_norms: tuple[str, ...] = ()  # except these
+    rope_tensors: RopeTensors = False  # whether files store frequency factors; whole: for partially rotated heads
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    keys: Mapping[str, Key] = field(default_factory=dict)  # other keys: a number, or where it is from
+    keys: Mapping[str, Key] = field(default_factory=dict)  # other keys: a value, or its source
     checks: tuple[Check, ...] = ()
-    head_dim: Callable[[HfConfig], int] | None = None  # width of the heads that see everything, if it differs
-    when: Callable[[HfConfig], bool] | None = None  # of several recipes for a class, the first for which this holds
-    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # values in the words of transformers, for others
-    # sources outside of layers, if they differ
+    head_dim: Callable[[HfConfig], int] | None = None  # head width of full-attention layers, if different
+    when: Callable[[HfConfig], bool] | None = None  # selects among several recipes for a class; the first match is used
+    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # other key names to transformers' values
+    # sources outside layers that differ from the default
     top: Mapping[str, From | tuple[From, ...]] = field(default_factory=dict)
     unread: Callable[[str, HfConfig], bool] | None = None  # tensors of the folder that no model reads
-    tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
-    templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
-    whole_keys: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # without the architecture's prefix; None takes one away
-    tokens: Callable[[HfConfig], Mapping[int, str]] | None = None  # that config.json has, and no file of the tokenizer
-    zeros_unused: bool = False  # special tokens whose embedding is zero were never trained: no answer contains them
-    numbers: Mapping[str, str] = field(default_factory=dict)  # whole keys: the tensors of layers with a number for each
-    number: Mapping[str, str] = field(default_factory=dict)  # whole keys: tensors outside of layers with one number
-    integers: Mapping[str, str] = field(default_factory=dict)  # whole keys: tensors of integers that one layer has
-    # ends of names: how the pieces fit that a checkpoint has, one for each of several cards
+    tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model`, if tokenizer.json cannot show it
+    templates: Mapping[str, str] = field(default_factory=dict)  # additional templates for folders without them
+    whole_keys: Mapping[str, Any] = field(default_factory=dict)  # without the architecture's prefix; None removes a key
+    tokens: Callable[[HfConfig], Mapping[int, str]] | None = None  # in config.json, but in no tokenizer file
+    zeros_unused: bool = False  # special tokens with a zero embedding were never trained: suppress them
+    numbers: Mapping[str, str] = field(default_factory=dict)  # full keys: an array of one-element tensors by layer
+    number: Mapping[str, str] = field(default_factory=dict)  # full keys: a one-element tensor outside layers
+    integers: Mapping[str, str] = field(default_factory=dict)  # full keys: an integer tensor of one layer
+    # name suffix: how to merge the shards of tensors in a tensor-parallel checkpoint
     pieces: Mapping[str, Pieces] = field(default_factory=dict)
-    pooling: int | None = None  # GGUF's number of the pooling, for a folder that tells none
-    lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # tensors of the file that one layer has
-    layers: Callable[[HfConfig], list[str]] | None = None  # what their tensors' names begin with; None: model.layers.N.
-    parts: Parts = field(default_factory=Parts)  # what the folder holds beside the text model
-    # codes in FP8 and their scales: the numbers, or None where the scales are those of blocks
+    pooling: int | None = None  # GGUF pooling type, if the folder sets none
+    lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # top-level tensors whose source is in one layer
+    layers: Callable[[HfConfig], list[str]] | None = None  # name prefixes of the layers; None: model.layers.N.
+    parts: Parts = field(default_factory=Parts)  # non-text parts of the folder
+    # dequantizes FP8 codes with scales that are not in regular blocks; None leaves it to the default
     scaled: Callable[[LazyTensor, LazyTensor, HfConfig], LazyTensor | None] = lambda codes, scales, config: None
     mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`
 
@@ -336,16 +336,16 @@ class Recipe:
         return _values(self.defaults, config)
 
     def whole(self, config: HfConfig) -> dict[str, Any]:
-        """Return the whole keys for this config.json."""
+        """Return the keys without a prefix for this config.json."""
         return _values(self.whole_keys, config)
 
     def said(self, config: HfConfig) -> HfConfig:
-        """Return config.json in the words of transformers, with the defaults."""
+        """Return config.json with transformers' key names, and the defaults."""
         values = {**config.values, **self.words(config)} if self.words is not None else config.values
         return HfConfig(config.path, values, self.assumed(config))
 
     def prefixes(self, sizes: Sizes) -> list[str]:
-        """Return what the names of a layer's tensors begin with, in the order of the file's layers."""
+        """Return the name prefix of each layer's tensors, in the order of the file's layers."""
         if self.layers is not None:
             return self.layers(sizes.config)
         return [f"model.layers.{layer}." for layer in range(sizes.layers)]

@@ -51,7 +51,7 @@ _ALL_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])
 
 
 def _growth_length(config: HfConfig) -> int | None:
-    """Return the positions per e-fold of the queries' growth, which llama.cpp asks for where they grow."""
+    """Return the context length for llama.cpp's temperature scaling of queries; None without such scaling."""
     rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
     if not rope.real("llama_4_scaling_beta"):
         return None
@@ -65,14 +65,14 @@ def _softmax_as_is(config: HfConfig) -> str | None:
 
 
 def _one_table(config: HfConfig) -> str | None:
-    """Require an output matrix that is the table of embeddings."""
+    """Require a tied output matrix."""
     if config.flag("tie_word_embeddings"):
         return None
     return "tie_word_embeddings is not true, and there is no other output matrix"
 
 
 def _kinds_of_letters(config: HfConfig) -> dict[str, Any]:
-    """Return the kinds of layers that EXAONE's own program tells by letters: L has a window, G sees everything."""
+    """Return layer_types from EXAONE's own format, a string of letters: L has a sliding window, G full attention."""
     letters, layers = config.get("sliding_window_pattern"), config.needed("num_hidden_layers")
     if not isinstance(letters, str) or config.get("layer_types") is not None:
         return {}

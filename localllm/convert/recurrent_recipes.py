@@ -1,4 +1,4 @@
-"""The recipes of architectures with a gated delta net (Qwen 3 Next and 3.5) or short convolutions (LFM 2)."""
+"""The recipes of architectures with gated delta nets (Qwen 3 Next and 3.5) or short convolutions (LFM 2)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from localllm.models.reading.mixers import RECURRENT_KEY
 
 
 def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:
-    """Return which layers are of these kinds, by `layer_types`; None if config.json does not tell."""
+    """Return a reader for the mask of layers with these kinds, by `layer_types`; None without that key."""
 
     def layers(config: HfConfig) -> np.ndarray | None:
         found, count = config.get("layer_types"), config.needed("num_hidden_layers")
@@ -44,7 +44,7 @@ def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:
 
 
 def _delta_heads(config: HfConfig) -> tuple[int, int, int, int]:
-    """Return the number of key heads, of value heads per key head, and the widths of a key and of a value."""
+    """Return the number of key heads, the value heads per key head, and the widths of a key and a value."""
     groups, heads = config.needed("linear_num_key_heads"), config.needed("linear_num_value_heads")
     return groups, heads // groups, config.needed("linear_key_head_dim"), config.needed("linear_value_head_dim")
 
@@ -55,8 +55,8 @@ def _qkvz(config: HfConfig) -> tuple[int, tuple[int, ...]]:
 
 
 def tiled(keys: int, rows: bool) -> Change:
-    """Reorder value heads, those of a key head together, to one of every key head, and again, after `keys` times the
-    rows of all keys. A head has as many rows as values, or one."""
+    """Return a change that reorders value heads from grouped by key head to interleaved over key heads. The value rows
+    start after `keys` times the rows of all keys. A head has the rows of its values (`rows`), or one row."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         index = _tiled(parts[0], sizes.config, keys, rows, height(parts[0]))
@@ -66,7 +66,7 @@ def tiled(keys: int, rows: bool) -> Change:
 
 
 def tiled_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Reorder the columns so."""
+    """Reorder the columns in the same way as `tiled`."""
     return t.columns(parts[0], _tiled(parts[0], sizes.config, 0, True, parts[0].shape[-1]))
 
 
@@ -121,15 +121,15 @@ EXPERTS: Layer = {key: source for key, source in of.QWEN2_MOE.items() if key.sta
 
 
 def sections(config: HfConfig) -> np.ndarray:
-    """Return how many angles encode time, height and width in a picture; text does not depend on it."""
+    """Return the number of rotated pairs for time, height and width of an image; text is unaffected."""
     found = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling")).get("mrope_section")
     whole = isinstance(found, list) and len(found) <= 4 and all(type(n) is int and 0 <= n < 1024 for n in found)
-    sections = found if whole else [11, 11, 10]  # what transformers assumes
+    sections = found if whole else [11, 11, 10]  # transformers' default
     return np.array([*sections, 0, 0, 0, 0][:4], np.int32)
 
 
 def kv_heads(attends: Callable[[HfConfig], np.ndarray]) -> Key:
-    """Return the key-value heads of every layer: none but in the layers that attend."""
+    """Return the number of KV heads of each layer, 0 in layers without attention."""
     return lambda config: np.where(attends(config), config.needed("num_key_value_heads"), 0).astype(np.int32)
 
 
@@ -169,7 +169,7 @@ _LFM2_KEYS: dict[str, Key] = {
 
 
 def _adjusted_width(config: HfConfig) -> int:
-    """Return the width of LFM2's feed-forward, which config.json tells before two thirds of it are rounded up."""
+    """Return the width of LFM2's feed-forward. config.json has the width before scaling by 2/3 and rounding."""
     width = config.needed("block_ff_dim", "intermediate_size")
     if config.flag("block_auto_adjust_ff_dim") is False:
         return width

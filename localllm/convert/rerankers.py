@@ -1,5 +1,5 @@
-"""Qwen 3 rerankers: decoders that answer "yes" or "no", whose two logits become a classifier; and their class with one
-score, which becomes the same."""
+"""Qwen 3 rerankers: decoders that answer "yes" or "no", whose two logits become a classifier. Their class with a single
+score is converted to the same form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.convert.jsonfile import objects, read_json
 from localllm.convert.recipe import From, Key, Recipe, Sizes
 from localllm.convert.tensor import LazyTensor
 
-# The prompt of the model card, with the places that GGUF readers fill.
+# The prompt of the model card, with the placeholders that GGUF readers fill in.
 TEMPLATE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web '
@@ -29,7 +29,7 @@ _KEYS: dict[str, Key] = {"pooling_type": 4, "classifier.output_labels": lambda c
 
 
 def _reranks(tied: bool) -> Callable[[HfConfig], bool]:
-    """Return whether a folder is a reranker, which config.json does not tell: its name or its model card does."""
+    """Return a check that a folder is a reranker. Only its name or model card shows it."""
 
     def when(config: HfConfig) -> bool:
         folder = config.path.parent
@@ -58,7 +58,7 @@ def _yes_and_no(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _against_nothing(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the row of a single score with a row of zeros: the softmax of both is the sigmoid of the score."""
+    """Return the row of the single score and a zero row: their softmax is the sigmoid of the score."""
     if len(parts[0].shape) != 2 or parts[0].shape[0] != 1:
         raise ConvertError(f"{parts[0].name}: is {parts[0].shape}; expected one score, as rerankers have it")
     return t.padded(parts[0], 2)

@@ -1,6 +1,6 @@
-"""Rotary position embeddings: convert rope_parameters of transformers (older: rope_scaling) to GGUF keys and tensors.
+"""Convert rope_parameters of transformers (older: rope_scaling) to GGUF keys and tensors.
 
-There is one function per type; the formulas are those of modeling_rope_utils.py in transformers.
+Each rope type has its own function; the formulas follow modeling_rope_utils.py in transformers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import RopeTensors
 from localllm.convert.tensor import LazyTensor, plain
 
-_KINDS_OF_FULL = ("full_attention", "indexed_attention", "compress")  # names of tables in rope_parameters
+_KINDS_OF_FULL = ("full_attention", "indexed_attention", "compress")  # nested tables in rope_parameters
 
-_MOST_APART = 3e-4  # radians per position; GPT-OSS, whose files everybody uses so, has 2.2e-4
-GGUFKeys = dict[str, Any]  # below the architecture's prefix
+_MOST_APART = 3e-4  # radians per position; GPT-OSS, whose published files accept it, has 2.2e-4
+GGUFKeys = dict[str, Any]  # without the architecture's prefix
 
 
 @dataclass(frozen=True, slots=True)
 class RopeKeys:
-    """The GGUF form of a model's rotations."""
+    """A model's rope in GGUF form: keys, tensors, and notes for the user."""
 
     keys: GGUFKeys
     tensors: tuple[LazyTensor, ...] = ()
@@ -35,7 +35,7 @@ class RopeKeys:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The parameters of layers with full attention."""
+    """The rope parameters of full-attention layers."""
 
     config: HfConfig
     rope: HfConfig
@@ -56,7 +56,7 @@ class _Given:
 
 
 def rope_of(config: HfConfig, head_dim: int, tensors_allowed: RopeTensors) -> RopeKeys:
-    """Return keys, tensors and notes; ConvertError for a type that is unknown or that the architecture cannot hold."""
+    """Return keys, tensors and notes; raise ConvertError if the architecture cannot store the type."""
     parameters = config.table("rope_parameters", "rope_scaling")
     sliding: dict[str, Any] = {}
     kind_of_full = next((kind for kind in _KINDS_OF_FULL if kind in parameters), None)
@@ -80,7 +80,7 @@ def rope_of(config: HfConfig, head_dim: int, tensors_allowed: RopeTensors) -> Ro
             f"{rope.path}: rope_type {kind} needs frequency factors, which have no place in GGUF files of this "
             "architecture: llama.cpp would not load the file"
         )
-    if tensors_allowed == "whole":  # as many as heads rotated in whole need; the others are 1
+    if tensors_allowed == "whole":  # pad with 1 to the number of pairs of a fully rotated head
         found = replace(found, tensors=tuple([_padded(tensor, head_dim // 2) for tensor in found.tensors]))
     if (other := local.get("rope_type") or "default") not in ("default", kind):
         raise local.error("rope_type", other, "default")
@@ -101,7 +101,7 @@ def _linear(given: _Given) -> RopeKeys:
 
 
 def _dynamic(given: _Given) -> RopeKeys:
-    """Hunyuan's models stretch the base by a fixed alpha; others stretch it with the length of the text."""
+    """Hunyuan's models scale the base by a fixed alpha; other models scale it with the text's length."""
     alpha, width = given.rope.real("alpha"), given.head_dim
     if alpha is not None and not alpha >= 1.0:
         raise given.rope.error("alpha", alpha, "a number from 1 up")
@@ -133,9 +133,10 @@ def _yarn(given: _Given) -> RopeKeys:
 
 
 def _yarn_exact(given: _Given, keys: GGUFKeys, magnitude: float) -> RopeKeys:
-    """YaRN whose blend begins and ends between two pairs (`truncate` false); GGUF's begins and ends at whole pairs.
+    """Return YaRN whose ramp starts and ends at fractional pairs (`truncate` false); GGUF's uses whole pairs.
 
-    Frequency factors say it, where the architecture has them. Otherwise it is left out if that changes little.
+    If the architecture has frequency factors, they store the exact values. Otherwise the difference must be small, and
+    is reported in a note.
     """
     rope, factor, original = given.rope, given.factor(), given.original_context()
     fast, slow = rope.real("beta_fast") or 32.0, rope.real("beta_slow") or 1.0
@@ -157,7 +158,7 @@ def _yarn_exact(given: _Given, keys: GGUFKeys, magnitude: float) -> RopeKeys:
 
 
 def _yarn_factors(n_rot: int, factor: float, low: float, high: float) -> NDArray[np.float64]:
-    """Return what divides the frequency of each pair; the blend goes from pair `low` to pair `high`."""
+    """Return the divisor of each pair's frequency; the ramp goes from pair `low` to pair `high`."""
     low, high = max(low, 0.0), min(high, n_rot - 1.0)
     ramp = np.clip((np.arange(n_rot // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
     factors: NDArray[np.float64] = 1.0 / (ramp / factor + 1.0 - ramp)
@@ -169,7 +170,7 @@ def _yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def _llama3(given: _Given) -> RopeKeys:
-    """Stretch long wavelengths by the factor, keep short ones, and blend those between."""
+    """Return Llama 3's scaling: divide low frequencies by the factor, keep high ones, and interpolate between."""
     rope, factor, original = given.rope, given.factor(), given.original_context()
     low, high = (rope.real(f"{name}_freq_factor") or default for name, default in (("low", 1.0), ("high", 4.0)))
     waves = 2 * math.pi * given.base ** (np.arange(0, given.n_rot, 2) / given.n_rot)
@@ -181,7 +182,7 @@ def _llama3(given: _Given) -> RopeKeys:
 
 
 def _longrope(given: _Given) -> RopeKeys:
-    """Return factors for the trained context, and factors beyond it (LongRoPE, arXiv:2402.13753)."""
+    """Return the long and short frequency factors (LongRoPE, arXiv:2402.13753)."""
     rope, original = given.rope, given.original_context()
     factor = rope.real("factor") or given.config.needed("max_position_embeddings") / original
     magnitude, beyond = rope.real("attention_factor", "short_mscale"), rope.real("long_mscale")
@@ -199,7 +200,7 @@ def _longrope(given: _Given) -> RopeKeys:
 
 
 def _proportional(given: _Given) -> RopeKeys:
-    """Rotate the first pairs of the whole head, as fast as if all were rotated; huge factors stop the others."""
+    """Rotate only the first pairs, at the frequencies of a fully rotated head; huge factors stop the others."""
     factors = np.where(np.arange(given.head_dim // 2) < given.n_rot // 2, 1.0, 1e30)
     return RopeKeys({}, (plain("rope_freqs.weight", factors.astype(np.float32)),))
 

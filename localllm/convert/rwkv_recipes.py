@@ -1,5 +1,5 @@
-"""The recipes of RWKV-6 and 7, alone and in the layers of Qwen2. transformers has none of them: the names are those of
-the models' own programs and of flash-linear-attention."""
+"""The recipes of RWKV-6 and 7, alone and in Qwen2's layers. transformers supports none of them: the tensor names come
+from the models' own code and from flash-linear-attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, fla
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.world_tokens import TEMPLATE
 
-_LONG = 1 << 20  # a context as llama.cpp writes it: the state has one size, whatever the length of the text
+_LONG = 1 << 20  # llama.cpp's context length: the state's size is independent of the text's length
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -28,7 +28,7 @@ def _layer_of(tensor: LazyTensor) -> int:
 
 
 def _fused(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return vectors, or one tensor of them, as (count, 1, 1, width)."""
+    """Return vectors, or one tensor that holds them all, as (count, 1, 1, width)."""
     rows = t.stacked([t.flattened(part) for part in parts])
     count = rows.nbytes // t.ITEM_BYTES[rows.format] // (width := sizes.config.needed("hidden_size"))
     whole = rows if len(parts) > 1 else t.shaped(t.flattened(rows), width)
@@ -36,14 +36,14 @@ def _fused(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _halved(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Halve a matrix once for every `rescale_every` layers before it; the rows are halved after these layers."""
+    """Halve a matrix once per `rescale_every` preceding layers, since the activations are halved after those layers."""
     every = sizes.config.integer("rescale_every") or 0
     factor = 0.5 ** (_layer_of(parts[0]) // every) if every else 1.0
     return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32)) if factor != 1.0 else parts[0]
 
 
 def _in_order(*order: int) -> Change:
-    """Reorder the equal parts of the rows of a matrix, or the matrices."""
+    """Reorder the equal sections of a matrix's rows, or the matrices of a stack."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         index = np.arange(parts[0].rows).reshape(len(order), -1)[list(order)].reshape(-1)
@@ -53,7 +53,7 @@ def _in_order(*order: int) -> Change:
 
 
 def _of_first(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the second tensor in the first layer, which does not use the first one, and the first in others."""
+    """Return the second tensor in layer 0, which does not use the first one, and the first tensor in other layers."""
     return parts[0] if _layer_of(parts[0]) else parts[1]
 
 
@@ -61,7 +61,7 @@ def _of_first(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _time_mix6(module: str, *reordered: Change) -> Layer:
-    """Return the sources of a time mix, whose low-rank matrices may have their parts in another order."""
+    """Return the sources of a time mix; `reordered` reorders the sections of its low-rank matrices."""
     return {
         "time_mix_lerp_x.weight": taken(f"{module}.time_maa_x", flat),
         "time_mix_lerp_fused.weight": (From(tuple(f"{module}.time_maa_{x}" for x in "wkvrg"), _fused),),
@@ -95,7 +95,7 @@ _QWEN6: Layer = {
 
 
 def _extra(config: HfConfig, wide: int) -> int:
-    """Return the rank of a low-rank part of RWKV-6, as llama.cpp has it: config.json does not tell it."""
+    """Return the rank of a low-rank matrix of RWKV-6, as in llama.cpp; config.json lacks it."""
     return wide if config.needed("hidden_size") == 4096 else wide // 2
 
 
@@ -107,13 +107,13 @@ def _rank(name: str, wide: int) -> Callable[[HfConfig], int]:
 
 
 def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], parts: dict[str, str]) -> Layer:
-    """Return the sources of a time mix. `low_rank` tells name and change of a low-rank part by letter and number."""
+    """Return the sources of a time mix. `low_rank` maps letter and number to name and change of a low-rank matrix."""
 
     def source(letter: str, number: int) -> tuple[From, ...]:
         name, change = low_rank(letter, number)
         if letter != "v":
             return taken(f"{module}.{name}", change)
-        other = f"{module}.{low_rank('a', number)[0]}"  # llama.cpp reads, but does not use it in the first layer
+        other = f"{module}.{low_rank('a', number)[0]}"  # llama.cpp loads it in the first layer, but does not use it
         both = From((f"{module}.{name}", other), lambda tensors, sizes: change([_of_first(tensors, sizes)], sizes))
         return both, From((other,), change)
 
@@ -125,7 +125,7 @@ def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], 
                 tuple(f"{module}.x_{x}" for x in "grwkva"),
                 lambda tensors, sizes: _fused([*tensors[1:], tensors[0]], sizes),
             ),
-            From(tuple(f"{module}.x_{x}" for x in "rwkva"), _fused),  # without a gate
+            From(tuple(f"{module}.x_{x}" for x in "rwkva"), _fused),  # models without a gate
         ),
         **{f"time_mix_{letter}{number}.weight": source(letter, number) for letter, number in ranks},
         **{f"time_mix_{x}.weight": taken(f"{module}.{x}", flat) for x in ("k_k", "k_a", "r_k")},
@@ -134,13 +134,13 @@ def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], 
 
 
 def _of_flash(letter: str, number: int) -> tuple[str, Change]:
-    """Return name and change of a low-rank part in flash-linear-attention: two layers, the second with a bias."""
+    """Return name and change of a low-rank matrix in flash-linear-attention: two layers, the second with a bias."""
     names = {0: "lora.2.bias", 1: "lora.0.weight", 2: "lora.2.weight"}
     return f"{letter}_lora.{names[number]}", lambda parts, sizes: parts[0]
 
 
 def _of_program(letter: str, number: int) -> tuple[str, Change]:
-    """Return name and change of a low-rank part in RWKV's own program, which multiplies from the right."""
+    """Return name and change of a low-rank matrix in RWKV's own code, which multiplies from the right."""
     return f"{letter}{number}", turned if number else flat
 
 
@@ -165,7 +165,7 @@ _QWEN7: Layer = {
 
 
 def _low_rank(name: str, older: str, exponent: float, factor: float) -> Callable[[HfConfig], int]:
-    """Return a rank that config.json tells or leaves to a rule of the width."""
+    """Return a reader for a rank: from config.json, else computed from the width."""
 
     def rank(config: HfConfig) -> int:
         found = config.integer(name, older)

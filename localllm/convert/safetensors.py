@@ -1,8 +1,8 @@
 """Safetensors files, single or sharded with an index: list the tensors, and read their rows on demand.
 
-A file is a 64-bit length, a JSON header {name: {dtype, shape, data_offsets}} of that length, and the data. We use our
-own reader, because the `safetensors` package gives NumPy neither BF16 nor FP8, and no single rows. A header is hostile
-until checked: every range must lie in the file and have the size of its shape.
+A file is a 64-bit length, a JSON header {name: {dtype, shape, data_offsets}} of that length, and the data. The
+`safetensors` package has no NumPy support for BF16 and FP8, and cannot read single rows, so this is our own reader. A
+header is untrusted until checked: every range must be inside the file and match its shape.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from localllm.printable import printable
 
 _MAX_HEADER = 100_000_000  # bytes; the same limit as in the safetensors package
 _MAX_DIMENSIONS = 8
-_MAX_TENSORS = 1 << 17  # of a file; reading so many headers takes 3 s, and DeepSeek V3 has 91,991 in 163 files
+_MAX_TENSORS = 1 << 17  # per file; parsing a header at this limit takes 3 s; DeepSeek V3 has 91,991 in 163 files
 _MAX_NAME = 512  # characters; the longest seen has about 120
 _BYTES = {
     **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "BOOL", "U8", "I8"), 1),
@@ -34,13 +34,11 @@ _BYTES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
 }
 _INDEX = "model.safetensors.index.json"
-_CARD = re.compile(
-    r"-TP-(?:(\d{3})|common)\.safetensors$"
-)  # a piece of tensors for one of several cards, as Grok 2 has
+_CARD = re.compile(r"-TP-(?:(\d{3})|common)\.safetensors$")  # file name of a tensor-parallel shard, as in Grok 2
 
 
 class Shard:
-    """An open file. Several threads may read at once."""
+    """An open file. It can be read from several threads at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +55,7 @@ class Shard:
         if not 2 <= length <= min(_MAX_HEADER, self.size - 8):
             raise self._error("the header's length does not fit the file; not a safetensors file, or truncated")
         text = self._read(8, length)
-        # A tensor has an object, two lists and commas between its numbers; the rest is for __metadata__.
+        # Each tensor has one object, two lists and commas between its numbers; the remainder is for __metadata__.
         if text.count(b"{") + text.count(b"[") > 4 * _MAX_TENSORS or text.count(b",") > 16 * _MAX_TENSORS:
             raise self._error(f"the header names more than {_MAX_TENSORS} tensors; save the model in several files")
         header = parse_json(text, str(self.path))
@@ -118,7 +116,7 @@ class Shard:
 
 
 def open_shards(folder: Path) -> list[Shard]:
-    """Open all shards of a folder's model, checked against its index; ConvertError if there is none."""
+    """Open all shards of a folder's model and check them against its index; raise ConvertError without any."""
     places = _index(folder) if (folder / _INDEX).exists() else None
     names = sorted(set(places.values())) if places is not None else _without_index(folder)
     shards: list[Shard] = []
@@ -148,13 +146,13 @@ def _check(folder: Path, shards: list[Shard], places: dict[str, str] | None) -> 
 
 
 def _card(file: str) -> int:
-    """Return the number of the card that a file is for, -1 for all."""
+    """Return the tensor-parallel rank that a file belongs to, -1 for all ranks."""
     found = _CARD.search(file)
     return int(found[1]) if found and found[1] else -1
 
 
 def _pieces(one: str, other: str) -> bool:
-    """Return whether two files are for different cards."""
+    """Return whether two files belong to different tensor-parallel ranks."""
     return -1 < _card(one) < _card(other)
 
 

@@ -1,6 +1,7 @@
-"""tokenizer.model, a SentencePiece model: pieces with scores and types, read from its protocol buffer.
+"""Read tokenizer.model, a SentencePiece model in protobuf format: pieces with scores and types.
 
-Only what GGUF holds is read (sentencepiece_model.proto: ModelProto.pieces = 1, trainer_spec = 2, normalizer_spec = 3).
+Only fields that GGUF stores are read (sentencepiece_model.proto: ModelProto.pieces = 1, trainer_spec = 2,
+normalizer_spec = 3).
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from pathlib import Path
 from localllm.convert.errors import ConvertError
 from localllm.convert.files import read_file
 
-UNIGRAM, BPE = 1, 2  # kinds of models
+UNIGRAM, BPE = 1, 2  # model types
 _KINDS = {UNIGRAM: "Unigram", BPE: "BPE", 3: "word", 4: "char"}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The pieces: one entry of each list per token. Types are numbered as in GGUF: 1 normal, 2 unknown, 3 control, 4
-    user-defined, 5 unused, 6 byte."""
+    """The vocabulary; each list has one entry per token. GGUF's types: 1 normal, 2 unknown, 3 control, 4 user-defined,
+    5 unused, 6 byte."""
 
     texts: list[str]
     scores: list[float]
     types: list[int]
     kind: int
-    space_prefix: bool  # whether a space is added before a text
-    merge_spaces: bool  # whether spaces in a row become one
-    charsmap: bytes  # characters to replace, as GGUF stores them too
+    space_prefix: bool  # prepend a space to a text
+    merge_spaces: bool  # collapse consecutive spaces
+    charsmap: bytes  # normalization table, in the format that GGUF also stores
 
 
 def read_pieces(path: Path) -> Pieces:
-    """Read the pieces of a BPE or unigram model; ConvertError for another kind or a damaged file."""
+    """Read a BPE or unigram model; raise ConvertError for another type or a damaged file."""
     data = read_file(path)
     try:
         return _pieces(path, data)
@@ -71,7 +72,7 @@ def _message(value: int | bytes) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of every field: an int, or the bytes of anything else."""
+    """Yield the number and value of each field: an int for a varint, bytes for other types."""
     position = 0
     while position < len(data):
         tag, position = _varint(data, position)
@@ -93,7 +94,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return a number (seven bits per byte, low first) and its end."""
+    """Return a varint (seven bits per byte, lowest first) and the offset after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[position]

@@ -1,4 +1,4 @@
-"""The tensors of a folder, taken one by one by the names in recipes; leftover tensors are an error at the end."""
+"""The tensors of a folder, taken one by one by the names in recipes; tensors left at the end are an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
 
-# Multimodal models keep their text model under these names.
+# Name prefixes of the text model in multimodal models.
 _PREFIXES = (
     ("model.language_model.", "model."), ("model.text_model.", "model."), ("language_model.model.", "model."),
     ("language_model.", ""), ("talker.", ""), ("model.backbone.", "model."), ("backbone.", "model."),
@@ -27,7 +27,7 @@ _OTHER_SENSES = re.compile(
     r"speaker_encoder|code_predictor|mimi|flow_lm\.(flow_net|out_eos|speaker_proj_weight|emb_mean|emb_std))(\.|$)"
 )
 _DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")
-_HYPER = ".hc_pre."  # a part of the names of Hunyuan 4's hyper-connections; transformers saves it in another place
+_HYPER = ".hc_pre."  # part of the names of Hunyuan 4's hyper-connections, which transformers saves under another module
 _BARE = (
     "embed_tokens.",
     "layers.",
@@ -44,7 +44,7 @@ _COMPUTED = (
 )  # fmt: skip
 _FP8_SCALES = ("weight_scale_inv", "weight_scale", "scale")
 _FP8_OTHERS = ("activation_scale", "input_scale")
-_BYTES = ("I8", "U8")  # formats of two codes of four bits
+_BYTES = ("I8", "U8")  # formats that hold two 4-bit codes per byte
 _PACKED = ".weight_packed"
 _NOT_PACKED = Packing()
 _ONE_MODEL = Parts()
@@ -64,7 +64,7 @@ class Shelf:
         parts: Parts = _ONE_MODEL,
         scaled: Callable[[LazyTensor, LazyTensor], LazyTensor | None] = lambda codes, scales: None,
     ) -> None:
-        """`scaled` returns FP8 tensors with their scales where blocks of rows do not tell these."""
+        """`scaled` dequantizes FP8 tensors whose scales are not in regular blocks of rows."""
         self.notes: list[str] = []
         shards = list(shards)
         within = any(name.startswith(parts.inside) for shard in shards for name in shard.tensors)
@@ -75,7 +75,7 @@ class Shelf:
         self._apply_fp8_scales(packing.fp8_blocks, scaled)
         self._apply_fp4_scales()
         self._unpack(packing)
-        self._counts: dict[tuple[str, str], int] = {}  # layer's name, with {} for a number: 1 + the highest number
+        self._counts: dict[tuple[str, str], int] = {}  # (layer prefix, name with {}) -> highest number + 1
         for name in self._tensors:
             layer = _LAYER.match(name)
             prefix = layer[0] if layer else ""
@@ -127,7 +127,7 @@ class Shelf:
                 self._tensors.pop(base + other, None)
 
     def _apply_fp4_scales(self) -> None:
-        """Take pairs of codes with the scales beside them, in DeepSeek 4's names, as matrices."""
+        """Combine 4-bit codes and their scales, under DeepSeek 4's names, into matrices."""
         for name in [name for name, tensor in self._tensors.items() if tensor.format in _BYTES]:
             if name.endswith(".weight") and (scales := self._tensors.pop(name.removesuffix("weight") + "scale", None)):
                 self._tensors[name] = fp4(self._tensors[name], scales, name)
@@ -149,11 +149,11 @@ class Shelf:
         return fp4(codes, scales, f"{base}.weight")
 
     def drop(self, unread: Callable[[str], bool]) -> None:
-        """Leave out the tensors that no model reads."""
+        """Drop tensors that no model reads."""
         self._tensors = {name: tensor for name, tensor in self._tensors.items() if not unread(name)}
 
     def take(self, prefix: str, names: tuple[str, ...]) -> list[LazyTensor] | None:
-        """Take the tensors with these names (`{}` counts as far as the folder goes); None if the first is missing."""
+        """Take the tensors with these names (`{}` counts from 0 to the last); return None if the first is missing."""
         found: list[LazyTensor] = []
         for name in names:
             count = self._counts.get((prefix, name), 0)
@@ -173,7 +173,7 @@ class Shelf:
 
 
 def _whole(name: str, parts: list[LazyTensor], pieces: Mapping[str, Pieces]) -> LazyTensor:
-    """Return a tensor, put together if the folder has it in pieces."""
+    """Return a tensor, merged if the folder stores it in tensor-parallel shards."""
     if len(parts) == 1:
         return parts[0]
     sides = next((sides for end, sides in pieces.items() if name.endswith(end)), None)

@@ -1,4 +1,4 @@
-"""Where the tensors of a layer come from in folders of transformers: shared parts, then whole layers."""
+"""The sources of a layer's tensors in folders of transformers: shared parts, then complete layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ GEMMA3: Layer = {**FOUR_NORMS, **QKV, **OUT, **GATED, **HEAD_NORMS}
 
 
 def experts(gate: str, up: str, down: str) -> Layer:
-    """Sources of experts: one matrix per expert or, as newer transformers may save them, one for gate and up of all."""
+    """Return the sources of experts: one matrix per expert or, in newer transformers, one stack with gate and up
+    fused."""
     fused = gate.split("{}")[0] + "gate_up_proj"
     return {
         "ffn_gate_exps.weight": (From((gate + ".weight",), stacked), From((fused,), half(0))),

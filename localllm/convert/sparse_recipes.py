@@ -1,5 +1,5 @@
-"""The recipes of models whose attention reads the positions that an indexer chooses: DeepSeek 3.2, GLM 5, dots3-note,
-MiniMax M3. Those that also have several residual streams are in `stream_recipes`."""
+"""The recipes of models with sparse attention, whose positions an indexer selects: DeepSeek 3.2, GLM 5, dots3-note,
+MiniMax M3. Models that also have hyper-connections are in `stream_recipes`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GROUPED: Layer = {**of.LATENT, **_INDEXER}
 
 
 def indexers(config: HfConfig) -> np.ndarray:
-    """Return which layers have an indexer of their own; others read the choice of the last one before them."""
+    """Return which layers have their own indexer; the others reuse the selection of the previous one."""
     layers, kinds, pattern = (
         config.needed("num_hidden_layers"),
         config.get("indexer_types"),
@@ -50,8 +50,8 @@ def indexers(config: HfConfig) -> np.ndarray:
 
 
 def rotated(groups: Callable[[HfConfig], int], trailing: bool) -> Change:
-    """Reorder the rows of each group that are rotated: trailing ones from halves (i, i + n/2) to neighbours, leading
-    ones from neighbours to halves. So the file's rotation does what transformers' does."""
+    """Reorder the rotated rows of each group: trailing ones from half-split (i, i + n/2) to interleaved rope, leading
+    ones from interleaved to half-split. This converts transformers' convention to the GGUF file's."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows, count, turned = height(parts[0]), groups(sizes.config), sizes.config.needed("qk_rope_head_dim")
@@ -65,7 +65,7 @@ def rotated(groups: Callable[[HfConfig], int], trailing: bool) -> Change:
 
 
 def rotated_indexer(trailing: bool) -> Layer:
-    """Return the sources of an indexer whose rotated rows are reordered."""
+    """Return the sources of an indexer, with its rotated rows reordered."""
     heads = {"indexer.attn_q_b": lambda config: config.needed("index_n_heads")}
     return {
         key: taken(_INDEXER[key][0].names[0], rotated(heads.get(key, one), trailing))
@@ -97,26 +97,26 @@ ROUTING = (
 
 # -- dots3-note --------------------------------------------------------------------------------------------------------
 
-_SLIDING = {  # transformers' sizes of layers with a window
+_SLIDING = {  # transformers' default sizes for sliding-window layers
     "num_attention_heads": 64, "kv_lora_rank": 1024, "q_lora_rank": 1024, "qk_nope_head_dim": 192, "v_head_dim": 128,
     "head_dim": 256,
 }  # fmt: skip
 
 
 def _slides(config: HfConfig) -> np.ndarray:
-    """Return which layers have a window."""
+    """Return which layers have a sliding window."""
     found = is_kind("sliding_attention")(config)
     return np.zeros(config.needed("num_hidden_layers"), bool) if found is None else found
 
 
 def _dots_kinds(config: HfConfig) -> list[str]:
-    """Return the kinds that transformers assumes: the first layers and every fourth see everything."""
+    """Return transformers' default kinds: full attention in the first two layers and then in every fourth."""
     layers = range(config.needed("num_hidden_layers"))
     return ["full_attention" if n < 2 or n % 4 == 1 else "sliding_attention" for n in layers]
 
 
 def _in_window(name: str) -> Callable[[HfConfig], int]:
-    """Return a size of the layers with a window, from the place of transformers or that of the published folders."""
+    """Return a reader for a size of the sliding-window layers, from transformers' keys or the published folders'."""
 
     def size(config: HfConfig) -> int:
         own = config.get("per_layer_config")
@@ -134,14 +134,14 @@ def _in_window(name: str) -> Callable[[HfConfig], int]:
 
 
 def _kind_of(tensor: LazyTensor, config: HfConfig, name: str) -> int:
-    """Return a size of the kind of layer that a tensor belongs to."""
+    """Return a size for the kind of layer (sliding or full) that a tensor belongs to."""
     found = re.search(r"layers\.(\d+)\.", tensor.name)
     assert found is not None, f"{tensor.name} is of no layer"
     return _in_window(name)(config) if _slides(config)[int(found[1])] else config.needed(name)
 
 
 def _part(which: int) -> Change:
-    """Return the plain keys' or the values' rows of all heads, as a matrix for each."""
+    """Return the rows of all heads' keys without rope, or of their values, as one matrix per head."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         names = ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")
@@ -154,7 +154,7 @@ def _part(which: int) -> Change:
 
 
 def _rescaled(name: str) -> Change:
-    """Multiply a norm by the root of the width over its own: what these models do with the rows that they norm."""
+    """Multiply a norm's weights by sqrt(width / norm width), which these models apply to the normalized rows."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         width = sizes.config.needed("hidden_size")
@@ -172,7 +172,7 @@ def _one_rank(config: HfConfig) -> str | None:
 
 
 def _shared_width(name: str) -> Callable[[HfConfig], str | None]:
-    """Require shared experts as wide as the others."""
+    """Require shared experts to have the width of the routed ones."""
 
     def check(config: HfConfig) -> str | None:
         width, own = config.integer("moe_intermediate_size", "intermediate_size"), config.integer(name)
@@ -217,7 +217,7 @@ _DOTS_KEYS: dict[str, Key] = {
 
 
 def _of_sparse(name: str, older: str) -> Key:
-    """Return a size of the indexer, from the place of transformers or that of the published folders."""
+    """Return a reader for a size of the indexer, from transformers' keys or the published folders'."""
 
     def size(config: HfConfig) -> int:
         table = config.below("sparse_attention_config", config.table("sparse_attention_config"))
@@ -227,7 +227,7 @@ def _of_sparse(name: str, older: str) -> Key:
 
 
 def _leading(config: HfConfig) -> int:
-    """Return how many layers from the first have no experts."""
+    """Return the number of leading dense layers."""
     frequency, layers = config.get("moe_layer_freq"), config.needed("num_hidden_layers")
     if config.get("mlp_layer_types") is not None or frequency is None:
         return dense_layers(config)

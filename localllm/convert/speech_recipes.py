@@ -1,7 +1,7 @@
-"""The recipe of the part of Qwen3-TTS that reads text and gives codes of speech, as llama.cpp's converter takes it.
+"""The recipe of Qwen3-TTS's talker, which reads text and generates speech codes, as llama.cpp's converter takes it.
 
-transformers does not have it. The file's embeddings of text are what the model projects, and behind them are those of
-codes; the output matrix has rows for codes alone.
+transformers does not support it. The embedding table has the projected text embeddings, then the speech codes; the
+output matrix has rows for speech codes only.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from localllm.convert.vision_recipes import SECTIONED
 _LAYER: Layer = {**of.QWEN, **of.HEAD_NORMS}
 _TABLES = ("model.text_embedding.weight", "model.codec_embedding.weight")
 _PROJECTION = tuple([f"text_projection.linear_fc{i}.{part}" for i in (1, 2) for part in ("weight", "bias")])
-_SPECIAL = 1024  # codes at the end, of which one alone may follow: the end of speech
+_SPECIAL = 1024  # special codes at the end of the codebook; only the end of speech may be generated
 
 F32 = NDArray[np.float32]
 
 
 def _projected(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return rows of text through two matrices with SiLU between, then the rows of codes; all F32."""
+    """Return F32 rows: text embeddings after the projection (two matrices with SiLU between), then code embeddings."""
     text, codes, up, up_bias, down, down_bias = parts
     inner, width = up.shape[0], down.shape[0]
     wanted = {
@@ -41,7 +41,7 @@ def _projected(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         if found != expected:
             raise ConvertError(f"{name}: is {found}; expected {expected}, as config.json and the other parts have it")
 
-    @cache  # the first read loads the matrices, for all of them
+    @cache  # the first read loads the matrices for all later ones
     def matrices() -> tuple[F32, ...]:
         return tuple([_values(part, 0, part.rows) for part in (up, up_bias, down, down_bias)])
 
@@ -60,7 +60,7 @@ def _values(tensor: LazyTensor, start: int, stop: int) -> F32:
 
 
 def _names(config: HfConfig) -> dict[int, str]:
-    """Return the tokens of codes, by their ids behind those of text; config.json names some."""
+    """Return the code tokens by id, which follow the text tokens; config.json names some."""
     first, count = config.needed("text_vocab_size"), config.needed("vocab_size")
     names = [f"<|codec_{i}|>" for i in range(count)]
     for key, told in config.table("talker_config").items():
@@ -77,7 +77,7 @@ def _end(config: HfConfig) -> int:
 
 
 def _never(config: HfConfig) -> NDArray[np.int32]:
-    """Return the tokens of codes that must not follow."""
+    """Return the code tokens that must not be generated."""
     end = config.needed("text_vocab_size") + config.needed("vocab_size")
     return np.array([i for i in range(max(0, end - _SPECIAL), end) if i != _end(config)], np.int32)
 

@@ -1,4 +1,4 @@
-"""The recipes of models with several residual streams (hyper-connections) and an indexer: Hunyuan 4, GLM 5.3 Flash."""
+"""The recipes of models with hyper-connections and an attention indexer: Hunyuan 4, GLM 5.3 Flash."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from localllm.models.reading.mixers import BOUND_KEY
 
 
 def _limits(config: HfConfig) -> np.ndarray | None:
-    """Return the limit of the experts of all layers."""
+    """Return the SwiGLU limit of each layer's experts."""
     limit = config.real("swiglu_limit")
     return np.full(config.needed("num_hidden_layers"), limit, np.float32) if limit and limit > 0 else None
 
 
 _HUNYUAN: Layer = {
     **GROUPED,
-    # transformers 5.23 saves these by another name than it reads
+    # transformers 5.23 saves these under another name than it loads
     **{
         key: (From((f"{module}.gate_proj",)), From((f"{module}.linear_gate",)))
         for key, module in (("ffn_gate", "mlp"), ("ffn_gate_shexp", "mlp.shared_experts"))
@@ -54,7 +54,7 @@ def _attends(config: HfConfig) -> np.ndarray:
 
 
 def _bound(config: HfConfig) -> float:
-    """Return the lowest exponent of the decay."""
+    """Return the lower bound of the decay's exponent."""
     found = config.real("linear_lower_bound")
     return (own_table(config).real("gate_lower_bound") or -5.0) if found is None else found
 
@@ -73,7 +73,7 @@ _GLM_NEXT_KEYS: dict[str, Key] = {
     "attention.head_count_kv": lambda config: _attends(config).astype(np.int32),
     "attention.key_length": "kv_lora_rank",
     "attention.key_length_mla": "qk_nope_head_dim",
-    "attention.layer_norm_epsilon": lambda config: 1e-6,  # of the indexer's keys
+    "attention.layer_norm_epsilon": lambda config: 1e-6,  # for the indexer's keys
     "attention.indexer.kpool": "index_kpool",
     "attention.indexer.kpool_select_tail": lambda config: config.flag("index_kpool_always_select_tail") is not False,
     "rope.dimension_count": 0,

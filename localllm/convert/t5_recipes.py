@@ -1,7 +1,7 @@
 """The recipes of T5 (arXiv:1910.10683), mT5 and UMT5, and of their encoders alone.
 
-The gguf package names their tensors. T5 divides the logits by the root of the width where the embedding is the output
-matrix too; a GGUF file says so by having no output matrix.
+The gguf package names their tensors. T5 divides the logits by sqrt(width) if the output matrix is the embedding. A GGUF
+file shows this by omitting the output matrix.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import Key, Mapped, Recipe, must_be, named
 from localllm.convert.tensor import LazyTensor
 
-_CONTEXT = 512  # trained tokens where config.json tells none: scores go by distances, so none is too far
+_CONTEXT = 512  # trained length, missing in config.json; attention uses relative positions, so longer texts also work
 _TABLES = {"shared": "token_embd", "encoder.embed_tokens": "token_embd", "decoder.embed_tokens": "token_embd"}
-_NO_PLACE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",)  # old folders; no model reads it
+_NO_PLACE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",)  # in old folders; no model reads it
 
 
 def _divided(config: HfConfig) -> bool:
-    """Return whether logits are divided by the root of the width; mT5 never does. Folders of transformers 5 always
-    have tie_word_embeddings true, and a key of its own where that is not what was trained."""
+    """Return whether logits are divided by sqrt(width); mT5 never does it. transformers 5 always writes
+    tie_word_embeddings as true, and adds scale_decoder_outputs if the model was trained otherwise."""
     if class_of(config) == "MT5ForConditionalGeneration":
         return False
     return config.flag("scale_decoder_outputs", "tie_word_embeddings") is not False
 
 
 def _output(tensors: list[LazyTensor], config: HfConfig) -> list[LazyTensor]:
-    """Return the tensors with an output matrix, or without one where logits are divided."""
+    """Add an output matrix, or drop it if logits are divided."""
     found = {tensor.name: tensor for tensor in tensors}
     table, output = found.get("token_embd.weight"), found.pop("output.weight", None)
     if table is None:
@@ -50,7 +50,7 @@ def _start(config: HfConfig) -> int | None:
 
 
 def _gated(default: str) -> Callable[[HfConfig], str | None]:
-    """Require a feed-forward that GGUF knows: ReLU, or the gated tanh form of GELU."""
+    """Require a feed-forward that GGUF supports: ReLU, or GELU (tanh) with a gate."""
 
     def check(config: HfConfig) -> str | None:
         kind = config.get("feed_forward_proj") or default
@@ -81,7 +81,7 @@ _DECODER_KEYS: dict[str, Key] = {
 
 
 def _rows(prefix: str, feed_forward: str, older: tuple[str, ...] = ()) -> tuple[Recipe, Recipe]:
-    """Return the recipes of a family: the whole model, and its encoder."""
+    """Return the recipes of a family: the full model, and its encoder."""
     shared: dict[str, Any] = {
         "layer": {}, "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward), _FAR), "defaults": _SIZES,
     }  # fmt: skip

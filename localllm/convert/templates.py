@@ -15,7 +15,7 @@ _KEY = "tokenizer.chat_template"
 
 
 def template_keys(folder: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
-    """Return `tokenizer.chat_template`, and `.NAME` for each additional one.
+    """Return `tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for each additional template.
 
     Separate files override the settings, and both override the `known` ones.
     """

@@ -1,7 +1,7 @@
 """A tensor that is read row by row, and its conversions: pick, stack, transpose, repack.
 
-Nothing here holds numbers. A converted tensor is a function that reads from its sources on demand, so a model larger
-than memory can be converted.
+No data is held here. A converted tensor is a function that reads from its sources on demand, so a model larger than
+memory can be converted.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from localllm.convert.errors import ConvertError
 
 U8 = NDArray[np.uint8]
 
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # formats stored value by value
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # unquantized formats
 FLOATS = ("F32", "F16", "BF16", "F64")
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights and bytes per block: one byte of scale, 16 of codes
 
 
 @dataclass(frozen=True, slots=True)
 class LazyTensor:
-    """`rows` rows of `row_bytes` bytes, all leading dimensions flattened, as in `localllm.gguf.GGUFTensor`."""
+    """`rows` rows of `row_bytes` bytes, with all leading dimensions flattened, as in `localllm.gguf.GGUFTensor`."""
 
     name: str
     format: str  # a key of quant.FORMATS; inside this package also F8_E4M3 and U8
-    shape: tuple[int, ...]  # row-major: (..., rows, columns) or (columns,), which is one row
+    shape: tuple[int, ...]  # row-major: (..., rows, columns), or (columns,) for a single row
     row_bytes: int
     _read: Callable[[int, int], U8] = field(repr=False, compare=False)
 
@@ -42,7 +42,7 @@ class LazyTensor:
         return self.rows * self.row_bytes
 
     def read(self, start: int, stop: int) -> U8:
-        """Return rows start..stop, contiguous: uint8 (stop - start, row_bytes). Several threads may call it at once."""
+        """Return rows start..stop, contiguous: uint8 (stop - start, row_bytes). Threads may call it concurrently."""
         if not 0 <= start <= stop <= self.rows:
             raise ConvertError(f"{self.name}: rows {start} to {stop} requested; it has {self.rows}")
         if start == stop:
@@ -51,7 +51,7 @@ class LazyTensor:
 
 
 def plain(name: str, values: NDArray[np.float32]) -> LazyTensor:
-    """Return a small float32 tensor in memory."""
+    """Return a small float32 tensor held in memory."""
     rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1]).view(np.uint8)
     return LazyTensor(name, "F32", values.shape, rows.shape[1], lambda start, stop: rows[start:stop])
 
@@ -70,14 +70,14 @@ def flattened(tensor: LazyTensor) -> LazyTensor:
 
 
 def squeezed(tensor: LazyTensor) -> LazyTensor:
-    """Leave out the dimension before the last, which must be 1."""
+    """Remove the dimension before the last, which must be 1."""
     if len(tensor.shape) < 3 or tensor.shape[-2] != 1:
         raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected (..., 1, n)")
     return replace(tensor, shape=(*tensor.shape[:-2], tensor.shape[-1]))
 
 
 def column(tensor: LazyTensor) -> LazyTensor:
-    """Return the numbers of a small tensor as rows of one: (n, 1)."""
+    """Return the values of a small tensor as a column: (n, 1)."""
     if tensor.format not in ITEM_BYTES:
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
     size = ITEM_BYTES[tensor.format]
@@ -89,7 +89,7 @@ def column(tensor: LazyTensor) -> LazyTensor:
 
 
 def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
-    """Return a vector as rows of `width` values."""
+    """Reshape a vector to rows of `width` values."""
     count = tensor.shape[-1]
     if len(tensor.shape) != 1 or not width or count % width:
         raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected a vector of rows of {width} values")
@@ -102,7 +102,7 @@ def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
 
 
 def scaled(tensor: LazyTensor, factors: NDArray[np.float32]) -> LazyTensor:
-    """Multiply every row by its factor, in the format that it has."""
+    """Multiply every row by its factor, keeping the format."""
 
     def read(start: int, stop: int) -> U8:
         values = quant.dequantize(tensor.read(start, stop), tensor.format)
@@ -112,7 +112,7 @@ def scaled(tensor: LazyTensor, factors: NDArray[np.float32]) -> LazyTensor:
 
 
 def padded(tensor: LazyTensor, rows: int) -> LazyTensor:
-    """Append rows of zeros to a matrix until it has the requested number."""
+    """Append zero rows to a matrix until it has `rows` rows."""
     _check_matrix(tensor)
     own = tensor.shape[0]
 
@@ -124,7 +124,7 @@ def padded(tensor: LazyTensor, rows: int) -> LazyTensor:
 
 
 def divided(tensor: LazyTensor, count: int) -> LazyTensor:
-    """Return a matrix as `count` matrices of as many rows."""
+    """Split a matrix into `count` matrices with equal numbers of rows."""
     _check_matrix(tensor)
     return replace(tensor, shape=(count, tensor.shape[0] // count, tensor.shape[1]))
 
@@ -135,7 +135,7 @@ def _check_matrix(tensor: LazyTensor) -> None:
 
 
 def computed(tensor: LazyTensor, function: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> LazyTensor:
-    """Return what the function makes of each number, as F32."""
+    """Apply a function to all values; the result is F32."""
     if tensor.format not in FLOATS:
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
 
@@ -147,7 +147,7 @@ def computed(tensor: LazyTensor, function: Callable[[NDArray[np.float32]], NDArr
 
 
 def multiplied(one: LazyTensor, other: LazyTensor) -> LazyTensor:
-    """Multiply two F32 tensors of one shape, number by number."""
+    """Multiply two F32 tensors of the same shape elementwise."""
     if (one.shape, one.format) != (other.shape, other.format):
         raise ConvertError(f"{other.name}: is {other.shape}, but {one.name} is {one.shape}; expected the same")
 
@@ -177,7 +177,7 @@ def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def joined(tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Append the rows of matrices of equal width."""
+    """Concatenate the rows of matrices of equal width."""
     first, starts = tensors[0], np.cumsum([0, *(tensor.rows for tensor in tensors)])
     for other in tensors:
         _check_matrix(other)
@@ -196,7 +196,7 @@ def joined(tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def side_by_side(tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Append the columns of matrices with as many rows."""
+    """Concatenate the columns of matrices of equal height."""
     first = tensors[0]
     for other in tensors:
         _check_matrix(other)
@@ -214,7 +214,8 @@ def side_by_side(tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTensor:
-    """Pick the rows `index` of all matrices, flattened, as matrices of `rows`; of a vector, its values."""
+    """Pick the rows `index`, counted over all matrices, and return matrices of `rows` rows. For a vector, pick
+    values."""
     if len(tensor.shape) == 1:
         return columns(tensor, index)
 
@@ -227,7 +228,7 @@ def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTenso
 
 
 def strided(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
-    """Pick rows start, start + step, ... of every matrix (of a vector, its values)."""
+    """Pick rows start, start + step, ... of every matrix (or values of a vector)."""
     height = tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[0]
     matrices = prod(tensor.shape[:-2])
     wanted = np.arange(start, min(stop, height), step)
@@ -245,7 +246,7 @@ def columns(tensor: LazyTensor, index: NDArray[np.int64]) -> LazyTensor:
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
-    """Transpose (..., a, b) to (..., b, a). A read loads the whole of every matrix that it touches."""
+    """Transpose (..., a, b) to (..., b, a). A read loads every matrix that it touches as a whole."""
     a, b = tensor.shape[-2:]
     size = ITEM_BYTES[tensor.format]
 
@@ -261,7 +262,7 @@ def transposed(tensor: LazyTensor) -> LazyTensor:
 
 
 def alike(one: LazyTensor, other: LazyTensor) -> bool:
-    """Return whether the bytes are equal; stops at the first difference."""
+    """Return whether the bytes are equal. Stops at the first difference."""
     if (one.shape, one.format) != (other.shape, other.format):
         return False
     step = max(1, (1 << 22) // one.row_bytes)
@@ -279,7 +280,7 @@ def as_float32(tensor: LazyTensor, offset: float = 0.0) -> LazyTensor:
 
 
 def as_int32(tensor: LazyTensor) -> LazyTensor:
-    """Convert I64 to I32; a read raises ConvertError for a number that does not fit."""
+    """Convert I64 to I32; a read raises ConvertError for a number out of range."""
     if tensor.format == "I32":
         return tensor
     if tensor.format != "I64":
@@ -296,7 +297,7 @@ def as_int32(tensor: LazyTensor) -> LazyTensor:
 
 
 def powers(tensor: LazyTensor) -> LazyTensor:
-    """Convert F8_E8M0 to F32: a byte is an exponent of 2 plus 127, and 255 no number."""
+    """Convert F8_E8M0 to F32: a byte is an exponent of 2 plus 127; 255 is NaN."""
 
     def read(start: int, stop: int) -> U8:
         return _E8M0[tensor.read(start, stop)].view(np.uint8)
@@ -305,7 +306,7 @@ def powers(tensor: LazyTensor) -> LazyTensor:
 
 
 def expanded(tensor: LazyTensor) -> LazyTensor:
-    """Return the values of a quantized tensor, as F32."""
+    """Dequantize a tensor to F32."""
 
     def read(start: int, stop: int) -> U8:
         return quant.dequantize(tensor.read(start, stop), tensor.format).view(np.uint8)
@@ -316,7 +317,8 @@ def expanded(tensor: LazyTensor) -> LazyTensor:
 def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
     """Repack bytes (..., rows, n, 16) or (..., rows, 16 n) and scales (..., rows, n) to MXFP4 (..., rows, 32 n).
 
-    A byte of the checkpoint holds two neighbours, the first in its low half; a byte of ggml holds weights i and i + 16.
+    A byte of the checkpoint holds two neighbouring weights, the first in its low half; a byte of ggml holds weights i
+    and i + 16.
     """
     n, half = scales.shape[-1], MXFP4_BLOCK // 2
     joined = blocks.shape == (*scales.shape[:-1], n * half)
@@ -346,8 +348,8 @@ def scaled_fp8(
 ) -> LazyTensor:
     """Multiply FP8 (rows, columns) by its scales (one, one per row, or one per block), as F32.
 
-    Without `blocks`, (rows, columns) of one, the number of scales determines their size; the last blocks are smaller.
-    `places` (rows) tells the row of scales of each row, where blocks of rows do not.
+    `blocks` is the (rows, columns) of a block. Without it, the number of scales determines the size; the last blocks
+    are smaller. `places` (rows) gives each row's row of scales, if these are not in regular blocks.
     """
     rows, width = tensor.shape[-2:]
     values = quant.dequantize(scales.read(0, scales.rows), scales.format).reshape(scales.shape or (1,))
@@ -369,13 +371,13 @@ def scaled_fp8(
 
 
 def _block(size: int, parts: int) -> int:
-    """Return the block size: the usual 128 if it gives that many parts, otherwise that of equal parts."""
+    """Return the block size: 128 if it gives the right number of parts, else the size of equal parts."""
     return 128 if -(-size // 128) == parts else -(-size // parts)
 
 
 def _e4m3() -> NDArray[np.float32]:
-    """Return the values of all bytes (arXiv:2209.05433): sign, 4 exponent bits (bias 7), 3 mantissa bits; 0x7F is
-    NaN."""
+    """Return the values of all 256 bytes (arXiv:2209.05433): sign, 4 exponent bits (bias 7), 3 mantissa bits. 0x7F and
+    0xFF are NaN."""
     code = np.arange(256)
     exponent, mantissa = (code >> 3) & 15, code & 7
     size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))

@@ -1,8 +1,8 @@
-"""Vocabularies that a folder holds as a file of tiktoken alone: those of Kimi, Qwen 1 and GLM 4 (2024). Their programs,
-which cut text into words, are not run; their rules are known by the names of their classes.
+"""Convert vocabularies of folders that only have a tiktoken file: Kimi, Qwen 1 and GLM 4 (2024). Their tokenizer code
+is not run; its pre-tokenizer is known by class name.
 
-A line is a token in base64 and its rank, which is its id. tiktoken joins the neighbours whose token has the lowest
-rank, so that the last pair that makes a token is its merge.
+A line is a token in base64 and its rank, which is its id. tiktoken merges the adjacent pair with the lowest rank first,
+so the last pair that makes up a token is that token's merge.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _MAX_TOKEN = 256  # bytes; Kimi's longest token has 128
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A tokenizer whose rule is known. `specials` are the texts of ids behind the file's; {} is the id."""
+    """A tokenizer with a known pre-tokenizer. `specials` are the texts of ids after the file's; {} is the id."""
 
-    name: str  # a part of what tokenizer_config.json calls its class, in small letters
+    name: str  # part of the class name in tokenizer_config.json, lower case
     file: str
     pre: str
     specials: tuple[str, ...] = ()
-    end: str = ""  # the special token that ends texts, where no file tells one
+    end: str = ""  # the end-of-text token, if no file sets it
     add_bos: bool | None = None
     note: str = ""
 
 
 _KINDS = (
     Kind(
-        "kimi", FILE, "kimi-k2", ("<|reserved_token_{}|>",) * 256,  # those without a name
+        "kimi", FILE, "kimi-k2", ("<|reserved_token_{}|>",) * 256,  # unnamed ones
         note="capitals inside words do not begin a token, as in llama.cpp; Kimi's own code cuts there",
     ),
     Kind(
@@ -55,12 +55,12 @@ _KINDS = (
 
 
 def tiktoken_kind(files: TokenizerFiles) -> Kind | None:
-    """Return the kind of the folder's file, None without one; ConvertError if it is not known how it cuts text."""
+    """Return the kind of the folder's file, None without one; raise ConvertError if its pre-tokenizer is unknown."""
     said = f"{files.settings.get('auto_map')} {files.settings.get('tokenizer_class')}".lower()
     for kind in _KINDS:
         if kind.name in said and (files.folder / kind.file).is_file():
             return kind
-    for name in {kind.file for kind in _KINDS} - {"tokenizer.model"}:  # which may be SentencePiece's
+    for name in {kind.file for kind in _KINDS} - {"tokenizer.model"}:  # tokenizer.model may be SentencePiece's
         if (path := files.folder / name).is_file():
             raise ConvertError(
                 f"{path}: tokenizer_config.json names no tokenizer of Kimi or Qwen, so the rule that cuts text is "
@@ -71,7 +71,7 @@ def tiktoken_kind(files: TokenizerFiles) -> Kind | None:
 
 
 def from_tiktoken(files: TokenizerFiles, kind: Kind) -> dict[str, Any]:
-    """Convert the file to the keys of byte-level BPE."""
+    """Convert the file to the GGUF keys of byte-level BPE."""
     ranks = _read(files.folder / kind.file, files.rows)
     tokens = Tokens.padding(files.rows)
     for token, rank in ranks.items():
@@ -93,7 +93,7 @@ def from_tiktoken(files: TokenizerFiles, kind: Kind) -> dict[str, Any]:
 
 
 def _read(path: Path, rows: int) -> dict[bytes, int]:
-    """Return the ranks of tokens."""
+    """Return the rank of each token."""
     lines = read_file(path, _MAX_BYTES).splitlines()
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(lines, 1):
@@ -114,7 +114,7 @@ def _read(path: Path, rows: int) -> dict[bytes, int]:
 
 
 def _merge(ranks: Mapping[bytes, int], token: bytes, limit: int) -> list[bytes]:
-    """Return the parts of a token before its last merge: two, but for single bytes and tokens that no merge makes."""
+    """Return a token's parts before its last merge: usually two; a byte has one, an unreachable token more."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 1:
         rank, at = min((ranks.get(parts[i] + parts[i + 1], limit), i) for i in range(len(parts) - 1))

@@ -1,5 +1,5 @@
 """Convert the tokenizer of a Hugging Face folder to GGUF keys: tokens, types, scores or merges, special tokens, chat
-templates. Then both tokenizers encode a text, and a note reports different ids."""
+templates. Then encode a sample text with both tokenizers; a note reports different ids."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _CHECK = (
 )
 
 
-_INCOMPLETE = {  # classes of programs, which are not run
+_INCOMPLETE = {  # classes whose code is not run
     "ChatGLMTokenizer": "the special tokens of ChatGLM 2 and 3 are in the tokenizer's program alone, which is not run; "
     "save a fast tokenizer (tokenizer.json) into the folder, or take a GGUF file",
 }
 _SGLANG = "tokenizer.tok.json"  # Grok 2's
-_BY_SCORE = (  # files have no unigram model that falls back to bytes
+_BY_SCORE = (  # GGUF has no unigram model with byte fallback
     "tokenizer.model is a unigram model; the file merges its pieces by score, as llama.cpp's does, and may cut a text "
     "elsewhere"
 )
@@ -62,18 +62,19 @@ def tokenizer_keys(
     templates: Mapping[str, str] = MappingProxyType({}),
     further: Mapping[int, str] = MappingProxyType({}),
 ) -> TokenizerKeys:
-    """Return `tokenizer.*` for an embedding with this many rows; ConvertError for an unsupported tokenizer.
+    """Return `tokenizer.*` for an embedding with this many rows; raise ConvertError for an unsupported tokenizer.
 
-    `kind` is the architecture's `tokenizer.ggml.model` where the folder does not tell it, or tells another; `templates`
-    are those that it lacks, by name, and `further` tokens are control tokens of rows that its vocabulary does not have.
+    `kind` is the architecture's `tokenizer.ggml.model`, if the folder does not show it or shows another. `templates`
+    are chat templates by name for a folder that lacks them. `further` are control tokens by id, for rows beyond the
+    vocabulary.
     """
     settings, fast = optional(folder / "tokenizer_config.json"), optional(folder / "tokenizer.json")
     files = TokenizerFiles(folder, fast or as_fast(folder, settings), settings, rows)
     keys = _with_further(_vocabulary(files, kind), further)
-    if keys["tokenizer.ggml.model"] != "rwkv":  # config.json of these folders names ids of other tokenizers
+    if keys["tokenizer.ggml.model"] != "rwkv":  # config.json of RWKV folders has ids of another tokenizer
         keys |= special_keys(folder, files.fast, files.settings, config, keys)
     keys |= template_keys(folder, files.settings, templates)
-    if kind == "gemma4":  # a text without it is continued badly; the folder leaves it to the chat template
+    if kind == "gemma4":  # output degrades without BOS; the folder relies on the chat template for it
         keys["tokenizer.ggml.add_bos_token"] = True
     tokenizer = Tokenizer.from_metadata(keys)
     if not fast and kind == "llama" and (pieces := _pieces_file(folder)) and read_pieces(pieces).kind == UNIGRAM:
@@ -128,12 +129,12 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
 
 
 def _pieces_file(folder: Path) -> Path | None:
-    """Return SentencePiece's file of a folder."""
+    """Return the path of the folder's SentencePiece file."""
     return next((path for name in ("tokenizer.model", "spiece.model") if (path := folder / name).is_file()), None)
 
 
 def _differences(path: Path, ours: Tokenizer, around: bool) -> tuple[str, ...]:
-    """Compare both tokenizers on a text; return a note if ids, or with `around` the tokens around it, differ."""
+    """Encode a text with both tokenizers. Return a note if ids or, with `around`, special tokens differ."""
     json = read_file(path).decode("utf-8", "replace")
     try:
         with Confined(folder_tokenizer.__name__, folder_tokenizer.limits(json)) as confined:

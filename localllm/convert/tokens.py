@@ -1,4 +1,4 @@
-"""The arrays of a GGUF vocabulary, and the files of a folder that fill them."""
+"""The arrays of a GGUF vocabulary, and the folder's files that fill them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPECIAL_TEXTS = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")  # not marked as cont
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What the tokenizer files of a folder hold, and the rows of the model's embedding."""
+    """The content of a folder's tokenizer files, and the number of rows in the model's embedding."""
 
     folder: Path
     fast: Mapping[str, Any]  # tokenizer.json
@@ -33,7 +33,7 @@ class TokenizerFiles:
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """The table `model` of tokenizer.json."""
+        """Return the table `model` of tokenizer.json."""
         model = self.fast.get("model") or {}
         if not isinstance(model, dict):
             raise ConvertError(f"{self.path}: model is not an object; download it again")
@@ -42,7 +42,7 @@ class TokenizerFiles:
 
 @dataclass(slots=True)
 class Tokens:
-    """The three arrays of a GGUF vocabulary; ids that the folder does not name are padding."""
+    """The three arrays of a GGUF vocabulary; ids that the folder does not define are padding."""
 
     texts: list[str]
     types: list[int]
@@ -53,13 +53,13 @@ class Tokens:
         return cls([f"[PAD{i}]" for i in range(count)], [UNUSED] * count, [_PADDING_SCORE] * count)
 
     def put(self, i: int, text: str, kind: int, score: float) -> None:
-        """Set token i; a token beyond the rows of the embedding has no weights and is dropped."""
+        """Set token i. A token beyond the embedding's rows has no weights and is dropped."""
         if i < len(self.texts):
             self.texts[i], self.types[i], self.scores[i] = text, kind, score
 
 
 def vocabulary(files: TokenizerFiles) -> list[tuple[str, int]]:
-    """Return tokens and ids of a vocabulary that is an object."""
+    """Return tokens and ids of a vocabulary stored as an object."""
     found = files.model.get("vocab")
     if not isinstance(found, dict) or not found:
         raise ConvertError(f"{files.path}: model.vocab is not an object of tokens; download it again")
@@ -73,7 +73,7 @@ def vocabulary(files: TokenizerFiles) -> list[tuple[str, int]]:
 
 
 def merges(files: TokenizerFiles) -> list[tuple[str, str]]:
-    """Return pairs, best first; older files write a pair as one text with a space."""
+    """Return the merges, highest priority first; older files write a pair as one string with a space."""
     listed = files.model.get("merges")
     pairs = [m.split(" ") if isinstance(m, str) else m for m in listed] if isinstance(listed, list) else [None]
     for pair in pairs:
@@ -87,7 +87,7 @@ def is_byte(text: str) -> bool:
 
 
 def add_tokens(tokens: Tokens, files: TokenizerFiles) -> None:
-    """Add the added tokens, which override the vocabulary's, from every file that lists any, the most reliable last."""
+    """Apply the added tokens of all files over the vocabulary; more reliable files come later and override others."""
     listed: dict[int, tuple[str, bool]] = {}
     for text, i in optional(files.folder / "added_tokens.json").items():
         if type(i) is int and i >= 0:

@@ -1,6 +1,6 @@
-"""The text models inside of vision models. Their rotation has parts for the sides of a picture; for text it is one.
+"""The text models inside vision models. Their rope has sections for the sides of an image; text uses one position.
 
-CogVLM has matrices of its own for pictures in each layer, which llama.cpp asks for; they are in the file.
+CogVLM's layers also have separate matrices for images, which llama.cpp requires, so they are written to the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from localllm.convert.tensor import LazyTensor
 
 
 def _upright(axis: int, change: Change) -> Change:
-    """Transpose matrices, as the folders of 2025 hold them, if the model's width is not along this axis."""
+    """Transpose the matrices of 2025 folders, recognized by the axis of the model's width."""
 
     def then(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         upright = len(parts[0].shape) == 3 and parts[0].shape[axis] == sizes.config.needed("hidden_size")
@@ -36,7 +36,7 @@ _EXPERTS: Layer = {
 
 
 def _sections(config: HfConfig) -> np.ndarray | None:
-    """Return the pairs of a head that are rotated by time, height and width, and none by a fourth."""
+    """Return the number of rotated pairs for time, height and width, and 0 for a fourth axis."""
     sizes = config.table("rope_parameters", "rope_scaling").get("mrope_section")
     if sizes is None:
         return None
@@ -46,7 +46,7 @@ def _sections(config: HfConfig) -> np.ndarray | None:
 
 
 def _deepstack(config: HfConfig) -> int:
-    """Return the layers to which a picture's features are added."""
+    """Return the number of layers that add an image's features."""
     indexes = config.table("vision_config").get("deepstack_visual_indexes")
     return len(indexes) if isinstance(indexes, list) else 0
 
@@ -56,12 +56,12 @@ _QWEN3: dict[str, Key] = {**SECTIONED, "n_deepstack_layers": _deepstack}
 
 
 def _is_count(value: object) -> bool:
-    """Return whether a value is a whole number of pairs, which older folders write as 16.0."""
+    """Return whether a value is an integer number of pairs, which older folders write as 16.0."""
     return type(value) in (int, float) and value in range(1 << 16)
 
 
 def _four_sections(config: HfConfig) -> np.ndarray | None:
-    """Return the pairs of a head that are rotated by position, width, height and number of the picture."""
+    """Return the number of rotated pairs for position, width, height and image number."""
     sizes = config.table("rope_parameters", "rope_scaling")
     found = sizes.get("mrope_section") or sizes.get("xdrope_section")
     if found is None:
@@ -87,7 +87,7 @@ _COGVLM: Layer = {
 
 
 def _as_many_keys(config: HfConfig) -> str | None:
-    """CogVLM 2 shares keys and values, which llama.cpp does not load, so that nothing can be compared."""
+    """Refuse CogVLM 2, which shares KV heads: llama.cpp does not load it, so results cannot be compared."""
     shared, heads = config.integer("num_multi_query_heads"), config.needed("num_attention_heads")
     if shared in (None, heads):
         return None

@@ -1,5 +1,5 @@
-r"""RWKV's "world" vocabulary: a text file with a line for each token, `ID LITERAL LENGTH`. Literals are Python's, of
-texts or bytes."""
+r"""Convert RWKV's "world" vocabulary: a text file with one token per line, `ID LITERAL LENGTH`. Literals are in Python
+syntax."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from localllm.convert.tokens import CONTROL, NORMAL, TokenizerFiles, Tokens
 from localllm.printable import printable
 
 FILE = "rwkv_vocab_v20230424.txt"
-_MAX_BYTES = 1 << 24  # the only one known has 1 MB
+_MAX_BYTES = 1 << 24  # the only known file has 1 MB
 _MAX_LINE = 2000  # characters
 _LINE = re.compile(r"(\d{1,9}) (b?(?:'.*'|\".*\")) (\d{1,9})")
-_START = "<s>"  # id 0, which no line has: it starts texts and ends answers
-_TURN = b"\n\n"  # ends an answer too
+_START = "<s>"  # id 0, which has no line: it starts texts and ends answers
+_TURN = b"\n\n"  # also ends an answer
 
-# The dialogue that these models were trained with. It does not keep what an answer thought.
+# The dialogue format that these models were trained with. It drops the reasoning of earlier answers.
 TEMPLATE = (
     "{{ bos_token }}{% set told = messages | selectattr('role', 'equalto', 'system') | list %}"
     "{% if told and told[-1].content %}{{ 'System: ' + told[-1].content + '\n\n' }}{% endif %}"
@@ -36,7 +36,7 @@ TEMPLATE = (
 
 
 def from_world(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert the file to GGUF keys, with the ids of special tokens; ConvertError in one line if it is damaged."""
+    """Convert the file to GGUF keys with the special token ids; raise a one-line ConvertError if it is damaged."""
     tokens = Tokens.padding(files.rows)
     tokens.put(0, _START, CONTROL, 0.0)
     keys: dict[str, Any] = {"tokenizer.ggml.model": "rwkv"}
@@ -54,7 +54,7 @@ def from_world(files: TokenizerFiles) -> dict[str, Any]:
 
 
 def _read(files: TokenizerFiles) -> dict[int, bytes]:
-    """Return the bytes of tokens by id."""
+    """Return each token's bytes by id."""
     path = files.folder / FILE
     lines = read_lines(path, _MAX_BYTES)
     found: dict[int, bytes] = {}
@@ -78,7 +78,7 @@ def _read(files: TokenizerFiles) -> dict[int, bytes]:
 
 
 def _literal(text: str) -> bytes | None:
-    """Return the bytes of a literal; None if it is none."""
+    """Return the bytes of a literal; None if it is invalid."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -1,3 +1,2 @@
-"""How an answer was made: recorder.py watches it, record.py holds what it saw, choices.py shows what samplers did,
-costs.py knows what operations read and multiply, account.py adds up, page.py writes an HTML page.
-"""
+"""How an answer was made. recorder.py observes it, record.py stores the observations, choices.py shows the samplers'
+effect, costs.py computes what operations read and multiply, account.py sums up, and page.py writes an HTML page."""

@@ -1,4 +1,4 @@
-"""The account of an answer: where its time went, what was read and multiplied, and the limits of both."""
+"""The account of an answer: its time, the bytes read and operations done, and the hardware limits of both."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from localllm.plan import BLOCK
 from localllm.scheduler.request import Finished
 
 MEASURE_SECONDS = 0.1
-MOST_SHARE = 1.05  # of a limit; a larger share means that the time is that of one thread, while others worked
+MOST_SHARE = 1.05  # of a limit; above it, the time must be one thread's while others worked
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What some operations took in some passes. Rates and shares are 0 without a limit, or without a plausible time."""
+    """Resources used by some operations in some passes. Rates and shares are 0 if the limit or the time is unknown."""
 
     kind: str
     calls: int  # operations in one pass
     seconds: float
-    waited: float  # of these, seconds in which the first thread waited for others
+    waited: float  # seconds within `seconds` in which the first thread waited for others
     bytes: int
     operations: int
     roofs: Roofs
@@ -49,12 +49,12 @@ class Spent:
 
     @property
     def reading(self) -> float:
-        """Seconds that reading the bytes takes at least."""
+        """Minimum seconds to read the bytes."""
         return self.bytes / self.roofs.bytes if self.roofs.bytes else 0.0
 
     @property
     def multiplying(self) -> float:
-        """Seconds that the operations take at least, as products of bytes."""
+        """Minimum seconds for the operations, at the rate of byte products."""
         return self.operations / self.roofs.operations if self.roofs.operations else 0.0
 
     @property
@@ -71,9 +71,9 @@ class Spent:
 
     @property
     def bound(self) -> str:
-        """What limits it: "memory", "arithmetic", or "waiting" if threads waited for each other most of the time.
+        """The bottleneck: "memory", "arithmetic", or "waiting" if threads waited for each other most of the time.
 
-        "" if it reads and multiplies nothing, or no limit is known.
+        "" if nothing is read or multiplied, or no limit is known.
         """
         if not self.reading or not self.roofs.operations:
             return ""
@@ -84,13 +84,13 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Passes of one sort: over the prompt, of one row, or of several rows that verify drafts."""
+    """Passes of one kind: prefill, decode of one row, or verification of several drafted rows."""
 
     name: str
     steps: tuple[Step, ...]
     kinds: tuple[Spent, ...]  # by kind of operation, the longest first
-    whole: Spent  # of all operations
-    seconds: float  # of the passes, with the Python around the operations
+    whole: Spent  # all operations
+    seconds: float  # of the passes, including Python code around the operations
 
     @property
     def rows(self) -> int:
@@ -99,15 +99,15 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What speculation did."""
+    """Statistics of speculation."""
 
-    drafted: int  # drafts that were verified
+    drafted: int  # verified drafts
     accepted: int
-    unverified: int  # drafts that were not worth verifying
-    rounds: int  # passes that verified drafts
+    unverified: int  # drafts not worth verifying
+    rounds: int  # verifying passes
     tokens: int  # of the answer, after the first
-    passes: int  # of the model that made them
-    one_row: float  # median seconds of a pass of one row; 0 if there was none
+    passes: int  # of the draft model
+    one_row: float  # median seconds of a one-row pass; 0 without any
     several_rows: float  # median seconds of a verifying pass
     drafting: float  # seconds of the draft model's passes
 
@@ -127,7 +127,7 @@ class Account:
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """The passes of the model: prompt, decoding, verifying; those that there were."""
+        """The passes of the model: prefill, decode, verify; only those that occurred."""
         later = self.record.later("model")
         sorts = (
             ("prompt", self.record.chunks()),
@@ -141,7 +141,7 @@ class Account:
 
     @cached_property
     def time(self) -> tuple[tuple[str, float], ...]:
-        """Seconds of everything that was done, by name; together the whole answer."""
+        """Seconds by activity, which add up to the whole answer."""
         record = self.record
         parts = [("template and tokens", record.prepared)]
         parts += [(phase.name, phase.seconds) for phase in self.phases]
@@ -180,15 +180,15 @@ class Account:
 
     @property
     def cache_per_token(self) -> int:
-        """Bytes that the cache stores for a token."""
+        """Cache bytes per token."""
         return self.block_bytes // BLOCK
 
     def cache_bytes(self, step: Step) -> int:
-        """Return the bytes of the cache that a pass reads."""
+        """Return the cache bytes that a pass reads."""
         return sum(cost.bytes(step) for cost in self.costs if cost.cache)
 
     def operations_without_cache(self) -> int:
-        """Return the operations of the last token if all tokens before it were evaluated with it again."""
+        """Return the operations for the last token if all previous tokens were evaluated again."""
         count = self.record.held
         again = Step("model", 0.0, 0.0, 0, (0,) * count, 1, None)
         return sum(cost.operations(again) for cost in self.costs)
@@ -197,7 +197,7 @@ class Account:
 
     @cached_property
     def drafts(self) -> Drafts | None:
-        """What speculation did; None if there was none."""
+        """The speculation statistics; None without speculation."""
         record = self.record
         if not self.usage.drafting:
             return None
@@ -217,9 +217,9 @@ class Account:
 
 
 def measure_roofs(model: Model) -> Roofs:
-    """Measure the limits of the processor; those that this executable cannot measure are 0."""
+    """Measure the limits of the processor; a limit that this executable cannot measure is 0."""
     executable, began, found = model.executable, perf_counter(), Roofs(0.0, 0.0, 0.0)
-    while perf_counter() - began < MEASURE_SECONDS:  # other programs disturb a single measurement
+    while perf_counter() - began < MEASURE_SECONDS:  # other programs disturb single measurements
         if isinstance(executable, Clocked):
             found = best(found, executable.roofs())
         else:
@@ -228,7 +228,7 @@ def measure_roofs(model: Model) -> Roofs:
 
 
 def best(first: Roofs, second: Roofs) -> Roofs:
-    """Return the higher limits of two measurements, before and after a run."""
+    """Return the higher limits of two measurements, one before and one after a run."""
     return Roofs(*map(max, first, second))
 
 

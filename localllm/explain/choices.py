@@ -1,4 +1,4 @@
-"""What each sampler did: the candidates before and after it, compared over the whole vocabulary."""
+"""The effect of each sampler: the candidates before and after it, compared over the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.sampling.select import Doubles, largest
 
 
 class Seen(NamedTuple):
-    """The candidates of a choice, in numbers; the fields are those of `record.Choice`."""
+    """Statistics of a choice's candidates; the fields match `record.Choice`."""
 
     candidates: tuple[Candidate, ...]
     others: int
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
     stages: tuple[Stage, ...]
 
 
-# The settings of each sampler, by the names of `SamplingOptions`.
+# The settings of each sampler, by the names in `SamplingOptions`.
 _SETTINGS = {
     "penalties": ("repeat_last_n", "repeat_penalty", "frequency_penalty", "presence_penalty"),
     "dry": ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
@@ -37,7 +37,7 @@ _SETTINGS = {
 
 
 def chain_of(options: SamplingOptions) -> tuple[str, ...]:
-    """Return the samplers that run, in order, each with its settings: "top_k 40"."""
+    """Return the samplers that run, in order, with their settings: "top_k 40"."""
     found = []
     for name in enabled_names(options):
         settings = _SETTINGS.get(name, (name,))
@@ -48,10 +48,10 @@ def chain_of(options: SamplingOptions) -> tuple[str, ...]:
 
 
 class _Spread(NamedTuple):
-    """Candidates spread over the vocabulary."""
+    """Candidates expanded to the whole vocabulary."""
 
     name: str
-    logits: NDArray[np.float32]  # (V,), -inf for tokens that are out
+    logits: NDArray[np.float32]  # (V,), -inf for removed tokens
     p: Doubles  # (V,)
 
     @property
@@ -60,7 +60,7 @@ class _Spread(NamedTuple):
 
 
 def seen(stages: Iterable[tuple[str, Candidates]], most: int, also: Iterable[int]) -> Seen:
-    """Compare what `Sampler.stages` yields; list the `most` likely tokens by the model, and those of `also`."""
+    """Compare the stages that `Sampler.stages` yields; list the model's `most` likely tokens, and those in `also`."""
     spread = list(_spread(stages))
     first, last = spread[0], spread[-1]
     listed = largest(first.logits, most).tolist()

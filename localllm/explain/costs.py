@@ -1,7 +1,7 @@
-"""What the operations of a plan read and multiply in a pass, from the plan alone; a run adds the time.
+"""Compute what a plan's operations read and multiply in a pass, from the plan alone; a run adds the time.
 
-Bytes are those that must come from memory: weights once per pass, and the cache once for all rows of a sequence.
-Activations stay in the processor's caches and are not counted; nor is what is looked up in the file before a pass.
+Bytes are memory traffic: weights once per pass, and the cache once for all rows of a sequence. Activations stay in the
+processor's caches and are not counted; neither are lookups in the file before a pass.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 @dataclass(frozen=True, slots=True)
 class CacheRead:
-    """What an operation reads of one layer of the cache."""
+    """Reads of one cache layer by an operation."""
 
-    bytes: int  # per position; of a pool its row's share
+    bytes: int  # per position; for a compressed pool, the row's share
     flops: int  # per position
-    window: int  # positions that a row reads; 0: all
-    each: bool = False  # every row reads positions of its own
+    window: int  # positions visible to a row; 0: all
+    each: bool = False  # every row reads its own positions
 
     def total_bytes(self, rows: int, seen: int) -> int:
-        """Return the bytes that some rows read when the last of them sees so many positions."""
+        """Return the bytes that `rows` rows read, if the last row sees `seen` positions."""
         if self.each:
             return rows * self.bytes * (min(seen, self.window) if self.window else seen)
         return self.bytes * (min(seen, self.window + rows - 1) if self.window else seen)
@@ -53,12 +53,12 @@ class CacheRead:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one operation takes in a pass."""
+    """The cost of one operation in a pass."""
 
-    kind: str  # role of its matrix, or its name
-    batch: bool  # whether it works on all rows, not only on those that become logits
+    kind: str  # role of its weights, or the operation's name
+    batch: bool  # whether it runs on all rows, not only on rows with logits
     weights: tuple[tuple[int, int, int], ...]  # (bytes, used, of): a row reads `used` of `of` equal shares
-    per_row: int  # bytes of an embedding or a recurrent state
+    per_row: int  # bytes of an embedding or recurrent state
     cache: tuple[CacheRead, ...]
     flops: int  # per row
 
@@ -66,7 +66,7 @@ class Cost:
         return len(step.tokens) if self.batch else step.logit_rows
 
     def bytes(self, step: Step) -> int:
-        """Return the bytes that it reads. With experts this is an upper bound: rows may choose the same ones."""
+        """Return the bytes read. With experts this is an upper bound, since rows may share experts."""
         rows = self.rows(step)
         if not rows:
             return 0
@@ -81,10 +81,10 @@ class Cost:
 
 
 def costs_of(executable: Executable, plan: Plan) -> tuple[Cost, ...]:
-    """Return the cost of every operation that the executable of a plan runs, in order.
+    """Return the cost of every operation that a plan's executable runs, in order.
 
-    An operation with several kernel calls has its cost at the last one; the others have none, so that the costs match
-    the clocks of the calls.
+    If an operation has several kernel calls, the last one carries the cost and the others zero, so that costs align
+    with the calls' timings.
     """
     cache = executable.block_bytes
     if not isinstance(executable, Clocked):
@@ -98,10 +98,10 @@ def costs_of(executable: Executable, plan: Plan) -> tuple[Cost, ...]:
 
 
 def _named_together(costs: Sequence[Cost], barriers: Sequence[bool]) -> list[Cost]:
-    """Return the costs with one kind for all calls between two barriers.
+    """Merge the kinds of all calls between two barriers.
 
-    Between barriers one thread may do the work of an operation while another is at the next, so that only the time of
-    all of them is known.
+    Between barriers, one thread may run an operation while another already runs the next. So only their total time is
+    known.
     """
     found: list[Cost] = []
     since: list[Cost] = []
@@ -115,7 +115,7 @@ def _named_together(costs: Sequence[Cost], barriers: Sequence[bool]) -> list[Cos
 
 
 def kind_of(op: Operation) -> str:
-    """Return the role of an operation's matrix in any layer, or the operation's name."""
+    """Return the role of an operation's weights, without the layer, or the operation's name."""
     parts = flattened([op])
     if any(isinstance(part, Embed | EmbedNgrams) for part in parts):
         return "embedding"
@@ -147,7 +147,7 @@ def _cost(op: Operation, plan: Plan, stored: Callable[[Weight], int], cache: Seq
 
 
 def _cache_read(op: Operation, number: int, layer: CacheLayer, block_bytes: int) -> CacheRead:
-    """Return what attention or an indexer reads of a layer."""
+    """Return the reads of a cache layer by attention or an indexer."""
     size = block_bytes // rows_of_block(layer.every) // layer.every
     if isinstance(op, Attention):
         window = layer.selected or (op.window if number == op.layer else 0)

@@ -1,4 +1,4 @@
-"""An explanation: the account of an answer, and the words that it takes to show it."""
+"""An explanation: the account of an answer, and the texts to present it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How a model answered a question."""
+    """An explanation of how a model answered a question."""
 
     model: str
     device: str
@@ -34,7 +34,7 @@ class Explanation:
 
     @property
     def roofs(self) -> str:
-        """The measured limits, in a sentence."""
+        """The measured limits as a sentence."""
         roofs = self.account.roofs
         told = [f"memory {amount(roofs.bytes, 'B/s')}" if roofs.bytes else ""]
         told.append(f"arithmetic {amount(roofs.operations, 'op/s')}" if roofs.operations else "")
@@ -43,13 +43,13 @@ class Explanation:
 
     @property
     def limits(self) -> str:
-        """What this executable cannot tell; "" if nothing is missing."""
+        """A note on what this executable cannot measure, or ""."""
         if self.account.clocked:
             return ""
         return "Only the cpu backend has a clock for single operations; on this device only whole passes are timed."
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of a token, also of a control token."""
+        """Return the bytes of a token, including control tokens."""
         return self.words.piece(token)
 
     def is_control(self, token: int) -> bool:

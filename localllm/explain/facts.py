@@ -1,4 +1,4 @@
-"""An explanation as plain data, for JSON."""
+"""An explanation as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.explain.record import Step
 
 
 def facts(it: Explanation) -> dict[str, Any]:
-    """Return everything that the page shows; times in seconds, sizes in bytes."""
+    """Return all data of the page; times in seconds, sizes in bytes."""
     account, record = it.account, it.account.record
     drafts = account.drafts
     return {

@@ -1,4 +1,4 @@
-"""HTML elements. Text is escaped, and control characters are made visible; only a `Node` is HTML already."""
+"""HTML elements. Text is escaped and control characters are made visible; a `Node` is inserted as HTML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from localllm.printable import printable
 
-_EMPTY = {"meta", "line", "rect"}  # of these, the last two are SVG's and close themselves
+_EMPTY = {"meta", "line", "rect"}  # void elements; the last two are SVG's and self-closing
 
 
 class Node(str):
@@ -18,7 +18,7 @@ class Node(str):
 
 
 def element(tag: str, *content: str, cls: str = "", **attributes: str) -> Node:
-    """Return an element. `cls` is its class; other names have "-" for "_"."""
+    """Return an element. `cls` is its class; in attribute names "_" becomes "-"."""
     given = {"class": cls, **attributes} if cls else attributes
     told = "".join(f' {name.replace("_", "-")}="{_escaped(value)}"' for name, value in given.items())
     if tag in _EMPTY and not content:
@@ -29,14 +29,14 @@ def element(tag: str, *content: str, cls: str = "", **attributes: str) -> Node:
 
 
 class Row(NamedTuple):
-    """The cells of a row of a table, and its class."""
+    """The cells of a table row, and its class."""
 
     cells: tuple[str, ...]
     cls: str = ""
 
 
 def table(caption: str, header: Sequence[str], rows: Sequence[Row], right: Sequence[int] = ()) -> Node:
-    """Return a table that scrolls by itself where it is too wide; the columns in `right` align right."""
+    """Return a table that scrolls if it is too wide; the columns in `right` are right-aligned."""
     sides = ["n" if at in right else "" for at in range(len(header))]
     named = [element("th", name, cls=side, scope="col") for name, side in zip(header, sides, strict=True)]
     body = [

@@ -1,4 +1,4 @@
-"""What the numbers of an answer show, in sentences; the page and the terminal print the same ones."""
+"""Conclusions from an answer's numbers, in sentences; the page and the terminal show the same ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localllm.explain.account import Account, Phase, Spent
 from localllm.explain.text import amount, plural, share, time
 from localllm.plan import BLOCK
 
-MUCH = 0.2  # share of waiting that is worth a sentence
+MUCH = 0.2  # minimum share of waiting to mention
 
 
 class Lesson(NamedTuple):
@@ -18,7 +18,7 @@ class Lesson(NamedTuple):
 
 
 def lessons(account: Account) -> list[Lesson]:
-    """Return what the account shows; a lesson without numbers is left out."""
+    """Return the conclusions from an account; those without data are omitted."""
     found = [
         Lesson("Prompt", " ".join(_prompt(account))),
         Lesson("Decoding", " ".join(_decoding(account))),
@@ -66,7 +66,7 @@ def _decoding(account: Account) -> Iterator[str]:
 
 
 def _limits(phase: Phase, what: str, parts: int = 1) -> Iterator[str]:
-    """Compare what reading and multiplying would take at the measured limits, for one of several parts."""
+    """Compare the time with the minimum for reading and multiplying at the measured limits."""
     whole: Spent = phase.whole
     if not whole.bytes:
         return

@@ -1,4 +1,4 @@
-"""One HTML file that shows an explanation: no script, nothing from elsewhere, everything from outside escaped."""
+"""Write an explanation as one HTML file: no scripts, no external resources, external text escaped."""
 
 from __future__ import annotations
 

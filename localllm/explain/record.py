@@ -1,4 +1,4 @@
-"""What was seen of an answer while it was made. Times are in seconds since it began, without the time of watching."""
+"""The observations of an answer. Times are in seconds since its start, without the time spent recording."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Who = Literal["model", "draft"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A pass of the model, or of the draft model."""
+    """A pass of the model or the draft model."""
 
     who: Who
     began: float
     ended: float
     first: int  # position of the first token
     tokens: tuple[int, ...]
-    logit_rows: int  # rows that became logits
-    cycles: NDArray[np.int64] | None  # (kernel calls, 2): all, and waiting; None if the executable has no clock
+    logit_rows: int  # rows with logits
+    cycles: NDArray[np.int64] | None  # (kernel calls, 2): total and waiting; None if the executable has no clock
 
     @property
     def seconds(self) -> float:
@@ -30,23 +30,23 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one sampler did to the candidates."""
+    """The effect of one sampler on the candidates."""
 
     name: str
-    left: int  # candidates after it
+    left: int  # candidates left after it
     removed: int
-    mass: float  # probability of the removed ones before it
-    changed: int  # candidates that stay with another logit
+    mass: float  # probability of the removed ones, before it
+    changed: int  # remaining candidates whose logit changed
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token that could have come next."""
+    """A candidate for the next token."""
 
     token: int
-    model: float  # probability by the model's logits alone
-    drawn: float  # probability after all samplers; 0 if one removed it
-    removed_by: str  # name of this sampler; "" if none did
+    model: float  # probability from the model's logits
+    drawn: float  # probability after all samplers; 0 if removed
+    removed_by: str  # name of the sampler that removed it, or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,19 @@ class Choice:
     token: int
     began: float
     ended: float
-    step: int  # number of the pass whose logits decided
-    row: int  # row of these logits
-    candidates: tuple[Candidate, ...]  # the most likely by the model, and those that matter besides
+    step: int  # number of the pass with the deciding logits
+    row: int  # their row
+    candidates: tuple[Candidate, ...]  # the model's most likely tokens, and other relevant ones
     others: int  # number of all other candidates
-    others_mass: float  # their probability by the model's logits
+    others_mass: float  # their probability from the model's logits
     stages: tuple[Stage, ...]
-    draft: int | None = None  # token that was drafted here
-    verified: bool = False  # whether the draft was in the pass
+    draft: int | None = None  # token drafted here
+    verified: bool = False  # whether the draft was verified
     drafter: str = ""
 
     @property
     def accepted(self) -> bool:
-        """Whether the draft saved a pass."""
+        """Whether the draft was accepted, which saved a pass."""
         return self.verified and self.draft == self.token
 
     def of(self, token: int) -> Candidate:
@@ -78,30 +78,30 @@ class Choice:
 
 @dataclass(slots=True)
 class Record:
-    """All that was seen of one answer."""
+    """All observations of one answer."""
 
     prompt: list[int] = field(default_factory=list)
-    seed: int = 0  # the one in use
+    seed: int = 0  # the seed in use
     chain: tuple[str, ...] = ()  # the samplers with their settings, in order
-    reused: int = 0  # tokens of the prompt that were in the cache
+    reused: int = 0  # prompt tokens found in the cache
     reused_blocks: int = 0
-    prepared: float = 0.0  # when the prompt had become tokens
+    prepared: float = 0.0  # when the prompt was tokenized
     steps: list[Step] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     held: int = 0  # tokens in the cache at the end
-    watching: float = 0.0  # seconds that recording took; no other time contains them
+    watching: float = 0.0  # seconds spent recording; excluded from all other times
 
     @property
     def ended(self) -> float:
-        """When the last pass or choice ended."""
+        """The end of the last pass or choice."""
         return max([self.prepared, *(s.ended for s in self.steps), *(c.ended for c in self.choices[-1:])])
 
     def chunks(self) -> list[Step]:
-        """Return the passes over the prompt."""
+        """Return the prefill passes."""
         first = self.choices[0].step if self.choices else len(self.steps)
         return [step for step in self.steps[: first + 1] if step.who == "model"]
 
     def later(self, who: Who) -> list[Step]:
-        """Return the passes after the prompt."""
+        """Return the passes after prefill."""
         first = self.choices[0].step if self.choices else len(self.steps)
         return [step for step in self.steps[first + 1 :] if step.who == who]

@@ -1,4 +1,4 @@
-"""Records an answer while it is made. Every time is taken without the time that recording takes itself."""
+"""Record an answer while it is made. All times exclude the time spent recording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from localllm.scheduler.request import Choosing
 
 
 class Recorder:
-    """Records the next answer of `model`, with at most `top` candidates of every choice."""
+    """Records the next answer of `model`, with at most `top` candidates per choice."""
 
     def __init__(self, model: Model, top: int) -> None:
         self.record, self._top = Record(), top
@@ -30,11 +30,11 @@ class Recorder:
             self._engines["draft"] = model.draft.engine
         self._zero = perf_counter()
         self._row = 0  # of the last pass
-        self._began = 0.0  # when the choice under way began
+        self._began = 0.0  # when the current choice began
 
     @contextmanager
     def watching(self) -> Iterator[Record]:
-        """Record the answer that is made inside the block; it begins with it. The request has this as `observer`."""
+        """Record the answer made inside the block, starting now. The request must have this object as `observer`."""
         for who, engine in self._engines.items():
             engine.watch = _Steps(self, who, engine)
         self._zero = perf_counter()
@@ -45,7 +45,7 @@ class Recorder:
                 engine.watch = None
 
     def now(self) -> float:
-        """Return the seconds since the answer began, without those of recording."""
+        """Return the seconds since the answer's start, without the time spent recording."""
         return perf_counter() - self._zero - self.record.watching
 
     @contextmanager
@@ -57,7 +57,7 @@ class Recorder:
         finally:
             self.record.watching += perf_counter() - began
 
-    # -- told by the core ------------------------------------------------------------------------------------------
+    # -- observer callbacks ----------------------------------------------------------------------------------------
 
     def started(self, prompt: Sequence[int], sequence: cache.Sequence, sampler: Sampler) -> None:
         record = self.record
@@ -101,7 +101,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Watches the steps of one engine."""
+    """Observes the steps of one engine."""
 
     recorder: Recorder
     who: Who

@@ -1,4 +1,4 @@
-"""Numbers and tokens of an explanation as text, the same in the terminal and on the page."""
+"""Format an explanation's numbers and tokens as text, the same in the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from localllm.printable import printable
 
 
 def shown(raw: bytes) -> str:
-    """Return a token's bytes as one harmless line; a space is visible, and half a character is in hex."""
+    """Return a token's bytes as one printable line: spaces are visible, incomplete UTF-8 is in hex."""
     return printable(raw.decode("utf-8", "backslashreplace").replace(" ", "\u2423"), None)
 
 
 def bytes_of(raw: bytes) -> str:
-    """Return bytes in hex, with spaces."""
+    """Return bytes in hex, separated by spaces."""
     return raw.hex(" ")
 
 
@@ -37,7 +37,7 @@ def amount(count: float, unit: str) -> str:
 
 
 def share(part: float) -> str:
-    """Return a share in percent, without a false zero."""
+    """Return a share in percent; a small share is not rounded to 0."""
     percent = 100 * part
     if 0 < percent < 0.1:
         return "< 0.1 %"
@@ -50,7 +50,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def stage_line(stage: Stage) -> str:
-    """Return what a sampler did: "top_k removed 4056 (29.6 %), 40 left"."""
+    """Describe a sampler's effect: "top_k removed 4056 (29.6 %), 40 left"."""
     done = []
     if stage.removed:
         done.append(f"removed {stage.removed} ({share(stage.mass)})")
@@ -60,14 +60,14 @@ def stage_line(stage: Stage) -> str:
 
 
 def short_stage(stage: Stage) -> str:
-    """Return what a sampler did in few characters: "top_k -4056 (29.6 %)"; "" if it did nothing."""
+    """Describe a sampler's effect briefly: "top_k -4056 (29.6 %)"; "" if it had none."""
     done = f" -{stage.removed} ({share(stage.mass)})" if stage.removed else ""
     done += f" changed {stage.changed}" if stage.changed else ""
     return f"{stage.name}{done}" if done else ""
 
 
 def draft_line(choice: Choice) -> str:
-    """Return what became of a draft; "" if there was none."""
+    """Describe the outcome of a draft; "" without one."""
     if choice.draft is None:
         return ""
     if not choice.verified:

@@ -1,4 +1,4 @@
-"""The time line of an answer as SVG: passes of the model, passes of the draft model, choices of tokens."""
+"""The time line of an answer as SVG: passes of the model and the draft model, and token choices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localllm.explain.record import Record
 from localllm.explain.text import plural, time
 
 WIDTH, LEFT, LANE, HEIGHT = 1000, 90, 26, 18
-LEAST = 0.6  # width of a bar that would be too thin to see
+LEAST = 0.6  # minimum width of a bar
 TICKS = 5
 KEYS = (
     ("prompt", "prompt"),
@@ -21,7 +21,7 @@ KEYS = (
 
 
 def timeline(record: Record) -> Iterator[Node]:
-    """Yield the picture and its key."""
+    """Yield the picture and its legend."""
     total = record.ended or 1.0
     lanes = ["model", *(["draft"] if any(step.who == "draft" for step in record.steps) else []), "sampling"]
     top = {name: number * LANE for number, name in enumerate(lanes)}

@@ -1,4 +1,4 @@
-"""Facts about this computer that Python does not tell: its processor, its memory, the energy it uses.
+"""Facts about this computer that Python's standard library lacks: processor, memory, and energy.
 
-Each fact comes from the system's own place for it, with one row per system in a table. `system.py` makes the calls.
+Each fact has a table with one source per operating system. `system.py` makes the calls.
 """

@@ -1,6 +1,6 @@
-"""The energy that processor and memory use, from the counters of Linux (powercap, Intel's RAPL; AMD has them too).
+"""The energy used by processor and memory, from Linux's counters (powercap: Intel's RAPL; also on AMD).
 
-A counter belongs to the whole package: whatever else runs is counted as well.
+A counter covers the whole package, including all other programs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
-_COUNTED = re.compile(r"package|dram")  # what is not part of another zone; psys has both once more
+_COUNTED = re.compile(r"package|dram")  # top-level zones only; psys would count both twice
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A counter of microjoules, which begins again at `span`."""
+    """A counter of microjoules that wraps around at `span`."""
 
     path: Path
     span: int
@@ -26,17 +26,17 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """The counters of this computer, or why there are none."""
+    """The counters of this computer, or the reason why there are none."""
 
     counters: tuple[Counter, ...]
     missing: str = ""
 
     def read(self) -> tuple[int, ...]:
-        """Return what the counters show."""
+        """Return the current values of the counters."""
         return tuple(int(each.path.read_text()) for each in self.counters)
 
     def joules(self, before: Sequence[int], after: Sequence[int]) -> float:
-        """Return the energy between two readings. A counter may have begun again once."""
+        """Return the energy between two readings. Each counter may have wrapped once."""
         used = 0
         for counter, first, last in zip(self.counters, before, after, strict=True):
             used += last - first if last >= first else last - first + counter.span

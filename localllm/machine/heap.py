@@ -1,7 +1,7 @@
 """The heap of the C library: its size, and how to return unused pages to the system.
 
-Compiling a grammar or reading a large text takes many small blocks. glibc keeps freed blocks, in a heap for each
-thread, and by default up to 64 MB at the end of each. These functions do nothing with another C library.
+Compiling a grammar or reading a large text allocates many small blocks. glibc keeps freed blocks in one heap per
+thread, and by default up to 64 MB at the end of each. With other C libraries these functions do nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Info(ctypes.Structure):
 
 @cache
 def _library() -> Any:
-    """Return the C library if it is glibc, and None otherwise."""
+    """Return the C library if it is glibc, otherwise None."""
     if sys.platform != "linux":
         return None
     library = ctypes.CDLL(None)
@@ -41,7 +41,7 @@ def _library() -> Any:
 
 
 def heap_in_use() -> int | None:
-    """Return the bytes of all blocks that this process has from the C library; None if it does not tell."""
+    """Return the bytes that this process has allocated from the C library; None if unknown."""
     library = _library()
     if library is None or not hasattr(library, "mallinfo2"):
         return None
@@ -50,10 +50,10 @@ def heap_in_use() -> int | None:
 
 
 def limit_spare() -> None:
-    """Keep at most 4 MB free at the end of each heap, and return larger blocks to the system once they are freed.
+    """Keep at most 4 MB free at the end of each heap, and return larger blocks to the system when they are freed.
 
-    glibc raises both thresholds when a large block is freed, unless a program sets them. `return_pages` cannot return
-    the end of a heap that belongs to another thread than the main one.
+    Unless set explicitly, glibc raises both thresholds when a large block is freed. `return_pages` cannot return the
+    end of a heap that belongs to a thread other than the main one.
     """
     library = _library()
     if library is not None:
@@ -64,7 +64,7 @@ def limit_spare() -> None:
 def return_pages() -> None:
     """Return the free pages of all heaps to the system.
 
-    Takes 1 to 20 ms, or 200 ms for 300 MB. Other threads run meanwhile, but may wait if they need memory.
+    Takes 1 to 20 ms, or 200 ms for 300 MB. Other threads continue, but may block on allocations.
     """
     library = _library()
     if library is not None:

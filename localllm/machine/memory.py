@@ -1,4 +1,4 @@
-"""Main memory: how much there is, how much programs can still take, and the most that this process has used."""
+"""Main memory: total, available, and the peak use of this process."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _STATUS, _RESET = "/proc/self/status", "/proc/self/clear_refs"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of main memory; 0 where the system does not tell."""
+    """Bytes of main memory; 0 if unknown."""
 
     total: int
-    free: int  # what programs can still take, caches of files included
+    free: int  # available to programs, including reclaimable file caches
     limit: int = 0  # of the container that this process runs in; 0: none
 
 
 def memory() -> Memory:
-    """Return the memory of this computer. In a container, `free` is at most what its limit leaves."""
+    """Return the memory of this computer. In a container, `free` is capped by its limit."""
     return _SYSTEMS.get(sys.platform, _posix)()
 
 
@@ -77,7 +77,7 @@ def _windows() -> Memory:
 
 
 def _posix() -> Memory:
-    """All memory as free, where the system tells no more."""
+    """Return all memory as free, on systems without further information."""
     if not hasattr(os, "sysconf"):
         return Memory(0, 0)
     try:
@@ -106,7 +106,7 @@ class _ProcessMemory(ctypes.Structure):
 
 
 def reset_peak() -> bool:
-    """Count the peak of this process from now on; False where the system cannot."""
+    """Restart the measurement of this process's peak memory; return False if the system does not support it."""
     try:
         with open(_RESET, "w", encoding="ascii") as file:
             file.write("5")
@@ -116,7 +116,7 @@ def reset_peak() -> bool:
 
 
 def peak_memory() -> int:
-    """Return the most bytes of main memory that this process has used since `reset_peak`; 0 if unknown."""
+    """Return this process's peak memory in bytes since `reset_peak`; 0 if unknown."""
     found = re.search(r"^VmHWM:\s+(\d+) kB", read_text(_STATUS), re.M)
     if found:
         return int(found[1]) << 10

@@ -1,4 +1,4 @@
-"""The processor's name as its maker writes it, and how many of its threads this process may use."""
+"""The processor's name as its vendor writes it, and the number of hardware threads available to this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME_KEYS = ("model name", "Model Name", "cpu model", "cpu", "Processor", "uarc
 _BOARD = "/sys/firmware/devicetree/base/model"
 _WINDOWS_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
-# Arm's kernel gives numbers where others give a name: (implementer, part) from Arm's and the makers' manuals.
+# On Arm, the kernel reports numbers instead of a name: (implementer, part) from the vendors' manuals.
 _ARM_PARTS = {
     (0x41, 0xD03): "Arm Cortex-A53",
     (0x41, 0xD05): "Arm Cortex-A55",
@@ -46,8 +46,8 @@ class Processor:
     """The processor of this computer."""
 
     name: str
-    threads: int  # hardware threads of the whole computer
-    usable: int  # of these, those that this process may run on
+    threads: int  # hardware threads of the computer
+    usable: int  # hardware threads that this process may run on
 
 
 def processor() -> Processor:
@@ -56,13 +56,13 @@ def processor() -> Processor:
 
 
 def usable_threads() -> int:
-    """Return on how many processors this process may run."""
+    """Return the number of hardware threads that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
 
 
 def processor_name() -> str:
-    """Return the name: "AMD Ryzen 9 7950X 16-Core Processor"; the machine type if the system tells nothing better."""
+    """Return the name: "AMD Ryzen 9 7950X 16-Core Processor"; the machine type if the system has no better name."""
     find = _SYSTEMS.get(sys.platform)
     found = find() if find is not None else ""
     return re.sub(r"\s+", " ", found).strip("\0 ") or platform.processor() or platform.machine() or "unknown"

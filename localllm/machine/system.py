@@ -1,4 +1,4 @@
-"""The calls to the operating system behind the facts of this package. Without an answer they return "" or None."""
+"""The operating system calls behind this package's facts. They return "" or None on failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = 5.0
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file that the kernel writes, such as /proc/cpuinfo."""
+    """Return the text of a kernel file such as /proc/cpuinfo."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -20,12 +20,12 @@ def read_text(path: str | Path) -> str:
 
 
 def sysctl(name: str) -> str:
-    """Return a value of the macOS or BSD kernel."""
+    """Return a kernel value on macOS or BSD."""
     return output("/usr/sbin/sysctl", "-n", name)
 
 
 def output(*command: str) -> str:
-    """Return what a program prints, without the last newline."""
+    """Return a program's output, without the last newline."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -34,7 +34,7 @@ def output(*command: str) -> str:
 
 
 def registry(key: str, name: str) -> str:
-    """Return a text of the Windows registry below HKEY_LOCAL_MACHINE."""
+    """Return a string from the Windows registry below HKEY_LOCAL_MACHINE."""
     try:
         winreg: Any = import_module("winreg")
         with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, key) as opened:
@@ -44,6 +44,6 @@ def registry(key: str, name: str) -> str:
 
 
 def windows_library(name: str) -> Any:
-    """Return a library of Windows for calls through ctypes; None elsewhere."""
+    """Return a Windows library loaded with ctypes; None on other systems."""
     libraries = getattr(ctypes, "windll", None)
     return getattr(libraries, name, None)

@@ -1,7 +1,7 @@
-"""The options of the program, each declared once: name, type, default, unit, help, flags and allowed values.
+"""The program's options, each declared once: name, type, default, unit, help, flags and allowed values.
 
-Commands, the Python API, `bench` and a server take these groups. Nothing here depends on a command, and importing this
-package loads nothing heavy.
+Commands, the Python API, `bench` and the server use these groups. Nothing here depends on a command, and importing this
+package loads no heavy modules.
 """
 
 from __future__ import annotations

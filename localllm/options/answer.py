@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from localllm.answer.thinking import Thinking
 
 
-_MOST = 2**63 - 1  # tokens of an answer: programs give the largest number that they have for "no limit"
+_MOST = 2**63 - 1  # programs send their largest integer to mean "no limit"
 
 
 def _limit(text: str) -> int | None:
@@ -52,7 +52,7 @@ def content(name: str | os.PathLike[str], what: str) -> str:
 
 
 def _read_schema(text: str) -> dict[str, Any]:
-    """Return a JSON schema, given as the name of a file or as JSON."""
+    """Parse a JSON schema, given as a file name or as JSON."""
     import json
 
     source = text if text.lstrip().startswith("{") else content(text, "JSON schema")
@@ -71,7 +71,7 @@ def _is_schema(value: Any) -> bool:
 
 
 def _is_source(text: str) -> bool:
-    """Return whether a text is a grammar itself, and not the name of a file."""
+    """Return whether a text is a grammar rather than a file name."""
     return "::=" in text or "\n" in text or text.lstrip().startswith("start:")
 
 
@@ -151,7 +151,7 @@ class AnswerOptions(Options):
 
     @property
     def structure(self) -> Structure | None:
-        """What the answer must match; None if nothing. OptionError if a schema and a grammar are given."""
+        """The required structure of the answer, or None. OptionError if a schema and a grammar are given."""
         from localllm.answer.structure import Structure
 
         if self.json_schema is not None and self.grammar:
@@ -165,21 +165,21 @@ class AnswerOptions(Options):
 
     @property
     def asked(self) -> Asked:
-        """What an answer to messages is held to. OptionError as for `structure`."""
+        """The constraints of an answer to messages. Raises OptionError as `structure` does."""
         from localllm.answer.structure import Asked
 
         return Asked(self.structure, thought_tokens=self.thinking.budget)
 
     @property
     def thinking(self) -> Thinking:
-        """How to think before the answer."""
+        """The reasoning options."""
         from localllm.answer.thinking import Thinking
 
         return Thinking.of(self.think)
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """The variables of the chat template: those for thinking, and those given by name."""
+        """The chat template's variables: from the reasoning options, and given by name."""
         return {**self.thinking.variables, **self.chat_template_kwargs}
 
     @property

@@ -4,8 +4,8 @@
     class PlaceOptions(Options):
         threads: int = option(4, "-t", "--threads", help="CPU threads", kind=whole(1))
 
-Commands, the Python API, `bench` and a server take such groups. A group may hold another one (`group`), or one field of
-it (`same`). From outside, the fields of nested groups are options like any other, by their names.
+Commands, the Python API, `bench` and the server use such groups. A group can include another one (`group`), or a single
+field of it (`same`). To callers, the fields of nested groups look like the group's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localllm.spelling import closest
 
 
 class Option(NamedTuple):
-    """The declaration of an option besides its name, type and default."""
+    """The declaration of an option, without its name, type and default."""
 
     flags: tuple[str, ...]  # empty: not on the command line, or an argument
     help: str  # a `Notice` if it names other options
@@ -27,19 +27,19 @@ class Option(NamedTuple):
     metavar: str
     unit: str = ""
     repeat: bool = False  # the flag may be repeated; each use adds a value
-    finish: Callable[[list[Any]], Any] = tuple  # turns the values of a repeated flag into the field
-    shown: str = ""  # the default as help shows it; a `Notice` if it names other options
+    finish: Callable[[list[Any]], Any] = tuple  # converts the values of a repeated flag to the field
+    shown: str = ""  # the default as shown in help; a `Notice` if it names other options
     offers: str = ""  # shell completion: models, files, types, backends, cache_types
     key: str = ""  # name of the default value in a model file
-    flag: str = ""  # the flag that messages use
-    argument: bool = False  # a positional word, without a flag
+    flag: str = ""  # the flag shown in messages
+    argument: bool = False  # a positional argument, without a flag
 
 
 class Declared(NamedTuple):
     """One option of a group."""
 
     name: str
-    type: str  # as written
+    type: str  # as in the source
     default: Any
     option: Option
 
@@ -59,7 +59,7 @@ def option(
     flag: str = "",
     argument: bool = False,
 ) -> Any:
-    """Declare a field as an option; a switch if the default is False. `default` may be an empty dict."""
+    """Declare a field as an option; a switch if the default is False. `default` can be an empty dict."""
     kind = kind or (SWITCH if default is False else TEXT)
     if shown is None:
         shown = "" if default is None or default is False or default in ("", (), {}) else str(default)
@@ -77,7 +77,7 @@ def same(group: type[Options], name: str, *, default: Any = MISSING, **changed: 
 
 
 def group(kind: type[Options], without: Collection[str] = ()) -> Any:
-    """Declare a field that holds another group of options, without some of them."""
+    """Declare a field that holds another group of options, except those in `without`."""
     names = tuple(name for name in kind.names() if name not in without)
     return field(default=kind(), metadata={"group": kind, "names": names})
 
@@ -90,10 +90,10 @@ def _field(default: Any, made: Option) -> Any:
 
 
 class Options:
-    """A group of options: the base of frozen dataclasses, whose values are checked when they are made."""
+    """A group of options: the base of frozen dataclasses that validate their values on creation."""
 
     __slots__ = ()
-    TITLE: ClassVar[str] = "Options"  # of the group in help
+    TITLE: ClassVar[str] = "Options"  # the group's title in help
 
     def __post_init__(self) -> None:
         for each in _fields(type(self)):
@@ -109,7 +109,7 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Make a group from values by name, with defaults for the rest. OptionError for unknown names."""
+        """Create a group from values by name, with defaults for the others; raise OptionError for unknown names."""
         check_names(values, cls.names())
         own: dict[str, Any] = {}
         for each in _fields(cls):
@@ -122,7 +122,7 @@ class Options:
 
     @classmethod
     def given(cls, options: Self | None, values: Mapping[str, Any]) -> Self:
-        """Combine the arguments of a function: `options` or the defaults, changed by keywords."""
+        """Combine a function's arguments: `options` or the defaults, overridden by keywords."""
         if options is not None and not isinstance(options, cls):
             raise OptionError(f"expected {cls.__name__}, got {options!r}; give single options by keyword")
         return cls.of(values) if options is None else options.changed(values)
@@ -155,7 +155,7 @@ def declared(group: type[Options]) -> Iterator[Declared]:
 
 
 def check_names(given: Collection[str], known: Collection[str]) -> None:
-    """Raise OptionError for a name that is not `known`, with the nearest known one."""
+    """Raise OptionError for a name that is not `known`, and suggest the nearest known one."""
     for name in given:
         if name not in known:
             near = closest(name, known)
@@ -164,7 +164,8 @@ def check_names(given: Collection[str], known: Collection[str]) -> None:
 
 
 def divided(values: Mapping[str, Any], *groups: type[Options], without: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Split values by the group that has the option. OptionError for names of no group, and for names in `without`."""
+    """Split values by the group that declares each option; raise OptionError for names that are unknown or in
+    `without`."""
     names = [[name for name in group.names() if name not in without] for group in groups]
     check_names(values, [name for known in names for name in known])
     return [{name: values[name] for name in known if name in values} for known in names]

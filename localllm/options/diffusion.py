@@ -9,11 +9,11 @@ from localllm.notice import Notice, Setting
 from localllm.options.declare import Options, option
 from localllm.options.kinds import Kind, OptionError, checked, number, optional, whole
 
-ALGORITHMS = ("origin", "entropy", "margin", "random", "confidence")  # in llama.cpp's order: their numbers count too
+ALGORITHMS = ("origin", "entropy", "margin", "random", "confidence")  # llama.cpp's order: their numbers also work
 STEPS = 128
-EPS = 0.001  # of the schedule over time, in the models' own programs
-BLOCK_LENGTH = 32  # of the schedule by blocks, in the models' own programs
-CANVAS = 512  # tokens of prompt and answer, unless the user says more or fewer
+EPS = 0.001  # of the time schedule, in the models' own code
+BLOCK_LENGTH = 32  # of the block schedule, in the models' own code
+CANVAS = 512  # default total tokens of prompt and answer
 
 
 def _algorithm(text: str) -> str:
@@ -35,7 +35,7 @@ _EPS = optional(number(float, lambda value: 0 < value < 1, "a number above 0 and
 
 @dataclass(frozen=True, slots=True)
 class DiffusionOptions(Options):
-    """How a diffusion model fills in a text. None: not given, so the default counts."""
+    """How a diffusion model fills in a text. None: use the default."""
 
     TITLE: ClassVar[str] = "Diffusion"
     diffusion_steps: int | None = option(
@@ -70,5 +70,5 @@ class DiffusionOptions(Options):
 
     @property
     def given_names(self) -> list[str]:
-        """The options that were given, in the order of declaration."""
+        """The names of the options that were given, in order of declaration."""
         return [name for name, value in self.values().items() if value is not None]

@@ -13,14 +13,14 @@ from localllm.errors import LocalLLMError
 
 
 class OptionError(LocalLLMError):
-    """An unknown option, or a value that it does not take; the message says what it takes."""
+    """An unknown option or an invalid value. The message says which values are valid."""
 
 
 class Kind(NamedTuple):
     """The kind of an option's values."""
 
-    read: Callable[[str], Any]  # parses a value; OptionError if it is invalid
-    problem: Callable[[Any], str]  # what is wrong with a value: "is 3: it must be a number from 0 to 1", or ""
+    read: Callable[[str], Any]  # parses a value; raises OptionError if it is invalid
+    problem: Callable[[Any], str]  # returns the error: "is 3: it must be a number from 0 to 1", or ""
     metavar: str = "TEXT"  # placeholder for the value in help
 
 
@@ -30,12 +30,12 @@ def checked(allows: Callable[[Any], bool], says: str) -> Callable[[Any], str]:
 
 
 def optional(kind: Kind) -> Kind:
-    """`kind`, or None."""
+    """Return a kind whose values are None or of `kind`."""
     return kind._replace(problem=lambda value: "" if value is None else kind.problem(value))
 
 
 def several(kind: Kind) -> Kind:
-    """Tuples of values of `kind`."""
+    """Return a kind for tuples of values of `kind`."""
 
     def problem(values: Any) -> str:
         if not isinstance(values, tuple):
@@ -45,8 +45,8 @@ def several(kind: Kind) -> Kind:
     return kind._replace(problem=problem)
 
 
-MOST_WHOLE = 2**31 - 1  # positions and counts of tokens are 32-bit numbers
-_DIGITS = 40  # of a number in a message
+MOST_WHOLE = 2**31 - 1  # positions and token counts are 32-bit integers
+_DIGITS = 40  # maximum digits of a number in a message
 
 TEXT = Kind(str, checked(lambda value: isinstance(value, str), "a text"))
 PATH = Kind(str, checked(lambda value: isinstance(value, str | os.PathLike), "a text or a path"), "FILE")
@@ -54,7 +54,7 @@ SWITCH = Kind(lambda text: True, checked(lambda value: isinstance(value, bool), 
 
 
 def number(convert: type[int] | type[float], allows: Callable[[Any], bool], says: str) -> Kind:
-    """Numbers for which `allows` is true."""
+    """Return a kind for numbers that `allows` accepts."""
     family, noun = (Integral, "whole number") if convert is int else (Real, "number")
 
     def read(text: str) -> Any:
@@ -67,13 +67,13 @@ def number(convert: type[int] | type[float], allows: Callable[[Any], bool], says
 
 
 def whole(least: int, most: int = MOST_WHOLE, noun: str = "a whole number") -> Kind:
-    """Whole numbers from `least` to `most`. The limit is named where it matters: for larger numbers."""
+    """Return a kind for integers from `least` to `most`. Errors mention the maximum only for values above it."""
     at_least, within = f"a whole number of at least {least}", f"{noun} from {least} to {most}"
 
     def read(text: str) -> int:
         try:
             value = int(text)
-        except ValueError:  # above 4300 digits, too
+        except ValueError:  # also for more than 4300 digits
             raise OptionError(f"{_short(text)} is not {within if text.isdecimal() else at_least}") from None
         if not least <= value <= most:
             raise OptionError(f"{_short(text)} is not {at_least if value < least else within}")
@@ -89,13 +89,13 @@ def whole(least: int, most: int = MOST_WHOLE, noun: str = "a whole number") -> K
 
 
 def listed(kind: Kind) -> Kind:
-    """Comma-separated values of `kind`."""
+    """Return a kind for comma-separated values of `kind`."""
     read = kind.read
     return several(kind)._replace(read=lambda text: tuple(read(part) for part in text.split(",")), metavar="N,...")
 
 
 def above(least: float) -> Kind:
-    """Finite numbers above `least`, which is the value when nothing is given."""
+    """Return a kind for finite numbers above `least`, which is the value if nothing is given."""
     says = f"a number above {least:g}"
 
     def read(text: str) -> float:
@@ -111,7 +111,7 @@ def above(least: float) -> Kind:
 
 
 def one_of(*names: str, nothing: Any = "") -> Kind:
-    """One of these names, or `nothing` if given."""
+    """Return a kind for a choice of names; Python callers may also pass `nothing`."""
 
     def read(text: str) -> str:
         if text not in names:
@@ -123,7 +123,7 @@ def one_of(*names: str, nothing: Any = "") -> Kind:
 
 
 def pair(form: str) -> Kind:
-    """Two texts separated by the last "="; help and errors show `form`."""
+    """Return a kind for two texts separated by the last "="; help and errors show `form`."""
 
     def read(text: str) -> tuple[str, str]:
         first, equals, second = text.rpartition("=")
@@ -163,7 +163,7 @@ LAYERS = Kind(
 
 
 def _json(text: str) -> dict[str, Any]:
-    import json  # late, because help does not need it
+    import json  # imported late, because help does not need it
 
     try:
         value = json.loads(text)
@@ -191,7 +191,7 @@ def _is(value: Any, family: type) -> bool:
 
 
 def _short(value: Any) -> str:
-    """Return a value for a message, without the digits of a number that has very many."""
+    """Return a value for a message, without the digits of a very long number."""
     if _is(value, Integral) and abs(value) >= 10**_DIGITS:
         return f"a number of more than {_DIGITS} digits"
     if isinstance(value, str) and value.isdecimal() and len(value) > _DIGITS:

@@ -1,6 +1,6 @@
 """Options of the samplers, with llama.cpp's names and defaults.
 
-The defaults are those of `common_params_sampling` in llama.cpp's common/common.h (2026-10).
+The defaults match `common_params_sampling` in llama.cpp's common/common.h (2026-10).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from localllm.notice import Notice, Written
 from localllm.options.declare import Options, option
 from localllm.options.kinds import Kind, OptionError, number
 
-LETTERS = {  # llama.cpp's, in its order
+LETTERS = {  # llama.cpp's letters, in its order
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
     "x": "xtc", "t": "temperature", "i": "infill", "a": "adaptive_p",
 }  # fmt: skip
 NAMES = tuple(LETTERS.values())
-ORDER = NAMES[:-2]  # the default: all but infill and adaptive-p
-SPELLINGS = {name.replace("_", ""): name for name in NAMES} | {  # llama.cpp's, without - and _
+ORDER = NAMES[:-2]  # the default: all except infill and adaptive-p
+SPELLINGS = {name.replace("_", ""): name for name in NAMES} | {  # llama.cpp's spellings, without - and _
     "nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p",
 }  # fmt: skip
 MOST_LETTERS = 64
-BREAKER_BYTES = 40  # llama.cpp cuts longer sequence breakers; we refuse them
+BREAKER_BYTES = 40  # llama.cpp truncates longer sequence breakers; we refuse them
 
 
 def _finite(value: float) -> bool:
@@ -85,9 +85,9 @@ def sampler_name(spelling: str) -> str | None:
 
 
 def read_samplers(text: str) -> tuple[str, ...]:
-    """Return names of samplers, with ; or , between them; unknown ones as they are.
+    """Return sampler names separated by ; or ,. Unknown ones are returned unchanged.
 
-    A text that is not a name and has only letters of samplers is a sequence of them.
+    A text that is not a name and consists of sampler letters is a sequence of samplers.
     """
     if sampler_name(text) is None and 0 < len(text) <= MOST_LETTERS and all(letter in LETTERS for letter in text):
         return tuple(LETTERS[letter] for letter in text)
@@ -212,7 +212,7 @@ class SamplingOptions(Options):
 
     @property
     def greedy(self) -> bool:
-        """Whether the top candidate is always chosen."""
+        """Whether the most likely candidate is always chosen."""
         if self.mirostat:
             return self.temperature <= 0
         return "temperature" in self.samplers and self.temperature <= 0 and self.dynatemp_range <= 0

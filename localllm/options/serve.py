@@ -1,4 +1,4 @@
-"""Options of the server. Names and short forms are llama-server's (common/arg.cpp) where it has the same option."""
+"""Options of the server. Names and short flags follow llama-server (common/arg.cpp) for the options that both have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _key(text: str) -> str:
 
 
 def _keys_problem(values: Any) -> str:
-    """Say what is wrong with keys without quoting them."""
+    """Return what is wrong with the keys, without quoting them."""
     good = isinstance(values, tuple) and all(_is_key(value) for value in values)
     return "" if good else f"must be a tuple of texts of 1 to {KEY_BYTES} printable ASCII characters"
 
@@ -42,7 +42,7 @@ _repeated = partial(option, (), kind=NAMES, repeat=True)
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions(Options):
-    """Where the server listens, who may use it, and how much of it."""
+    """Where the server listens, who may use it, and its limits."""
 
     TITLE: ClassVar[str] = "Server"
     host: str = option(

@@ -1,4 +1,4 @@
-"""Show options as arguments of a function in `help`."""
+"""Show options as function arguments in `help`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes(*groups: type[Options], without: Collection[str] = ()) -> Callable[[F], F]:
-    """Add the options of these groups to the signature and the docstring of a function that takes them as keywords."""
+    """Return a decorator that adds these groups' options to a function's signature and docstring."""
 
     def shown(function: F) -> F:
         own = inspect.signature(function, eval_str=True)
@@ -42,7 +42,7 @@ def types_of(group: type[Options]) -> dict[str, Any]:
 
 
 def _lines(each: Declared) -> Iterator[str]:
-    """Yield the help of an option: type, default and unit; then its effect and the meaning of a None default."""
+    """Yield the help of an option: type, default and unit, then its effect and the meaning of a None default."""
     unit = f" ({each.option.unit})" if each.option.unit else ""
     meaning = f" [{each.option.shown}]" if each.default is None else ""
     yield f"    {each.name}: {each.type} = {each.default!r}{unit}"

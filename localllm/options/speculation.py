@@ -11,12 +11,12 @@ from localllm.options.declare import Options, option
 from localllm.options.kinds import PATH, OptionError, one_of, whole
 
 KINDS = ("off", "ngram", "draft", "auto")
-MOST_DRAFTED = 15  # 16 rows with the token before them; costs are measured up to 16 rows
+MOST_DRAFTED = 15  # 16 rows with the preceding token; costs are measured up to 16 rows
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions(Options):
-    """Who drafts tokens, and how many."""
+    """Which drafter to use, and how many tokens to draft."""
 
     TITLE: ClassVar[str] = "Speculation"
     model_draft: str | os.PathLike[str] = option(
@@ -49,10 +49,10 @@ class SpeculationOptions(Options):
 
     @property
     def most_drafted(self) -> int:
-        """Maximum number of drafted tokens: `draft_max`, clamped to what a pass can verify."""
+        """The maximum number of drafted tokens: `draft_max`, clamped to the maximum of a verifying pass."""
         return min(self.draft_max, MOST_DRAFTED)
 
     @property
     def kind(self) -> str:
-        """The drafter. Unless given: auto with a draft model, otherwise off."""
+        """The drafter. By default auto with a draft model, otherwise off."""
         return self.spec or ("auto" if self.model_draft else "off")

@@ -1,6 +1,6 @@
-"""Accounts: an API key, or an address if no keys are set. Limits and fairness are per account.
+"""Accounts: an API key, or an address if no keys are set. Limits and fairness apply per account.
 
-The account of the request that a task works on is in `ACCOUNT`, so that everything it asks for counts as its own.
+`ACCOUNT` holds the account of the request that the current task handles, so all work of the task counts for it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import ipaddress
 from contextvars import ContextVar
 
 ACCOUNT: ContextVar[str] = ContextVar("account", default="")
-_NETWORK = 64  # bits of an IPv6 address that a site is given; a host there may use any of the rest
+_NETWORK = 64  # bits of an IPv6 address that identify a site; its hosts choose the remaining bits
 
 
 def account_of_address(host: str) -> str:
-    """Return the account of an address: itself, or for IPv6 the first address of its /64."""
+    """Return the account of an address: the address itself or, for IPv6, the first address of its /64."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

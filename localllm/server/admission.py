@@ -1,4 +1,4 @@
-"""How many requests are open at once, of all and of each account; and none new while the server stops."""
+"""Limit the number of open requests, in total and per account; reject new ones while the server stops."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from localllm.server.lanes import Lane
 from localllm.server.limits import Limits
 from localllm.server.refusal import refusal_of
 
-RETRY_SECONDS = 5  # while the server stops
+RETRY_SECONDS = 5  # sent while the server stops
 MOST_RETRY_SECONDS = 60
-MOST_CLIENTS = 1000  # whose tokens are remembered, unless more have used some in this minute
-_WEIGHT = 0.1  # of the newest request
+MOST_CLIENTS = 1000  # clients whose tokens are remembered, plus those that used tokens within the last minute
+_WEIGHT = 0.1  # of the newest request in the moving average
 
 
 @dataclass(eq=False, slots=True)
 class Admission:
-    """The open requests. Only the event loop's thread uses it."""
+    """The open requests. Use it from the event loop's thread only."""
 
     limits: Limits
     draining: bool = False
     open: int = 0
     clients: Counter[str] = field(default_factory=Counter)
-    bodies: Lane = field(default_factory=lambda: Lane("bodies", heavy=True))  # large ones are read one at a time
-    seconds: float = 0.0  # that a request takes, as measured
+    bodies: Lane = field(default_factory=lambda: Lane("bodies", heavy=True))  # large bodies are read one at a time
+    seconds: float = 0.0  # average duration of a request
     clock: Callable[[], float] = monotonic
     spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client -> tokens not yet regained, and when
 
     def enter(self, client: str) -> None:
-        """Count a request; Draining or TooManyRequests, with the seconds until one of the open ones ends."""
+        """Count a request. Raise Draining or TooManyRequests, with the expected seconds until a retry can succeed."""
         if self.draining:
             raise Draining("the server is stopping", RETRY_SECONDS)
         if self.open >= self.limits.requests:
@@ -57,26 +57,26 @@ class Admission:
         self.clients[client] += 1
 
     def spend(self, client: str, tokens: int) -> None:
-        """Count the tokens of an answer that ended. A client regains its limit evenly over a minute."""
+        """Count the tokens of a finished answer. A client's budget refills evenly over a minute."""
         if self.limits.client_tokens:
             self.spent[client] = (self._owed(client) + tokens, self.clock())
             if len(self.spent) > MOST_CLIENTS:
                 self.spent = {name: each for name, each in self.spent.items() if self._owed(name)}
 
     def _owed(self, client: str) -> float:
-        """Return how many tokens of its limit a client has not regained yet."""
+        """Return the number of tokens that a client has used and not yet regained."""
         tokens, when = self.spent.get(client, (0.0, 0.0))
         return max(0.0, tokens - (self.clock() - when) * self.limits.client_tokens / 60)
 
     def _wait(self, client: str) -> int:
-        """Return in how many seconds a client may ask again; 0: now."""
+        """Return the seconds until a client may send another request; 0: now."""
         over = self._owed(client) - self.limits.client_tokens
         return (
             max(1, math.ceil(60 * over / self.limits.client_tokens)) if self.limits.client_tokens and over >= 0 else 0
         )
 
     def leave(self, client: str, seconds: float) -> None:
-        """Count a request that ended after some seconds."""
+        """Count the end of a request, which took this many seconds."""
         self.seconds += _WEIGHT * (seconds - self.seconds) if self.seconds else seconds
         self.open -= 1
         self.clients[client] -= 1
@@ -84,12 +84,12 @@ class Admission:
             del self.clients[client]
 
     def _retry(self, requests: int) -> int:
-        """Return in how many seconds one of so many open requests is expected to end."""
+        """Return the expected seconds until one of this many open requests ends."""
         return max(1, min(math.ceil(self.seconds / requests), MOST_RETRY_SECONDS))
 
 
 class Gate:
-    """Counts requests that do work: those with a body. Health, lists and metrics are answered in any case."""
+    """Counts requests that do work: those with a body. Health checks, lists and metrics are always answered."""
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""The application: the web page and every protocol's routes over one service, behind the checks of all requests.
+"""The application: the web page and every protocol's routes over one service, behind the checks for all requests.
 
 request -> Watch (counts) -> Guard (host, origin, key) -> Gate (limits) -> a protocol's route
 """
@@ -25,7 +25,7 @@ from localllm.server.security import Guard
 from localllm.server.settings import Settings
 
 Routes = Callable[[Service, Settings], list[Route]]
-PROTOCOLS: tuple[Routes, ...] = (  # the first that fits
+PROTOCOLS: tuple[Routes, ...] = (  # the first match is used
     web.routes,
     openai.routes,
     anthropic.routes,
@@ -37,7 +37,8 @@ PROTOCOLS: tuple[Routes, ...] = (  # the first that fits
 def make_app(
     service: Service, settings: Settings, metrics: Metrics | None = None, admission: Admission | None = None
 ) -> Starlette:
-    """Make the ASGI application. Give `metrics` to count the scheduler's steps, `admission` to stop new requests."""
+    """Make the ASGI application. Pass `metrics` to count the scheduler's steps, `admission` to be able to stop new
+    requests."""
     metrics = metrics or Metrics()
     admission = admission or Admission(settings.limits)
     service.observer = ServiceObserver(metrics, admission.spend, settings.priorities)

@@ -1,7 +1,7 @@
-"""The body of a request: bytes of a stranger, read as one JSON object within limits.
+"""Read a request's body, which is untrusted, as one JSON object within limits.
 
-Python's reader takes the last of two equal keys, NaN, numbers without end and half characters. All four are refused
-here, so that what is checked is what is used.
+Python's JSON parser accepts duplicate keys (the last one counts), NaN, unlimited digits and lone surrogates. All four
+are rejected here, so that the checked values are the values used.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from localllm.server.lanes import Lane
 from localllm.server.limits import Limits
 from localllm.server.turn import Json
 
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or what follows a quote without its second
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # a string, or the remainder after an unpaired quote
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-_DIGITS = 400  # of a whole number
-LARGE = 256 << 10  # bytes: from here on streams would notice the pause
-BODIES = "localllm.bodies"  # the key of a request's scope that has the lane for large ones
+_DIGITS = 400  # of an integer
+LARGE = 256 << 10  # bytes: from this size, parsing would cause a noticeable pause in streams
+BODIES = "localllm.bodies"  # key of the request's scope with the lane for large bodies
 
 
 async def read_json(request: Request, limits: Limits) -> Json:
-    """Read the body: one JSON object, whatever its Content-Type says. BadRequest, TooLarge or TooSlow otherwise."""
+    """Read the body as one JSON object, ignoring its Content-Type; raise BadRequest, TooLarge or TooSlow."""
     try:
         async with asyncio.timeout(limits.body_seconds):
             body = await _body(request, limits.body_bytes)
@@ -58,11 +58,11 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 class ClientGone(Exception):
-    """The client closed the connection: nobody reads what is answered."""
+    """The client closed the connection, so no answer can be delivered."""
 
 
 def parse(body: bytes, limits: Limits) -> Json:
-    """Return the object that `body` is."""
+    """Parse `body` as a JSON object."""
     if not body.strip():
         raise BadRequest("the body is empty; send a JSON object")
     _check_items(body, limits)
@@ -90,7 +90,7 @@ def parse(body: bytes, limits: Limits) -> Json:
 
 
 def _check_items(body: bytes, limits: Limits) -> None:
-    """Refuse a body with too many values before they are made: a list of 2 bytes takes 64 in memory."""
+    """Refuse a body with too many values before parsing it: a list of 2 bytes takes 64 in memory."""
     for _ in range(2):
         many, objects = _marks(body) > limits.items, body.count(b"{") > limits.objects
         if not many and not objects:

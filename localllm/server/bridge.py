@@ -1,4 +1,4 @@
-"""From other threads to the event loop: the events of requests, and work in daemon threads."""
+"""Bridge from other threads to the event loop: the events of requests, and work in daemon threads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ Submit = Callable[[Request, Callable[[Event], None]], Ticket]
 
 
 class Inbox:
-    """The events of requests, for the event loop's thread. Close it in any case: that cancels the requests.
+    """A queue for the events of requests, read on the event loop. Always close it: that cancels the requests.
 
-    It is not bounded: a client that reads slowly must not hold up the scheduler, and an answer is at most as long as
-    the context.
+    The queue is unbounded: a slow client must not delay the scheduler, and the context limits an answer's length.
     """
 
     def __init__(self, submit: Submit, requests: Sequence[Request]) -> None:
-        self.left = len(requests)  # requests that have not ended
+        self.left = len(requests)  # unfinished requests
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._tickets: list[Ticket] = []
@@ -35,7 +34,7 @@ class Inbox:
             raise
 
     async def next(self) -> Event:
-        """Return the next event of any request. Raises the error of a failed request."""
+        """Return the next event of any request. Raise the error of a failed request."""
         event = await self._queue.get()
         if isinstance(event, Failed):
             raise event.error
@@ -51,10 +50,10 @@ class Inbox:
 
 
 async def in_daemon(call: Callable[[], T], unwanted: Callable[[T], None]) -> T:
-    """Run `call` in a daemon thread, and return its result. The program can end while it runs.
+    """Run `call` in a daemon thread and return its result. The program can exit while it runs.
 
-    asyncio.to_thread cannot do that: it joins its threads at exit. If the caller is cancelled, `unwanted` gets the
-    result.
+    asyncio.to_thread joins its threads at exit, so it cannot be used. If the caller is cancelled, `unwanted` receives
+    the result.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -72,7 +71,7 @@ async def in_daemon(call: Callable[[], T], unwanted: Callable[[T], None]) -> T:
             value, good = call(), True
         except BaseException as error:
             deliver, value, good = future.set_exception, error, False
-        with suppress(RuntimeError):  # the loop has ended, and the program is about to
+        with suppress(RuntimeError):  # the loop is closed, and the program is about to exit
             loop.call_soon_threadsafe(finish, deliver, value, good)
 
     threading.Thread(target=work, name="load", daemon=True).start()

@@ -1,4 +1,4 @@
-"""An answer put together from its events: the whole of it for a response that does not stream, and counts for all."""
+"""Collect an answer from its events: the full answer for a non-streamed response, and counts for all responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Call:
-    """A call of a tool."""
+    """A tool call."""
 
     __slots__ = ("_arguments", "id", "name")
 
@@ -27,12 +27,12 @@ class Call:
 
     @property
     def arguments(self) -> str:
-        """The JSON text of the arguments; an empty object if the model wrote none."""
+        """The arguments as JSON; an empty object if the model wrote none."""
         return "".join(self._arguments) or "{}"
 
 
 class Collected:
-    """One of the answers of a turn, as far as its events came."""
+    """One answer of a turn, as far as its events have arrived."""
 
     def __init__(self) -> None:
         self.prompt_tokens = self.reused = 0
@@ -44,7 +44,7 @@ class Collected:
         self._thinks = False  # whether the last part was reasoning
 
     def add(self, event: Event) -> None:
-        """Take in an event of this answer."""
+        """Add an event of this answer."""
         match event:
             case Started():
                 self.prompt_tokens, self.reused = event.prompt_tokens, event.reused_tokens
@@ -79,13 +79,13 @@ class Collected:
 
     @property
     def usage(self) -> Usage:
-        """What the answer took; before its end, only the counts."""
+        """The answer's usage; before its end, only the counts."""
         return self.done.usage if self.done else Usage(self.prompt_tokens, self.reused, self.tokens)
 
 
 @asynccontextmanager
 async def closing(events: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close an iterator in any case: that ends an answer whose client is gone."""
+    """Close an iterator on exit, which ends the answer if the client has disconnected."""
     try:
         yield events
     finally:

@@ -1,6 +1,6 @@
-"""The content of a message from outside as one text.
+"""Convert the content of a request's message to one string.
 
-Contents are texts or lists of typed parts. Parts of text are joined by line breaks, because chat templates print a
+Content is a string or a list of typed parts. Text parts are joined by line breaks, because chat templates print the
 content; images, audio and files are refused.
 """
 
@@ -10,7 +10,7 @@ from localllm.server.errors import BadRequest
 from localllm.server.fields import Fields
 from localllm.server.turn import Json
 
-# The types of parts that are text, and the field that has it; of OpenAI's chat and responses, and of Anthropic.
+# Text part types and the field with the text, for OpenAI's chat and responses and for Anthropic.
 TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -35,7 +35,7 @@ JOINT = "\n"
 
 
 def read_text(fields: Fields, name: str) -> str | None:
-    """Return the text of a content; None if it is missing or null. BadRequest for anything that is not text."""
+    """Return the text of a content; None if it is missing or null. Raise BadRequest for other types than text."""
     value = fields.data.get(name)
     if value is None or isinstance(value, str):
         return value
@@ -45,7 +45,7 @@ def read_text(fields: Fields, name: str) -> str | None:
 
 
 def part_text(part: Fields) -> str:
-    """Return the text of one part."""
+    """Return the text of a part."""
     kind = part.text("type", "text")
     if kind not in TEXTS:
         raise not_text(part, kind)
@@ -53,14 +53,14 @@ def part_text(part: Fields) -> str:
 
 
 def not_text(part: Fields, kind: str) -> BadRequest:
-    """Return the refusal of a part whose type is not a text's."""
+    """Return the error for a part that is not text."""
     if kind in MEDIA:
         return BadRequest(f"{part.where}: {MEDIA[kind]} input is not supported; send text", part.where)
     return part.wrong("type", f"unknown type of content; supported: {', '.join(TEXTS)}")
 
 
 class Draft:
-    """A message while it is read. Its texts are joined at the end: joining one by one would take quadratic time."""
+    """A message being read. Its texts are joined at the end: joining one by one would take quadratic time."""
 
     __slots__ = ("call_id", "calls", "role", "texts", "thoughts")
 
@@ -71,7 +71,7 @@ class Draft:
         self.calls: list[Json] = []
 
     def json(self) -> Json:
-        """Return the message in the form of `Turn`."""
+        """Return the message in `Turn`'s format."""
         found: Json = {"role": self.role, "content": JOINT.join(filter(None, self.texts))}
         if self.thoughts:
             found["reasoning_content"] = JOINT.join(self.thoughts)
@@ -81,7 +81,7 @@ class Draft:
 
 
 def drafted(drafts: list[Draft], role: str) -> Draft:
-    """Return the last draft if it is of this role, or a new one."""
+    """Return the last draft if it has this role, otherwise a new one."""
     if not drafts or drafts[-1].role != role:
         drafts.append(Draft(role))
     return drafts[-1]

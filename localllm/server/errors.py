@@ -1,4 +1,4 @@
-"""What the server refuses besides the errors of the program itself. `refusal.py` gives each its status."""
+"""Errors that only the server raises. `refusal.py` assigns each a status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localllm.errors import LocalLLMError
 
 
 class BadRequest(LocalLLMError):
-    """A request that no model could answer. `param` is the field at fault, such as "messages[2].role"."""
+    """A request that is invalid for every model. `param` is the field at fault, such as "messages[2].role"."""
 
     def __init__(self, message: str, param: str = "") -> None:
         super().__init__(message)
@@ -18,25 +18,25 @@ class BadRequest(LocalLLMError):
 
 
 class NoThreads(BadRequest):
-    """A request for a conversation that the server keeps. `details` tell Anthropic's clients to send all of it."""
+    """A request for a conversation stored on the server. `details` ask Anthropic's clients for the full history."""
 
     details: ClassVar[Mapping[str, Any]] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class UnknownModel(LocalLLMError):
-    """No model has this name."""
+    """Unknown model name."""
 
 
 class NotFound(LocalLLMError):
-    """Nothing has this path, or it is not asked for in this way."""
+    """Unknown path, or unsupported method."""
 
 
 class NotSupported(LocalLLMError):
-    """Something that the protocol knows but this server, or this model, does not do."""
+    """Part of the protocol, but unsupported by this server or this model."""
 
 
 class PromptTooLong(ContextFull):
-    """A prompt that does not fit in the context, with both lengths in tokens."""
+    """A prompt that does not fit in the context. Has both lengths in tokens."""
 
     def __init__(self, message: str, prompt_tokens: int, context: int) -> None:
         super().__init__(message)
@@ -45,17 +45,17 @@ class PromptTooLong(ContextFull):
 
     @classmethod
     def of(cls, tokens: int, context: int, at_least: str = "") -> Self:
-        """Return the error for a prompt with `tokens` tokens; `at_least` is "at least " if it may have more."""
-        size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
+        """Return the error for a prompt of `tokens` tokens; `at_least` is "at least " if the count is a lower bound."""
+        size = f"the available context size of {context} tokens"  # llama.cpp's wording, which clients search for
         return cls(f"the prompt has {at_least}{tokens} tokens and exceeds {size}; shorten it", tokens, context)
 
 
 class TooLarge(LocalLLMError):
-    """A body, or something in it, over a limit."""
+    """A body, or something in it, exceeds a limit."""
 
 
 class TooSlow(LocalLLMError):
-    """A body that did not arrive in time."""
+    """A body did not arrive in time."""
 
 
 class Unauthorized(LocalLLMError):
@@ -63,11 +63,11 @@ class Unauthorized(LocalLLMError):
 
 
 class Forbidden(LocalLLMError):
-    """A page of another site, or a host name that is not ours."""
+    """The request comes from another site's page, or for an unknown host name."""
 
 
 class _Later(LocalLLMError):
-    """May work if repeated after some seconds."""
+    """The request may succeed if repeated after some seconds."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
@@ -75,11 +75,11 @@ class _Later(LocalLLMError):
 
 
 class TooManyRequests(_Later):
-    """This client, or all of them together, have too many requests open."""
+    """This client, or all clients together, have too many open requests."""
 
 
 class Unavailable(LocalLLMError):
-    """Cannot be had now, and waiting may not help."""
+    """Unavailable now; waiting may not help."""
 
 
 class Unloadable(Unavailable):
@@ -95,4 +95,4 @@ class Loading(_Later):
 
 
 class Draining(_Later):
-    """The server is stopping and takes no new requests."""
+    """The server is stopping and accepts no new requests."""

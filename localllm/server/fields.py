@@ -1,6 +1,6 @@
-"""Typed fields of a JSON object from outside. Each refusal names the field: `messages[2].role: expected a text`.
+"""Typed access to the fields of a request's JSON object. Errors name the field: `messages[2].role: expected a text`.
 
-A field that is null counts as missing: several clients send null for what they do not set.
+A field that is null counts as missing: several clients send null for unset fields.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from localllm.server.turn import Json
 
 T = TypeVar("T")
 C = TypeVar("C", bound=str)
-ITEMS = 100_000  # of a list
-SHORT = 1000  # characters of a text that is searched for, such as a stop string
+ITEMS = 100_000  # maximum length of a list
+SHORT = 1000  # characters of a search text, such as a stop string
 
 
 class Fields:
-    """The fields of one object. `where` is its place in the body, such as "tools[0]"."""
+    """The fields of one object. `where` is its path in the body, such as "tools[0]"."""
 
     __slots__ = ("data", "where")
 
@@ -29,15 +29,15 @@ class Fields:
         self.where = where
 
     def path(self, name: str) -> str:
-        """Return the place of a field in the body."""
+        """Return the path of a field in the body."""
         return f"{self.where}.{name}" if self.where else name
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field is present and not null."""
         return self.data.get(name) is not None
 
     def wrong(self, name: str, message: str) -> BadRequest:
-        """Return the refusal of a field."""
+        """Return the error for a field."""
         return BadRequest(f"{self.path(name)}: {message}", self.path(name))
 
     # -- one value: required without a default ----------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Fields:
     # -- objects and lists of one type ------------------------------------------------------------------------------
 
     def inner(self, name: str) -> Fields:
-        """Return the fields of an object in this one; none if it is missing."""
+        """Return the fields of a nested object; empty if it is missing."""
         return Fields(self.object(name, {}), self.path(name))
 
     def each(self, name: str, most: int = ITEMS) -> Iterator[Fields]:
@@ -105,20 +105,20 @@ class Fields:
             yield Fields(item, f"{self.path(name)}[{number}]")
 
     def texts(self, name: str, most: int = ITEMS) -> tuple[str, ...]:
-        """Return a list of texts, or one text as a list; empty if it is missing."""
+        """Return a list of strings, or one string as a list; empty if it is missing."""
         if isinstance(self.data.get(name), str):
             return (self.data[name],)
         return self._items(name, str, "a text", most)
 
     def short_texts(self, name: str, most: int) -> tuple[str, ...]:
-        """Return a list of texts that are searched for: none has more than SHORT characters."""
+        """Return a list of search texts with at most SHORT characters each."""
         found = self.texts(name, most)
         if long := next((text for text in found if len(text) > SHORT), ""):
             raise self.wrong(name, f"a text has {len(long)} characters; the limit is {SHORT}")
         return found
 
     def integers(self, name: str, most: int = ITEMS * 10) -> tuple[int, ...]:
-        """Return a list of whole numbers; empty if it is missing."""
+        """Return a list of integers; empty if it is missing."""
         return self._items(name, int, "a whole number", most)
 
     # -- checks -----------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""The frame of every protocol: a handler gets the fields of a request, and returns JSON or a stream.
+"""Shared by all protocols: a handler gets the fields of a request, and returns JSON or a stream.
 
     def routes(service, settings):
         return post(("/v1/chat/completions",), chat, settings.limits)
 
     async def chat(request: Request, fields: Fields) -> Response | Json: ...
 
-A handler raises what `refusal.py` knows. It is cancelled when its client goes away.
+A handler may raise the exceptions that `refusal.py` lists. It is cancelled when its client disconnects.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["Fields", "client", "frame", "get", "line", "ndjson", "post", "read_j
 
 T = TypeVar("T")
 Handler = Callable[[Request, Fields], Coroutine[Any, Any, Response | Json | list[Any]]]
-CLIENT = "localllm.client"  # the key of a request's scope that says whose it is; see `security.py`
-GONE = 499  # nginx's status for a client that closed the connection; only logs see it
+CLIENT = "localllm.client"  # key of the request's scope with its client; see `security.py`
+GONE = 499  # nginx's status for a closed connection; it only appears in logs
 
 
 def post(paths: Sequence[str], handler: Handler, limits: Limits) -> list[Route]:
-    """Make the routes of a handler that takes a JSON object. Answers end with their clients' connections."""
+    """Make the routes of a handler that takes a JSON object. The handler is cancelled if its client disconnects."""
 
     async def endpoint(request: Request) -> Response:
         return await _answered(request, _posted(request, handler, limits))
@@ -45,7 +45,7 @@ def post(paths: Sequence[str], handler: Handler, limits: Limits) -> list[Route]:
 
 
 def get(paths: Sequence[str], handler: Handler, method: str = "GET") -> list[Route]:
-    """Make the routes of a handler that reads no body. Its fields are those of the query: texts."""
+    """Make the routes of a handler without a body. Its fields are the query parameters, as strings."""
 
     async def endpoint(request: Request) -> Response:
         return await _answered(request, handler(request, Fields(dict(request.query_params))))
@@ -69,7 +69,7 @@ async def _answered(request: Request, work: Awaitable[Response | Json | list[Any
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns; cancel it and raise ClientGone if the client goes away. The body must be read."""
+    """Return the result of `work`; if the client disconnects, cancel it and raise ClientGone. Read the body first."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(disconnected(request.receive))
     try:
@@ -84,16 +84,16 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 def reply(value: Json | list[Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON response."""
+    """Return a JSON response."""
     return Response(dumps(value), status, headers, "application/json")
 
 
 def refused(refusal: Refusal, path: str) -> Response:
-    """An error response in the shape of the path's protocol."""
+    """Return an error response in the format of the path's protocol."""
     return reply(shape_of(path).body(refusal), refusal.status, refusal.headers)
 
 
 def client(request: Request) -> str:
-    """Whose request it is: limits and fairness are per API key, or per address without keys."""
+    """Return the client of a request, for limits and fairness: its API key, or its address without keys."""
     found = request.scope.get(CLIENT)
     return str(found) if found is not None else (request.client.host if request.client else "")

@@ -1,4 +1,4 @@
-"""What the server says about a model, read from its file without loading it."""
+"""The server's description of a model, read from its file without loading it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ State = Literal["unloaded", "loading", "loaded", "failed"]
 
 @dataclass(slots=True)
 class Info:
-    """A model in a list; see `turn.ModelInfo`."""
+    """An entry of the model list; see `turn.ModelInfo`."""
 
     id: str
     path: str
@@ -45,7 +45,7 @@ class Info:
 
 
 def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = False) -> Info:
-    """Describe a file, and the context if it is loaded. A damaged file has the state "failed".
+    """Describe a model file, and the context if it is loaded. A damaged file has the state "failed".
 
     `embeds`: the server loads models for embeddings.
     """
@@ -91,7 +91,7 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
 
 
 def _token(model: Model | None, name: Literal["bos", "eos"]) -> str:
-    """Return the text of a token that a loaded model has."""
+    """Return the text of a loaded model's BOS or EOS token."""
     words = model.maybe_tokenizer if model is not None else None
     token = None if words is None else words.bos if name == "bos" else words.eos
     return "" if words is None or token is None else words.piece(token).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The service that all protocols use, as an interface."""
+"""The interface of the service that all protocols use."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from localllm.server.turn import Completion, EmbedResult, ModelInfo, SlotAction,
 
 
 class Service(Protocol):
-    """What the protocols use. Errors are LocalLLMError; `refusal.py` gives their status and kind."""
+    """The service behind the protocols. Errors are LocalLLMError; `refusal.py` defines their status and kind."""
 
-    observer: ServiceObserver  # called at each event of an answer
+    observer: ServiceObserver  # called for each event of an answer
 
     def models(self) -> Sequence[ModelInfo]:
-        """All models that can be asked for, those that are not loaded included."""
+        """All available models, loaded or not."""
         ...
 
     def find(self, name: str) -> ModelInfo:
-        """The model of a request; "" and unknown names give the only model, or UnknownModel if there are several."""
+        """Return the model for a name; a single model matches every name. Raise UnknownModel if there are several."""
         ...
 
     def answer(self, model: str, turn: Turn) -> AsyncIterator[Event]:
@@ -31,7 +31,7 @@ class Service(Protocol):
     def complete(self, model: str, completion: Completion) -> AsyncIterator[Event]: ...
 
     async def count(self, model: str, turn: Turn) -> int:
-        """Return how many tokens the prompt of a turn has."""
+        """Return the number of tokens in a turn's prompt."""
         ...
 
     async def render(self, model: str, turn: Turn) -> str:
@@ -39,17 +39,18 @@ class Service(Protocol):
         ...
 
     async def prompt_ids(self, model: str, turn: Turn) -> list[int]:
-        """Return the tokens of the prompt of a turn."""
+        """Return the token ids of a turn's prompt."""
         ...
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. ContextFull, before any work, if it is too long for any context of this size."""
+        """Return the tokens of a text; raise ContextFull early if it exceeds the largest context."""
         ...
 
     async def tokenize_all(
         self, model: str, texts: Sequence[str], add_special: bool, parse_special: bool
     ) -> list[list[int]]:
-        """Return the tokens of each text. `add_special` is for the first one. Their sum is limited like one text."""
+        """Return the tokens of each text. `add_special` applies to the first one. Their total is limited like one
+        text."""
         ...
 
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
@@ -65,7 +66,7 @@ class Service(Protocol):
     async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult: ...
 
     async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
-        """Save what a slot evaluated last in a file, restore it, or erase it; return tokens, and bytes of the file."""
+        """Save a slot's last sequence to a file, restore it, or erase it; return the tokens and the file's bytes."""
         ...
 
     def sampling_defaults(self, model: str) -> SamplingOptions: ...

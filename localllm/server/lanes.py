@@ -1,9 +1,8 @@
-"""Lanes: threads for work that blocks, each with a queue in which accounts take turns.
+"""Lanes: worker threads for blocking work, each with a queue that is fair between accounts.
 
-A lane runs one job at a time. The next job is the oldest one of the account that has used the least time, so that many
-jobs of one account hold up another account's by one job at most. Jobs are bounded by their callers. Large texts
-have a separate lane, so that short texts never wait for them. A lane for jobs that take much memory returns it to the
-system between them.
+A lane runs one job at a time. The next job is the oldest one of the account that has used the least time, so many jobs
+of one account delay another account by at most one job. Callers limit the number of jobs. Large texts have a separate
+lane, so short texts never wait for them. A lane for memory-intensive jobs returns memory to the system between jobs.
 """
 
 from __future__ import annotations
@@ -20,36 +19,36 @@ from localllm.machine.heap import return_pages
 from localllm.server.accounts import ACCOUNT
 
 T = TypeVar("T")
-LARGE = 1 << 15  # characters, and values: from here on a job belongs in the lane of large ones
-MOST_ACCOUNTS = 1000  # whose used time is remembered
-IDLE_SECONDS = 1.0  # that a thread waits for a further job before it ends
-RETURN_SECONDS = 1.0  # between two returns of memory to the system
+LARGE = 1 << 15  # characters, and values: from this size a job belongs in the large lane
+MOST_ACCOUNTS = 1000  # accounts whose used time is remembered
+IDLE_SECONDS = 1.0  # how long an idle thread waits for another job before it ends
+RETURN_SECONDS = 1.0  # minimum time between two returns of memory
 
 
 class Lane:
-    """Jobs that run one at a time, in a thread that is there while there are any."""
+    """A queue of jobs that run one at a time, in a thread that exists only while there are jobs."""
 
     def __init__(self, name: str, heavy: bool = False) -> None:
-        """`heavy`: jobs take much memory, which the C library would keep."""
+        """`heavy`: jobs take much memory, which the C library would otherwise keep."""
         self._name, self._heavy = name, heavy
         self._waiting: dict[str, deque[_Job]] = {}  # account -> its jobs
-        self._used: dict[str, float] = {}  # account -> seconds of its jobs, those it could have had included
-        self._now = 0.0  # what the account of the newest job had used before it
+        self._used: dict[str, float] = {}  # account -> seconds used, raised to `_now` when it was idle
+        self._now = 0.0  # used seconds of the newest job's account before that job
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
 
     async def run(self, job: Callable[[], T], stop: Callable[[], None] | None = None) -> T:
-        """Run a job for the account of the current request. If the caller is cancelled, a waiting job is dropped.
+        """Run a job for the current request's account. If the caller is cancelled, a queued job is dropped.
 
-        `stop` is called then, from the event loop: it must end a job that runs, and one that starts at that moment.
+        On cancellation `stop` is called from the event loop. It must end a job that is running or just starting.
         """
         made = _Job(job, Future())
         account = ACCOUNT.get()
         with self._changed:
             if self._closed:
                 raise RuntimeError("the lane is closed")
-            if account not in self._waiting:  # an idle account saves up no time
+            if account not in self._waiting:  # an account gains no credit while idle
                 self._used[account] = max(self._used.pop(account, 0.0), self._now)
                 self._waiting[account] = deque()
             self._waiting[account].append(made)
@@ -66,7 +65,7 @@ class Lane:
         return found
 
     def close(self) -> None:
-        """Drop the jobs that wait, and end the thread after its current job."""
+        """Drop the queued jobs, and end the thread after its current job."""
         with self._changed:
             self._closed = True
             for jobs in self._waiting.values():
@@ -87,7 +86,7 @@ class Lane:
             began = monotonic()
             try:
                 job.future.set_result(job.work())
-            except BaseException as error:  # the caller's to handle
+            except BaseException as error:  # passed on to the caller
                 job.future.set_exception(error)
             del job, found
             used = self._heavy
@@ -96,7 +95,7 @@ class Lane:
                 returned, used = monotonic(), False
             with self._changed:
                 self._used[account] = self._used.get(account, 0.0) + monotonic() - began
-                if len(self._used) > MOST_ACCOUNTS:  # those that wait keep their time, or they would go first
+                if len(self._used) > MOST_ACCOUNTS:  # queued accounts keep their time, or they would go first
                     idle = [name for name in self._used if name not in self._waiting]
                     for name in idle[: len(self._used) - MOST_ACCOUNTS]:
                         del self._used[name]
@@ -104,7 +103,7 @@ class Lane:
             return_pages()
 
     def _next(self) -> tuple[str, _Job] | None:
-        """Wait a moment for a job, and take it from its queue; None after that: the thread ends."""
+        """Wait briefly for a job and take it from its queue; return None after a timeout, which ends the thread."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closed, IDLE_SECONDS)
             if not self._waiting:
@@ -119,14 +118,14 @@ class Lane:
 
 
 class _Job(NamedTuple):
-    """A job, and where its result goes."""
+    """A job and the future for its result."""
 
     work: Callable[[], Any]
     future: Future[Any]
 
 
 def is_large(*values: Any) -> bool:
-    """Whether values from outside have many characters, or many values in them."""
+    """Return whether request values contain many characters or many elements."""
     left, waiting = LARGE, list(values)
     while waiting and left > 0:
         value = waiting.pop()

@@ -1,25 +1,25 @@
-"""What a client may send, and how long anything may take."""
+"""Limits on what a client may send, and time limits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOOKING = frozenset({"/metrics", "/slots", "/health", "/v1/health", "/props"})  # routes of programs that watch
+LOOKING = frozenset({"/metrics", "/slots", "/health", "/v1/health", "/props"})  # routes that monitors poll
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of requests and of the connections that carry them."""
+    """Limits of requests and of their connections."""
 
     body_bytes: int = 32 << 20
-    depth: int = 100  # JSON inside JSON
-    items: int = 2_000_000  # values of a body, keys included
-    objects: int = 20_000  # of a body: messages, parts and tools are read one by one
+    depth: int = 100  # nesting of JSON
+    items: int = 2_000_000  # values in a body, keys included
+    objects: int = 20_000  # in a body: messages, parts and tools are read one by one
     requests: int = 256  # open at once: running, streaming and queued
-    client_requests: int = 64  # of one client, or of one API key
-    client_tokens: int = 0  # of one client in a minute: evaluated and written; 0: no limit
+    client_requests: int = 64  # open at once per client or API key
+    client_tokens: int = 0  # per client and minute: prompt and answer; 0: no limit
     connections: int = 1024
-    header_seconds: float = 15.0  # for the first line and the headers, and between requests of a connection
+    header_seconds: float = 15.0  # for the request line and headers, and between requests of a connection
     body_seconds: float = 60.0
-    send_seconds: float = 60.0  # for a client to take what was sent; then it is cut off
-    ping_seconds: float = 15.0  # between comments in a silent stream
+    send_seconds: float = 60.0  # for a client to accept sent data before the connection is closed
+    ping_seconds: float = 15.0  # between comments in an idle stream

@@ -1,6 +1,6 @@
-"""What GET /metrics tells: llama.cpp's names, and times and counts of our own. One registry per server, no globals.
+"""The numbers of GET /metrics: llama.cpp's names, and our own times and counts. One registry per server, no globals.
 
-The scheduler calls `Metrics.step` for every step, from its thread. The rest comes from `observer.py` and `Watch`.
+The scheduler's thread calls `Metrics.step` for every step. The other numbers come from `observer.py` and `Watch`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from localllm.scheduler import interfaces
 from localllm.server.limits import LOOKING
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-GAPS = (  # seconds between two tokens: finer, because they are what decoding differs by
+GAPS = (  # seconds between two tokens: finer, since small differences matter in decoding
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
 )
 log = logging.getLogger("localllm.server")
-Load = Callable[[], tuple[int, int]]  # answers that are written now, and those that wait
-Loads = Callable[[], Mapping[str, interfaces.Load]]  # of the schedulers, by the names of their models
+Load = Callable[[], tuple[int, int]]  # running and queued answers
+Loads = Callable[[], Mapping[str, interfaces.Load]]  # per scheduler, by model name
 
 
 class Tally:
-    """Sums that llama.cpp's names are made of. Any thread may add; reading starts the next interval of the rates."""
+    """The totals behind llama.cpp's names. Any thread may add; reading starts the next interval of the rates."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.sums = dict.fromkeys((name for name, _, _ in COUNTERS), 0.0)
         self.longest = 0
         self.busy = 0.0
-        self.generated = 0.0  # tokens that took a step: the first of an answer comes with its prompt
+        self.generated = 0.0  # tokens that took a decode step: the prompt's step yields the first one
         self.since = dict.fromkeys(("prompt", "prompt_s", "generated", "generated_s"), 0.0)
 
     def add(self, amounts: Mapping[str, float]) -> None:
@@ -60,7 +60,7 @@ class Tally:
         return prompt, new["generated"] / new["generated_s"] if new["generated_s"] > 0 else 0.0
 
 
-# (key of the sum, name, meaning)
+# (key of the total, name, description)
 COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens evaluated, without those from the cache"),
     ("prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens taken from the cache"),
@@ -76,7 +76,7 @@ _LONGEST = "llamacpp:n_tokens_max"
 
 
 class Metrics(Collector):
-    """The numbers of one server."""
+    """The metrics of one server."""
 
     def __init__(self, load: Load = lambda: (0, 0)) -> None:
         self.load = load
@@ -101,23 +101,24 @@ class Metrics(Collector):
         return Histogram(f"localllm_{name}", meaning, labels, registry=self.registry, buckets=buckets)
 
     def step(self, sequences: int, drafts: int = 0) -> None:
-        """Count a step of the scheduler with so many sequences, of which `drafts` verified a draft. Any thread."""
+        """Count a scheduler step with this many sequences; `drafts` sequences verified a draft. Callable from any
+        thread."""
         with self.tally.lock:
             self.tally.add({"n_decode": 1, "drafts": drafts})
             self.tally.busy += sequences
 
     def token(self, gap: float | None) -> None:
-        """Count a token of an answer, `gap` seconds after the one before it; None for the first."""
+        """Count a token of an answer, `gap` seconds after the previous one; None for the first."""
         self._generated.inc()
         if gap is not None:
             self._gaps.observe(gap)
 
     def evaluated(self, tokens: int) -> None:
-        """Count prompt tokens that were evaluated now."""
+        """Count newly evaluated prompt tokens."""
         self._evaluated.inc(tokens)
 
     def answered(self, usage: Usage, reason: str) -> None:
-        """Count an answer at its end."""
+        """Count a finished answer."""
         with self.tally.lock:
             self.tally.add(
                 {
@@ -138,7 +139,7 @@ class Metrics(Collector):
             self._first.observe(usage.first_token_seconds)
 
     def embedded(self, tokens: int, seconds: float, texts: int, steps: int) -> None:
-        """Count texts that became vectors or scores, and the passes that took them."""
+        """Count embedded or scored texts, and the model passes they took."""
         with self.tally.lock:
             self.tally.add({"prompt_tokens": tokens, "prompt_seconds": seconds, "n_decode": steps})
             self.tally.busy += texts if steps else 0
@@ -178,18 +179,18 @@ class Metrics(Collector):
         yield version
 
     def describe(self) -> list[Metric]:
-        """No names in advance, so that registering reads nothing."""
+        """Return nothing, so that registering the collector reads no values."""
         return []
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus's text format. llama.cpp declares n_tokens_max as a counter."""
+        """Return all metrics in Prometheus's text format. llama.cpp declares n_tokens_max as a counter."""
         return generate_latest(self.registry).replace(
             f"# TYPE {_LONGEST} gauge".encode(), f"# TYPE {_LONGEST} counter".encode()
         )
 
 
 class Watch:
-    """Counts responses by route and status, and writes a line in the log for each."""
+    """Counts responses by route and status, and logs a line for each."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -199,7 +200,7 @@ class Watch:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status = time.monotonic(), 499  # if nothing is sent, the client went away
+        started, status = time.monotonic(), 499  # if nothing is sent, the client has disconnected
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -210,8 +211,8 @@ class Watch:
         try:
             await self.app(scope, receive, sending)
         finally:
-            route = getattr(scope.get("route"), "path", "other")  # never the path itself: strangers choose those
+            route = getattr(scope.get("route"), "path", "other")  # never the path itself, which clients choose
             seconds = time.monotonic() - started
             self.metrics.responded(route, status, seconds)
-            seen = log.debug if route in LOOKING and status == 200 else log.info  # a monitor asks every second or two
+            seen = log.debug if route in LOOKING and status == 200 else log.info  # monitors poll every second or two
             seen("%s %s %d %.3f s", printable(scope["method"], 10), printable(scope["path"], 100), status, seconds)

@@ -1,4 +1,4 @@
-"""Follows answers for /slots, /metrics and limits of tokens: the service calls the observer at each event."""
+"""Track answers for /slots, /metrics and token limits: the service calls the observer for each event."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from localllm.server.metrics import Metrics
 from localllm.server.turn import Completion, EmbedResult, Generation, Turn
 
 A = TypeVar("A", Turn, Completion)
-BROKEN_OFF = "broken off"  # the reason of an answer whose reader went away, or that failed
+BROKEN_OFF = "broken off"  # reason for an answer that failed or whose client disconnected
 
 
 @dataclass(eq=False, slots=True)
 class Open:
-    """An answer that is not finished."""
+    """An unfinished answer."""
 
     number: int  # counts up from 0
     model: str
     generation: Generation
-    running: bool = False  # else it waits
+    running: bool = False  # otherwise queued
     prompt_tokens: int = 0
     reused: int = 0
     evaluated: int = 0
@@ -31,12 +31,12 @@ class Open:
     lines: bool = False  # whether the answer has a line break
     submitted: float = field(default_factory=time.monotonic)
     began: float = 0.0
-    first: float = 0.0  # when the first token came
-    last: float = 0.0  # when the last one came
+    first: float = 0.0  # time of the first token
+    last: float = 0.0  # time of the last token
 
     @property
     def rate(self) -> float:
-        """Tokens per second after the first one; 0 until there are two."""
+        """Return tokens per second after the first one; 0 before the second."""
         return (self.tokens - 1) / (self.last - self.first) if self.last > self.first > 0 else 0.0
 
     def usage(self) -> Usage:
@@ -54,7 +54,7 @@ class Open:
 
 
 class ServiceObserver:
-    """Counts the answers of a service: called when a request begins, at each event, and at its end."""
+    """Counts the answers of a service. It is called at the start of a request, for each event, and at the end."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ServiceObserver:
         spend: Callable[[str, int], None] = lambda client, tokens: None,
         priorities: bool = False,
     ) -> None:
-        """`spend` gets the client and the tokens of each finished answer. `priorities`: requests may have one."""
+        """`spend` receives the client and tokens of each finished answer. `priorities`: requests may set one."""
         self._spend, self._priorities = spend, priorities
         self.metrics = metrics
         self.open: dict[int, Open] = {}
@@ -70,18 +70,18 @@ class ServiceObserver:
         metrics.load = self.load
 
     def load(self) -> tuple[int, int]:
-        """Return how many answers are being written, and how many wait."""
+        """Return the numbers of running and queued answers."""
         running = sum(each.running for each in tuple(self.open.values()))
         return running, len(self.open) - running
 
     def admitted(self, asked: A) -> A:
-        """Return a request without what the operator does not allow."""
+        """Return a request without options that the operator does not allow."""
         if not asked.generation.priority or self._priorities:
             return asked
         return replace(asked, generation=replace(asked.generation, priority=0))
 
     def begin(self, model: str, generation: Generation) -> Watched:
-        """Count the answers to a new request as waiting."""
+        """Count the answers to a new request as queued."""
         return Watched(self, [self._add(model, generation) for _ in range(generation.n)])
 
     def end(self, each: Open, usage: Usage, reason: str) -> None:
@@ -92,7 +92,7 @@ class ServiceObserver:
             self._spend(client, evaluated + usage.answer_tokens)
 
     def embedded(self, found: EmbedResult, seconds: float, texts: int) -> EmbedResult:
-        """Count texts that became vectors or scores; return the result."""
+        """Count embedded or scored texts; return the result."""
         self.metrics.embedded(found.tokens, seconds, texts, found.steps)
         return found
 
@@ -104,7 +104,7 @@ class ServiceObserver:
 
 
 class Watched:
-    """The answers to one request. Leaving the context breaks off those that have not ended."""
+    """The answers to one request. Leaving the context ends unfinished ones."""
 
     def __init__(self, observer: ServiceObserver, answers: Sequence[Open]) -> None:
         self._observer, self._answers = observer, answers
@@ -117,7 +117,7 @@ class Watched:
             self._observer.end(each, each.usage(), BROKEN_OFF)
 
     def event(self, event: Event) -> None:
-        """Follow an event, before the protocol gets it."""
+        """Record an event before the protocol receives it."""
         each, metrics = self._answers[event.choice], self._observer.metrics
         match event:
             case Started():

@@ -1,4 +1,4 @@
-"""From messages, texts and files to the tokens of a prompt. Everything here may block: it runs in a worker thread."""
+"""Convert messages, texts and files to the tokens of a prompt. All functions may block: run them in a worker thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localllm.server.turn import Completion, Continued, Turn
 from localllm.template import ChatEncoder, ChatTemplate
 from localllm.template.origin import MODEL, OWN, Text, joined
 
-FILL = {  # the role of a token, and the keys under which files name it
+FILL = {  # role of a token: its keys in GGUF files
     "prefix": ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"),
     "suffix": ("tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"),
     "middle": ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id"),
@@ -48,13 +48,13 @@ _FILL_TEXTS = {
     "repository": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "separator": ("<|file_sep|>", "<file_sep>"),
 }
-_PROJECT = "myproject\n"  # as llama-server names the repository, whose name no request has
-_SNIPPET = "\n\n--- snippet ---\n\n"  # what it puts before a file, for models without a token for that
+_PROJECT = "myproject\n"  # llama-server's name for the repository, which requests do not give
+_SNIPPET = "\n\n--- snippet ---\n\n"  # llama-server's header of a file, for models without a token for it
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens before an answer, and their text. `tail`: the end of the prompt, without the begun answer."""
+    """The token ids and text of a prompt. `tail`: the end of the prompt before a partial answer."""
 
     ids: list[int]
     text: str
@@ -64,10 +64,10 @@ class Prompt:
 
 
 class Prompts:
-    """Makes prompts for one model."""
+    """Builds the prompts of one model."""
 
     def __init__(self, model: Model, beside: bool = False) -> None:
-        """`beside`: render in a child process that is not the model's own, so that neither waits for the other."""
+        """`beside`: render in a separate child process, so that this and the model's own do not block each other."""
         self._model, self._beside = model, beside
         self._own_template: ChatTemplate | None = None
         self._encoder: ChatEncoder | None = None
@@ -86,19 +86,19 @@ class Prompts:
         return self._own_template
 
     def close(self) -> None:
-        """End the child process that is not the model's own."""
+        """End the separate child process."""
         if self._own_template is not None:
             self._own_template.close()
 
     @property
     def format(self) -> Format:
-        """How the model writes thoughts and calls."""
+        """The model's format of reasoning and tool calls."""
         if self._format is None:
             self._format = find_format(self.template.source)
         return self._format
 
     def of_turn(self, turn: Turn, tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """Render a conversation. TemplateError, ContextFull or BadRequest if that is not possible."""
+        """Render a conversation; raise TemplateError, ContextFull or BadRequest if it is not possible."""
         messages = [dict(message) for message in turn.messages]
         continued = turn.continued and bool(messages) and messages[-1].get("role") == "assistant"
         last = messages.pop() if continued else {}
@@ -122,7 +122,7 @@ class Prompts:
         return Prompt(self._encoder.encode(text), str.__str__(text), template.stops, resumed, tail)
 
     def _begun(self, prompt: Text, message: Mapping[str, Any], part: Continued) -> tuple[Text, str]:
-        """Return a prompt with the start of the answer, and its end before that."""
+        """Return a prompt with the partial answer, and the end of the prompt before that."""
         thought, content = (str(message.get(name) or "") for name in ("reasoning_content", "content"))
         whole = content if part == "content" or (part == "" and content) else None
         found = begin(self.format, end_of(prompt), thought, whole)
@@ -132,7 +132,7 @@ class Prompts:
         return joined((closed, Text.of(found.content, MODEL))), end_of(tail)
 
     def check_length(self, *texts: str) -> None:
-        """Raise PromptTooLong, before any work, for texts that no context of this size can hold together."""
+        """Raise PromptTooLong early for texts that together cannot fit in the context."""
         context, least = self._model.context, self._model.least_tokens(*texts)
         if context and least > context:
             raise PromptTooLong.of(least, context, "at least ")
@@ -155,7 +155,7 @@ class Prompts:
     # -- infilling -------------------------------------------------------------------------------------------------
 
     def fill_token(self, role: str) -> int | None:
-        """Return the token that marks a part of an infilling prompt, or None if the model has none."""
+        """Return the token that marks a part of an infilling prompt; None if the model lacks it."""
         for key in FILL[role]:
             value = self._model.file.metadata.get(key)
             if isinstance(value, int) and 0 <= value < self._model.vocabulary:
@@ -165,13 +165,13 @@ class Prompts:
 
     @property
     def fills(self) -> bool:
-        """Whether the model knows the marks of infilling."""
+        """Return whether the model has infilling tokens."""
         return all(self.fill_token(role) is not None for role in ("prefix", "suffix", "middle"))
 
     def _filled(self, completion: Completion) -> Prompt:
-        """Return files, the text before the gap and the text after it, in the order that such models learn.
+        """Return the prompt for infilling: files, prefix and suffix, in the order of the model's training.
 
-        Of the files it has what leaves room for an answer: the nearest ones, which come last.
+        Of the files, the nearest ones (last in the list) are kept, as far as there is room for them and an answer.
         """
         words = self._model.tokenizer
         prefix, suffix, middle = (self.fill_token(role) for role in ("prefix", "suffix", "middle"))
@@ -188,7 +188,7 @@ class Prompts:
         return Prompt([*start, *self._files(completion.extra, room), *ids], before, resumed=True)
 
     def _files(self, files: Sequence[tuple[str, str]], room: int) -> list[int]:
-        """Return the tokens of files, the last `room` of them."""
+        """Return the last `room` tokens of the files."""
         if not files or room <= 0:
             return []
         repository, separator = self.fill_token("repository"), self.fill_token("separator")
@@ -196,7 +196,7 @@ class Prompts:
         for name, text in reversed(files):
             if len(found) >= room:
                 break
-            text = text[-room * self._model.tokenizer.longest :]  # more than that cannot fit
+            text = text[-room * self._model.tokenizer.longest :]  # more text cannot fit
             named = self._plain(_SNIPPET) if separator is None else [separator, *self._plain(f"{name}\n")]
             found = [*named, *self._plain(text), *found]
         else:

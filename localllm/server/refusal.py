@@ -1,8 +1,8 @@
-"""From an exception to a refusal: the HTTP status and the kind of error, before any protocol puts it in its own shape.
+"""Map an exception to a refusal: HTTP status and kind of error, independent of the protocol.
 
     refusal_of(BadRequest("...", "messages"))  ->  Refusal(400, "invalid_request", "...", "messages")
 
-`shapes.py` turns a refusal into the error of OpenAI, Anthropic, Ollama or llama.cpp.
+`shapes.py` converts a refusal to the error format of OpenAI, Anthropic, Ollama or llama.cpp.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ Kind = Literal[
     "unavailable",
     "internal",
 ]
-MESSAGE = 2000  # characters of a message: it may quote what the client sent
+MESSAGE = 2000  # maximum length of a message, which may quote the request
 log = logging.getLogger("localllm.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error as all protocols know it."""
+    """An error, independent of the protocol."""
 
     status: int
     kind: Kind
     message: str
-    param: str = ""  # the field of the request at fault
+    param: str = ""  # the request field at fault
     retry_after: int | None = None  # seconds
     numbers: Mapping[str, int] = field(default_factory=dict)  # llama.cpp's n_prompt_tokens and n_ctx
-    details: Mapping[str, Any] = field(default_factory=dict)  # Anthropic's, for programs
+    details: Mapping[str, Any] = field(default_factory=dict)  # Anthropic's machine-readable details
 
     @property
     def headers(self) -> dict[str, str]:
         found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        if self.kind == "unsupported":  # OpenAI's and Anthropic's clients repeat every 5xx without this
+        if self.kind == "unsupported":  # without this, OpenAI's and Anthropic's clients retry every 5xx
             found["X-Should-Retry"] = "false"
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
-# The first class that fits decides. Other errors of ours say what is wrong with a request: a template, an option.
+# The first matching class decides. Our other errors concern the request: a template, an option.
 TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
     (errors.BadRequest, 400, "invalid_request"),
     (errors.UnknownModel, 404, "not_found"),
@@ -76,7 +76,7 @@ TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
     (errors.Unavailable, 503, "unavailable"),
     (QueueFull, 429, "rate_limit"),
     (NotFinished, 503, "unavailable"),
-    (ConfinedError, 503, "unavailable"),  # no child process can be started
+    (ConfinedError, 503, "unavailable"),  # cannot start a child process
     (Stopped, 503, "unavailable"),
     (GGUFError, 500, "internal"),
     (LocalLLMError, 400, "invalid_request"),
@@ -84,7 +84,7 @@ TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the refusal for an exception. An unexpected one is logged; the client learns nothing about it."""
+    """Return the refusal for an exception. An unexpected one is logged, and the client gets no details."""
     for kind, status, name in TABLE:
         if isinstance(error, kind):
             return Refusal(

@@ -1,7 +1,8 @@
-"""Run the application on uvicorn: listen, serve, and stop when asked to.
+"""Run the application on uvicorn: listen, serve, and stop on signals.
 
-The first SIGTERM or SIGINT stops accepting and lets running answers end, the second ends them. Connections that send no
-complete header in time are closed, which uvicorn leaves to a proxy, and no address takes all connections.
+The first SIGTERM or SIGINT stops accepting connections and lets running answers finish; the second ends them.
+Connections that do not send a complete header in time are closed, which uvicorn leaves to a proxy. No single address
+can use up all connections.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ else:
     resource = _resource
 
 HEADER_BYTES = 64 * 1024
-FILES = 64  # that the process has open besides connections
-PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 2.0  # between looks whether a client that ended its side is still there
+FILES = 64  # open files besides connections
+PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 2.0  # interval of probes whether a half-closed client is still connected
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FULL = b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 KEEP_ALIVE_SECONDS = 75
@@ -52,7 +53,7 @@ class ListenError(LocalLLMError):
 
 
 def listen(settings: Settings) -> list[socket.socket]:
-    """Open the sockets of all addresses. ListenError in words that say which one cannot be had."""
+    """Open the sockets of all addresses; raise ListenError for the first that fails."""
     made: list[socket.socket] = []
     try:
         for address in settings.addresses:
@@ -87,9 +88,9 @@ def _socket(address: str, port: int) -> socket.socket:
 def serve(
     app: ASGIApp, settings: Settings, admission: Admission, sockets: Sequence[socket.socket], ready: Ready | None = None
 ) -> None:
-    """Serve until told to stop. `ready` is awaited while connections are accepted already: it loads the model.
+    """Serve until stopped. `ready` loads the model while connections are already accepted.
 
-    An error of `ready` stops the server and is raised.
+    An error of `ready` stops the server and is raised again.
     """
     asyncio.run(start(app, settings, admission, sockets, ready)[1]())
 
@@ -97,7 +98,7 @@ def serve(
 def start(
     app: ASGIApp, settings: Settings, admission: Admission, sockets: Sequence[socket.socket], ready: Ready | None = None
 ) -> tuple[_Server, Ready]:
-    """Make a server and what runs it, for a program that has its own event loop."""
+    """Create a server and the coroutine function that runs it, for a program with its own event loop."""
     config = uvicorn.Config(
         app,
         http=partial(_Connection, settings.limits.header_seconds, Connections(_most(settings))),  # type: ignore[arg-type]
@@ -136,7 +137,7 @@ async def _nothing() -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, for which any second signal means now."""
+    """uvicorn's server, but any second signal forces an immediate exit."""
 
     def __init__(self, config: uvicorn.Config, admission: Admission) -> None:
         super().__init__(config)
@@ -152,7 +153,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn does, but the signal is not raised again at the end, because stopping is not a failure."""
+        """Handle signals as uvicorn does, but do not raise them again at the end, because stopping is not a failure."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -166,7 +167,7 @@ class _Server(uvicorn.Server):
 
 
 def _most(settings: Settings) -> int:
-    """Return the maximum number of connections: the setting, or fewer if the system limits open files."""
+    """Return the maximum number of connections: the setting, or fewer if the open-file limit is lower."""
     if resource is None:
         return settings.limits.connections
     files: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -174,14 +175,14 @@ def _most(settings: Settings) -> int:
 
 
 class Connections:
-    """Counts connections of all addresses and of each. One address never has more than are free."""
+    """Counts connections, in total and per address. One address may not hold more than are still free."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._open: Counter[str] = Counter()
 
     def enter(self, account: str) -> bool:
-        """Count a connection; return whether it may stay."""
+        """Count a connection; return whether to keep it."""
         if not within_share(self._open[account], self._most - self._open.total()):
             return False
         self._open[account] += 1
@@ -194,9 +195,9 @@ class Connections:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, with limits on headers and on their number, and with a way to close it at once.
+    """uvicorn's connection, with limits on headers and connections, and a way to close it at once.
 
-    A client may end its side after a request (half-close) and still gets the answer, if that has not begun.
+    A client may close its sending side after a request (half-close). It still gets the answer if that has not started.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class _Connection(H11Protocol):
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await inner({**scope, "extensions": {ABORT: self.transport.abort}}, receive, _titled(send))
-            except asyncio.CancelledError:  # the server ends now, and so do running requests
+            except asyncio.CancelledError:  # forced exit, which cancels running requests
                 self.transport.abort()
                 if self.cycle is not None:
                     self.cycle.disconnected = True
@@ -242,7 +243,7 @@ class _Connection(H11Protocol):
             self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are not HTTP, once: the request before them gets no response, or no more of it."""
+        """Reject bytes that are not HTTP. A request in progress gets no response, or no more of it."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -253,10 +254,10 @@ class _Connection(H11Protocol):
         super().send_400_response(msg)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection if a request has come whole and its answer has not begun.
+        """Keep the connection if a request is complete and its answer has not started.
 
-        A client that is gone altogether ends its side in the same way. It answers what is sent with a reset, so an
-        interim response, which clients skip, is sent now and then.
+        A disconnected client looks like a half-closed one, but responds to data with a reset. So an interim response,
+        which clients skip, is sent now and then.
         """
         cycle = self.cycle
         if cycle is None or cycle.more_body or cycle.response_started or self.scope["http_version"] != "1.1":
@@ -266,7 +267,7 @@ class _Connection(H11Protocol):
         return True
 
     def _ask(self, seconds: float) -> None:
-        """Send an interim response, and again after some time, which grows."""
+        """Send an interim response, and repeat at growing intervals."""
         if not self.transport.is_closing() and not self.cycle.response_started:
             self.transport.write(CONTINUE)
             self._probe = self.loop.call_later(seconds, self._ask, min(2 * seconds, MOST_PROBE_SECONDS))
@@ -281,7 +282,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Start the time of a header that is not complete; it does not start again with every byte."""
+        """Start the timer for an incomplete header; further bytes do not restart it."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._unwatch()
         elif self._deadline is None:
@@ -299,7 +300,7 @@ class _Connection(H11Protocol):
 
 
 def _titled(send: Send) -> Send:
-    """Write header names as `Content-Type`: some clients compare them as they are written."""
+    """Write header names as `Content-Type`: some clients compare them case-sensitively."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

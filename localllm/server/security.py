@@ -1,8 +1,8 @@
-"""Who may use the server: checks before any request is read.
+"""Access checks before a request is read.
 
-Host     a page can make its own name point to this machine (DNS rebinding); so names must be known. An address in
-         digits cannot be rebound.
-Origin   browsers name the page that sends a request; a page of another site is refused unless it is allowed
+Host     a page can point its own name at this machine (DNS rebinding), so names must be known. A numeric address
+         cannot be rebound.
+Origin   browsers send the origin of a page; other sites' pages are refused unless allowed
 API key  if keys are set, a request must have one of them
 """
 
@@ -26,14 +26,14 @@ from localllm.server.http import CLIENT, refused
 from localllm.server.refusal import refusal_of
 from localllm.server.settings import Settings, digest
 
-PUBLIC = frozenset({"/", "/health", "/v1/health"})  # answered without a key, as llama-server does
-ASSETS = "/web/"  # the folder of the web page's files, which are public too: they are the same everywhere
+PUBLIC = frozenset({"/", "/health", "/v1/health"})  # no key required, as in llama-server
+ASSETS = "/web/"  # static files of the web page, which are also public
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^][:@/\\?#\s]+)(?::\d{1,5})?")
 
 
 class Guard:
-    """Passes on the requests that may be answered, refuses the others, and tells browsers what pages may do."""
+    """Passes allowed requests on, refuses the others, and sends browsers the headers that restrict pages."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
@@ -63,7 +63,7 @@ class Guard:
 
     def _check_host(self, headers: Headers) -> None:
         given = headers.get("host", "")
-        if not given or "*" in self.settings.hosts:  # only HTTP/1.0 has none, which no browser speaks
+        if not given or "*" in self.settings.hosts:  # only HTTP/1.0 lacks it, which no browser sends
             return
         name = hostname(given)
         if name not in self.settings.hosts and not is_local(name) and not is_address(name):
@@ -75,20 +75,20 @@ class Guard:
             )
 
     def _shared_with(self, headers: Headers, preflight: bool) -> str:
-        """Return the origin of the page that sends this if another site's page may; "" if there is no such page."""
+        """Return the origin of an allowed page on another site; "" for requests that are not cross-origin."""
         origin = headers.get("origin", "")
         if not origin or urlsplit_host(origin) == headers.get("host"):
             return ""
         if _allowed(origin, self.settings.origins):
             return origin
-        if preflight:  # the answer lacks the header that would allow it
+        if preflight:  # the missing allow header makes the browser refuse
             return ""
         raise Forbidden(
             Notice(f"pages of {printable(origin)!r} may not use this server; allow them with ", Setting("cors"))
         )
 
     def _client(self, scope: Scope, headers: Headers) -> str:
-        """Return who asks. Unauthorized without a key where one is required."""
+        """Return the client of a request; raise Unauthorized if a required key is missing or wrong."""
         keys = self.settings.keys
         address = scope.get("client")
         if not keys:
@@ -96,7 +96,7 @@ class Guard:
         given = [headers.get("authorization", "").strip(), headers.get("x-api-key", "").strip()]
         for key in given:
             found = digest(key[7:].strip() if key[:7].lower() == "bearer " else key)
-            matches = [hmac.compare_digest(found, known) for known in keys]  # all of them: time tells nothing
+            matches = [hmac.compare_digest(found, known) for known in keys]  # compare with all keys: constant time
             if any(matches):
                 return f"key {found.hex()[:16]}"
         if scope["path"] in PUBLIC or scope["path"].startswith(ASSETS):
@@ -106,7 +106,7 @@ class Guard:
 
 
 def _closed(scope: Scope) -> Response:
-    """Refuse a request whose end a proxy may find at another place, and close the connection."""
+    """Refuse a request with ambiguous framing (request smuggling), and close the connection."""
     error = BadRequest("a request may have Content-Length or Transfer-Encoding, not both")
     response = refused(refusal_of(error), scope["path"])
     response.headers["Connection"] = "close"
@@ -114,13 +114,13 @@ def _closed(scope: Scope) -> Response:
 
 
 def hostname(header: str) -> str:
-    """Return the name in a Host header, without its port; "" if it has none."""
+    """Return the host name in a Host header, without its port; "" if it is empty."""
     found = _HOST.fullmatch(header.strip().lower())
     return found[1].strip("[]").rstrip(".") if found else ""
 
 
 def is_address(name: str) -> bool:
-    """Whether a host name is an address in digits."""
+    """Return whether a host name is a numeric address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -129,12 +129,12 @@ def is_address(name: str) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """Whether a host name always means this machine."""
+    """Return whether a host name always refers to this machine."""
     return name in LOCAL or name.endswith(".localhost")
 
 
 def urlsplit_host(origin: str) -> str:
-    """Return host and port of an origin of the web; "" for others, such as null and file://."""
+    """Return host and port of an http(s) origin; "" for others, such as null and file://."""
     try:
         found = urlsplit(origin)
     except ValueError:

@@ -1,7 +1,7 @@
-"""One loaded model as the server uses it: prompts, requests to its scheduler, tokens and vectors.
+"""One loaded model in the server: prompts, requests to its scheduler, tokens and vectors.
 
-Blocking work runs in lanes (`lanes.py`): one each for short prompts, large prompts, compiling grammars, searching the
-vocabulary for sequence breakers, and vectors.
+Blocking work runs in lanes (`lanes.py`): short prompts, large prompts, compiling grammars, searching the vocabulary for
+sequence breakers, and vectors have one each.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ F32 = NDArray[np.float32]
 P = TypeVar("P", str, "str | Sequence[int]")
 R = TypeVar("R")
 Made = Callable[[], Constraint] | None
-PART = 1 << 13  # characters and token ids of a part of the texts that become vectors
+PART = 1 << 13  # characters and token ids per batch of texts to embed
 
 
 class Served(Closing):
-    """A model that answers. `close` ends its scheduler and frees it."""
+    """A loaded model. `close` ends its scheduler and frees it."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Served(Closing):
         store: Store | None = None,
         slots: SlotFiles | None = None,
     ) -> None:
-        """`sampling`: options for requests that do not give them. `store`: prefixes on disk. `slots`: saved slots."""
+        """`sampling`: defaults for requests. `store`: prefixes on disk. `slots`: saved slots."""
         self.model, self.sampling = model, sampling or {}
         self.embeds, self._slots = model.embeds, slots
         self._short = Room(Prompts(model), Lane("prompts"))
@@ -79,13 +79,13 @@ class Served(Closing):
 
     @property
     def bytes(self) -> int:
-        """The memory of weights, cache and scratch, of a draft model too."""
+        """The memory of weights, cache and scratch, including a draft model."""
         models = [self.model] if self.model.draft is None else [self.model, self.model.draft]
         memories = [model.executable.memory for model in models]
         return sum(memory.weights + memory.cache + memory.scratch for memory in memories)
 
     def room(self, *values: Any) -> Room:
-        """Return the room for prompts made from these values. Large prompts wait only for other large ones."""
+        """Return the lane and prompt builder for these values. Large prompts wait only for other large ones."""
         return self._large if is_large(*values) else self._short
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Served(Closing):
         return self.room(turn.messages, turn.tools, turn.template_variables)
 
     async def _constrained(self, room: Room, make: Callable[[Worded], Made]) -> Made:
-        """Return the constraint of an answer. A separate lane compiles grammars, and stops when the request ends."""
+        """Return the constraint of an answer. A separate lane compiles grammars until the request ends."""
         words, grammars = self.model.tokenizer, self.model.grammars
         with suppress(NotCompiled):
             return await room.lane.run(lambda: make(_Words(words, grammars.known())))
@@ -138,7 +138,7 @@ class Served(Closing):
         return await self._grammars.run(compiled, stop.set)
 
     async def _with_breakers(self, request: Request) -> Request:
-        """Return the request with DRY's sequence breakers, if it needs them. A separate lane searches for new ones."""
+        """Add DRY's sequence breakers to a request that needs them. New ones are searched in a separate lane."""
         strings, breakers = request.sampling.dry_sequence_breaker, self.model.breakers
         if not request.sampling.dry_multiplier or breakers is None:
             return request
@@ -148,7 +148,7 @@ class Served(Closing):
         return replace(request, breakers=found)
 
     def _asked(self, prompts: Prompts, turn: Turn) -> _Asked:
-        """Return the request for a turn without its constraint, and the function that makes readers of its answers."""
+        """Return the request for a turn without its constraint, and the factory for readers of its answers."""
         tools = tools_of(turn)
         prompt = prompts.of_turn(turn, tools)
         format_, tail = prompts.format, prompt.tail
@@ -156,7 +156,7 @@ class Served(Closing):
         structure, budget = turn.generation.structure, turn.thinking.budget
         asked = Asked(structure, tools, turn.parallel_calls, budget, forced)
         visible = format_.visible(self.model.tokenizer.special)
-        # `resumed`: the content is the text of its tokens, first spaces included
+        # `resumed`: the content is decoded from its tokens, with leading spaces
         request = replace(self._request(prompt, turn.generation), visible=visible, resumed=True)
         readers = partial(
             AnswerReader,
@@ -195,7 +195,8 @@ class Served(Closing):
         return found
 
     async def tokenize_all(self, texts: Sequence[str], add_special: bool, parse_special: bool) -> list[list[int]]:
-        """Return the tokens of each text; `add_special` is for the first. PromptTooLong if no context holds all."""
+        """Return the tokens of each text; `add_special` applies to the first. Raise PromptTooLong if they do not
+        fit."""
         self._short.prompts.check_length(*texts)
 
         def run() -> list[list[int]]:
@@ -209,7 +210,7 @@ class Served(Closing):
     # -- slots -----------------------------------------------------------------------------------------------------
 
     async def slot(self, number: int, action: SlotAction, name: str) -> tuple[int, int]:
-        """Save, restore or erase what a slot evaluated last; return its tokens, and the bytes of its file."""
+        """Save, restore or erase a slot's last sequence; return its tokens and the bytes of its file."""
         files, between = self._slots, self.scheduler.between
         assert files is not None, "the settings say so"
         if action == "save":
@@ -221,7 +222,7 @@ class Served(Closing):
     # -- vectors ---------------------------------------------------------------------------------------------------
 
     async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str, normalize: bool = True) -> EmbedResult:
-        """Return the vectors of texts; with pooling "none" those of their tokens."""
+        """Return the vectors of texts; with pooling "none", one per token."""
         model = self._embedding()
         way = model.embedder.pooling(pooling)
         for text in texts:
@@ -246,7 +247,7 @@ class Served(Closing):
 
         def run(some: Sequence[str]) -> tuple[list[float], int]:
             words, data = model.tokenizer, model.file.metadata
-            tokens = sum(len(pair(words, data, query, document)) for document in some)  # the query with each
+            tokens = sum(len(pair(words, data, query, document)) for document in some)  # counts the query each time
             return [float(score) for score in model.rank(query, some)], tokens
 
         scores, tokens, steps = await self._in_parts(model, documents, run, len(query))
@@ -255,9 +256,9 @@ class Served(Closing):
     async def _in_parts(
         self, model: Model, texts: Sequence[P], run: Callable[[Sequence[P]], tuple[list[R], int]], each: int = 0
     ) -> tuple[list[R], int, int]:
-        """Run a job for a few texts at a time, so that other clients' jobs can run in between.
+        """Run a job on batches of texts, so that other clients' jobs can run in between.
 
-        Return its results, and the number of their tokens and steps. Each text counts with `each` characters more.
+        Return the results, the number of tokens, and the number of steps. `each` is added to the length of each text.
         """
 
         def counted(some: Sequence[P]) -> tuple[list[R], int, int]:
@@ -288,7 +289,7 @@ class Served(Closing):
         if self._scheduler is not None:
             self._scheduler.close()
         if self._child is not None:
-            self._child.close()  # with a compilation under way
+            self._child.close()  # also ends a running compilation
         for lane in (self._short.lane, self._large.lane, self._grammars, self._breakers, self._vectors):
             lane.close()
         if self._child is not None:
@@ -298,7 +299,7 @@ class Served(Closing):
 
 
 def tools_of(turn: Turn) -> list[Mapping[str, Any]]:
-    """Return the tools that the model is told of."""
+    """Return the tools that the model sees."""
     tools = [] if turn.tool_choice == "none" else list(turn.tools)
     if turn.forced_tool:
         tools = [tool for tool in tools if tool["function"]["name"] == turn.forced_tool]
@@ -309,7 +310,7 @@ def tools_of(turn: Turn) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The requests for the answers to one prompt, and the function that makes their readers."""
+    """The requests for the answers to one prompt, and the factory for their readers."""
 
     requests: Sequence[Request]
     readers: Callable[[], AnswerReader | None]
@@ -317,7 +318,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where prompts of one size are made."""
+    """The lane and prompt builder for prompts of one size."""
 
     prompts: Prompts
     lane: Lane
@@ -325,7 +326,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """A model with another way to compile grammars."""
+    """A model with a different grammar compiler."""
 
     tokenizer: Tokenizer
     grammars: GrammarVocabulary
@@ -333,7 +334,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request, the function that makes readers of its answers, and the constraints on them."""
+    """A request, the factory for readers of its answers, and its structural options."""
 
     request: Request
     readers: Callable[[], AnswerReader]
@@ -343,7 +344,7 @@ class _Asked:
 
 
 def _several(request: Request, count: int) -> list[Request]:
-    """Return `count` requests for the same prompt, with following seeds."""
+    """Return `count` requests for the same prompt, with consecutive seeds."""
     if count == 1:
         return [request]
     seed = request.sampling.seed

@@ -1,6 +1,6 @@
 """The service behind all protocols: finds the model of a request, loads it if needed, and answers.
 
-What a request does not say about thinking and the template is as the server was started (`Usual`).
+For reasoning and template variables that a request does not set, the server's options apply (`Usual`).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """How turns think, and the variables of their template, where requests do not say."""
+    """The defaults for reasoning options and template variables."""
 
     thinking: Thinking = field(default_factory=Thinking)
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, think: bool | int | str | None, inline: bool, variables: Mapping[str, Any]) -> Usual:
-        """Return what the options of a server say."""
+        """Return the defaults from the server's options."""
         return cls(replace(Thinking.of(think), inline=inline or None), variables)
 
     def fill(self, turn: Turn) -> Turn:
-        """Return a turn with all that its request left open."""
+        """Return a turn with the defaults filled in."""
         own, usual = turn.thinking, self.thinking
         said = own.enabled is not None or bool(own.effort) or own.budget is not None
         inline = usual.inline if own.inline is None else own.inline
@@ -63,12 +63,12 @@ class ModelService:
         return self.shelf.find(name)
 
     def load_of(self, model: str) -> Load | None:
-        """Return what a model's scheduler does now; None if the model is not loaded or has none."""
+        """Return the load of a model's scheduler; None if the model is not loaded or has no scheduler."""
         served = self.shelf.loaded(model)
         return None if served is None or served.embeds else served.scheduler.load()
 
     def loads(self) -> dict[str, Load]:
-        """Return what the schedulers of all loaded models do now."""
+        """Return the load of every loaded model's scheduler."""
         found = {info.id: self.load_of(info.id) for info in self.models()}
         return {name: load for name, load in found.items() if load is not None}
 
@@ -83,7 +83,7 @@ class ModelService:
     async def _events(
         self, model: str, generation: Generation, prepare: Callable[[Served], Awaitable[Prepared]]
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events of all answers to a request, with their parts: the one iterator before a protocol's."""
+        """Yield the events of all answers to a request, with their parsed parts. Protocols read it directly."""
         with self.observer.begin(model, generation) as watched:
             async with self.shelf.using(model) as served:
                 submit = served.scheduler.submit

@@ -1,4 +1,4 @@
-"""The settings of a server, as its parts take them: read from the options once, keys as digests."""
+"""The server's settings, derived once from the options, with API keys as digests."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ class SettingsError(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the server answers, apart from models."""
+    """Settings of the server, without those for models."""
 
     limits: Limits = field(default_factory=Limits)
     addresses: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8080
-    keys: frozenset[bytes] = frozenset()  # SHA-256 of each API key; none: everybody may use the server
+    keys: frozenset[bytes] = frozenset()  # SHA-256 of each API key; empty: no key required
     hosts: tuple[str, ...] = ()  # names of this server besides localhost, in lower case; "*": any
-    origins: tuple[str, ...] = ()  # pages that may use it; "*": any, "localhost": those of this machine
+    origins: tuple[str, ...] = ()  # pages that may use the server; "*": any, "localhost": pages on this machine
     aliases: tuple[str, ...] = ()  # names of the only model; the first one is its id
     tags: tuple[str, ...] = ()
     parallel: int = 4
     pooling: str = "auto"
-    max_tokens: int | None = None  # of an answer, where a request does not say
+    max_tokens: int | None = None  # of an answer, if the request has no limit
     drain_seconds: int = 0  # 0: until running answers end
-    priorities: bool = False  # whether `service_tier` of a request counts
+    priorities: bool = False  # whether a request's `service_tier` is used
     slots: bool = True
     slot_files: bool = False  # whether slots can be saved
     metrics: bool = True
-    web: bool = True  # whether `/` is a page for browsers
+    web: bool = True  # whether `/` serves the web page
     verbose: bool = False
     log_prompts: bool = False
 
     @classmethod
     def of(cls, options: ServeOptions, max_tokens: int | None = None) -> Settings:
-        """Return the settings that `options` ask for; reads the file of keys."""
+        """Return the settings for `options`; reads the key file."""
         addresses = tuple(part.strip() for part in options.host.split(","))
         keys = (*options.api_key, *keys_in(options.api_key_file))
         return cls(
@@ -80,17 +80,17 @@ class Settings:
 
 
 def _listed(text: str) -> tuple[str, ...]:
-    """Return the different parts of a text with commas."""
+    """Return the distinct items of a comma-separated string."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def digest(key: str) -> bytes:
-    """Return the SHA-256 of an API key, of which only this is kept."""
+    """Return the SHA-256 of an API key; the key itself is not kept."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def keys_in(path: str) -> Sequence[str]:
-    """Return the API keys in a file, one per line; none without a path. SettingsError if it has none."""
+    """Return the API keys in a file, one per line; empty without a path. Raise SettingsError if the file is empty."""
     if not path:
         return ()
     try:

@@ -1,6 +1,6 @@
-"""A refusal in the shape of each protocol: the body of an error response, and an event in a stream that fails.
+"""A refusal in each protocol's format: the body of an error response, and an event in a failing stream.
 
-The path decides which protocol a request speaks.
+The path determines the protocol.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from localllm.server.refusal import Kind, Refusal
 from localllm.server.turn import Json
 from localllm.server.wire import frame, line
 
-# What OpenAI and llama.cpp call a kind. Programs look at OpenAI's `code` for a context that is full, and
-# llama.cpp's tests at this `type`, on either's paths.
+# OpenAI's and llama.cpp's names of the kinds. For a full context, programs check OpenAI's `code`, and llama.cpp's tests
+# check this `type`, on the paths of both.
 OPENAI: dict[Kind, str] = {
     "invalid_request": "invalid_request_error",
     "context_length_exceeded": "exceed_context_size_error",
@@ -51,10 +51,10 @@ ANTHROPIC: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a protocol says that something failed."""
+    """A protocol's error format."""
 
     body: Callable[[Refusal], Json]
-    event: Callable[[Refusal], bytes]  # in a stream that has begun
+    event: Callable[[Refusal], bytes]  # used after a stream has started
 
 
 def _openai(refusal: Refusal) -> Json:
@@ -86,7 +86,7 @@ anthropic = Shape(_anthropic, lambda refusal: frame(_anthropic(refusal), "error"
 ollama = Shape(_ollama, lambda refusal: line(_ollama(refusal)))
 llamacpp = Shape(_llamacpp, lambda refusal: frame(_llamacpp(refusal)))
 
-# The first prefix that fits decides. The rest is llama.cpp's, whose paths have no prefix in common.
+# The first matching prefix decides. Paths without a match are llama.cpp's.
 PREFIXES: tuple[tuple[str, Shape], ...] = (
     ("/v1/messages", anthropic),
     ("/v1/", openai),
@@ -99,5 +99,5 @@ PREFIXES: tuple[tuple[str, Shape], ...] = (
 
 
 def shape_of(path: str) -> Shape:
-    """Return the shape of the protocol that has this path."""
+    """Return the error format for a path."""
     return next((shape for prefix, shape in PREFIXES if path.startswith(prefix)), llamacpp)

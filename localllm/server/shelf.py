@@ -1,6 +1,6 @@
-"""The models behind one port: loaded when they are asked for, unloaded by age when memory is needed.
+"""The models behind one port: loaded on request, unloaded in LRU order when memory is needed.
 
-One model is loaded at a time. A model that answers is never unloaded; whoever asks for a further one waits.
+Models load one at a time. A model with running answers is never unloaded; requests that need its memory wait.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class _Place:
     path: Path
     info: Info
     served: Served | None = None
-    bytes: int = 0  # of weights, cache and scratch; of the file, until it was loaded once
+    bytes: int = 0  # weights, cache and scratch; the file size before the first load
     users: int = 0
     used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Shelf:
-    """Finds, loads and unloads models. Only the event loop uses it."""
+    """Finds, loads and unloads models. Use it from the event loop only."""
 
     def __init__(
         self, places: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0, embeds: bool = False
@@ -53,7 +53,7 @@ class Shelf:
         infos = [(path, info_of(name, path, embeds=embeds)) for name, path in places]
         self._places = {info.id: _Place(path, info, bytes=info.file_bytes) for path, info in infos}
         self._load, self._memory = load, memory
-        self._loading: list[_Place] = []  # changed by the threads that load
+        self._loading: list[_Place] = []  # changed by the loading threads
         self._turn = asyncio.Lock()  # one load at a time
         self._freed = asyncio.Condition()
 
@@ -62,7 +62,7 @@ class Shelf:
         return [place.info for place in self._places.values()]
 
     def find(self, name: str) -> Info:
-        """Return the model with this name. With a single model, every name means it."""
+        """Return the model with this name. A single model matches every name."""
         return self._place(name).info
 
     def loaded(self, name: str) -> Served | None:
@@ -95,7 +95,7 @@ class Shelf:
                 self._freed.notify_all()
 
     async def load(self, name: str) -> None:
-        """Load a model now. Unlike `using`, it tells everything about a model that cannot be loaded."""
+        """Load a model now. Unlike `using`, raise the detailed error for a model that cannot be loaded."""
         try:
             async with self._kept(name):
                 pass
@@ -103,7 +103,7 @@ class Shelf:
             raise error.reason from None
 
     def end(self) -> bool:
-        """Free all models, after the event loop has ended. Return whether a model is still being loaded."""
+        """Free all models after the event loop has ended. Return whether a model is still being loaded."""
         for place in self._held():
             assert place.served is not None
             place.served.close()
@@ -114,7 +114,7 @@ class Shelf:
         self._loading.append(place)
         try:
             return self._load(place.path)
-        except LocalLLMError as error:  # it names the path, and may quote the file
+        except LocalLLMError as error:  # its message has the path, and may quote the file
             raise Unloadable(f"{place.info.id} cannot be loaded; the server's log says why", error) from None
         finally:
             self._loading.remove(place)
@@ -138,7 +138,7 @@ class Shelf:
             try:
                 place.served = await in_daemon(partial(self._opened, place), Served.close)
                 place.bytes = place.served.bytes
-                await self._make_room(place)  # the cache may need more than what was free
+                await self._make_room(place)  # the cache may need more than the free memory
             except BaseException:
                 opened, place.served = place.served, None
                 if opened is not None:
@@ -149,7 +149,7 @@ class Shelf:
             log.info("loaded %s", place.info.id)
 
     async def _make_room(self, wanted: _Place) -> None:
-        """Unload models, the longest unused first, until `wanted` fits."""
+        """Unload models, least recently used first, until `wanted` fits."""
         if not self._memory:
             return
         if wanted.bytes > self._memory:
@@ -180,7 +180,7 @@ class Shelf:
 
 
 def models_in(folder: Path) -> list[tuple[str, Path]]:
-    """Return names and files of the models in a folder and those below it; a split model once, projectors not."""
+    """Return names and files of the models in a folder and its subfolders; split models once, mmproj files skipped."""
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*.gguf")):
         name = path.relative_to(folder).as_posix().removesuffix(".gguf")

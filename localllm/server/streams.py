@@ -1,7 +1,7 @@
-"""Streams of events as responses: server-sent events and JSON lines.
+"""Send streams of events as responses: server-sent events and JSON lines.
 
-The response starts with the first event, so that a request that fails before it gets its status. A client that goes
-away ends the source at once, even while it has nothing to say; one that does not read is cut off.
+The response starts with the first event, so that a request that fails earlier can set its HTTP status. If the client
+disconnects, the source is closed at once, even while idle. A client that stops reading is disconnected.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from localllm.server.shapes import Shape, shape_of
 from localllm.server.turn import Json
 from localllm.server.wire import PING, dumps, frame, line
 
-ABORT = "localllm.abort"  # an extension of our uvicorn protocol: closes the connection, unsent bytes and all
+ABORT = "localllm.abort"  # extension of our uvicorn protocol: closes the connection and drops unsent bytes
 
 
 def sse(events: AsyncIterator[bytes | Json], limits: Limits, ping_seconds: float | None = None) -> Response:
-    """Send events as they come: a dict as one `data:` event, bytes (see `wire.frame`) as they are.
+    """Send events as they come: a dict as one `data:` event, bytes (see `wire.frame`) unchanged.
 
-    The source should await its first event before it yields anything: then errors before it have their status. It is
-    closed in any case. An error after the first event is sent in the stream, in the shape of the path's protocol.
+    The source should await its first event before it yields anything, so that earlier errors can set the status. It is
+    always closed. An error after the first event is sent in the stream, in the format of the path's protocol.
     """
     return _Stream(events, limits, "text/event-stream", frame, PING, ping_seconds)
 
 
 def ndjson(events: AsyncIterator[bytes | Json], limits: Limits) -> Response:
-    """Send each event as a line of JSON. Otherwise as `sse`, but without comments, which JSON lines cannot have."""
+    """Send each event as a line of JSON. Like `sse`, but without comments, which JSON lines do not allow."""
     return _Stream(events, limits, "application/x-ndjson", line, b"", None)
 
 
@@ -93,7 +93,7 @@ class _Stream(Response):
 
 
 class _Unread(Exception):
-    """The client took nothing for too long, and was cut off."""
+    """The client stopped reading for too long and was disconnected."""
 
 
 class _Outlet:
@@ -120,7 +120,7 @@ class _Outlet:
             await self._body(b"", more=False)
 
     async def fail(self, refusal: Refusal, shape: Shape) -> None:
-        """Send an error and end: as an event, or as the whole response if nothing was sent."""
+        """Send an error and end: as an event, or as the full response if nothing was sent."""
         async with self._lock:
             data = shape.event(refusal) if self._begun else dumps(shape.body(refusal))
             named = {"content-type": "application/json"} | refusal.headers
@@ -149,6 +149,6 @@ class _Outlet:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client is gone. The body must have been read."""
+    """Return when the client has disconnected. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Bytes of JSON: what is sent as a body, as an event of a stream, and as a line."""
+"""Encode JSON to bytes: as a body, a server-sent event, or a line."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import math
 from typing import Any
 
-PING = b": keep-alive\n\n"  # a comment: clients of event streams skip it
+PING = b": keep-alive\n\n"  # a comment, which clients of event streams skip
 
 
 def dumps(value: Any) -> bytes:
-    """JSON on one line. Lone surrogates (halves of characters) are replaced; NaN and infinities are null."""
+    """Return JSON on one line. Lone surrogates are replaced; NaN and infinities become null."""
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -30,11 +30,11 @@ def _finite(value: Any) -> Any:
 
 
 def frame(data: Any, event: str = "") -> bytes:
-    """An event of a stream (SSE), with its name if it has one."""
+    """Return a server-sent event, with its name if it has one."""
     head = f"event: {event}\n".encode() if event else b""
     return head + b"data: " + dumps(data) + b"\n\n"
 
 
 def line(data: Any) -> bytes:
-    """A line of a stream of JSON lines."""
+    """Return a line of a JSON lines stream."""
     return dumps(data) + b"\n"

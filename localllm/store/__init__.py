@@ -1,6 +1,6 @@
-"""Models by name: find them in this computer's stores, fetch them from the Hugging Face hub, remove what was fetched.
+"""Models by name: find them in this computer's stores, fetch them from the Hugging Face hub, remove fetched ones.
 
-`locate` leads from a name to a file. `pull` fetches; it alone uses the network, and huggingface_hub is imported there.
+`locate` returns the file for a name. Only `pull` uses the network, and only it imports huggingface_hub.
 """
 
 from __future__ import annotations

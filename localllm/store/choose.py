@@ -1,4 +1,4 @@
-"""Which model of a repository to fetch: the one that was named, or the best usual one that this computer can hold."""
+"""Choose the model of a repository to fetch: the named one, or the best common quantization that fits in memory."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from localllm.sizes import size
 from localllm.store.errors import StoreError
 from localllm.store.labels import Variant, matching, titles
 
-# What nearly every repository offers. F16 and BF16 are as good as Q8_0 and take twice the time for each token.
+# Quantizations that most repositories offer. F16 and BF16 have Q8_0's quality and take twice the time per token.
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "MXFP4", "MXFP4_MOE", "IQ4_XS", "Q4_0", "Q3_K_M", "IQ3_M", "Q2_K", "IQ2_M")
 SHARE = 0.8  # of the free memory, for weights and cache
-CACHE_SHARE, LEAST_CACHE = 1 / 8, 512 << 20  # room for the cache: this share of the file, but at least so many bytes
+CACHE_SHARE, LEAST_CACHE = 1 / 8, 512 << 20  # room for the cache: this share of the file, at least this many bytes
 _SHOWN = 40  # names in a list
 
 
 class Choice(NamedTuple):
     variant: Variant
-    reason: str  # one line, or "" if it was named
+    reason: str  # one line, or "" if the user named the model
 
 
 def choose(
     repo: str, given: Sequence[Variant], quant: str, size_of: Callable[[Variant], int], free: int, here: Sequence[str]
 ) -> Choice:
-    """Return the model to fetch. StoreError if `quant` names none or several.
+    """Return the model to fetch; raise StoreError if `quant` matches none or several.
 
-    `free`: bytes of memory. `here`: labels that are on this computer already, which are kept if no other is named.
+    `free`: bytes of memory. `here`: labels that are already on this computer, which are preferred if `quant` is "".
     """
     whole = [each for each in given if not each.missing]
     found = matching(whole, quant)
@@ -51,12 +51,12 @@ def choose(
 
 
 def needed(held: int) -> int:
-    """Return the memory that a model with so many bytes needs with a short context."""
+    """Return the memory that a model of this many bytes needs with a short context."""
     return held + max(LEAST_CACHE, int(CACHE_SHARE * held))
 
 
 def _names(repo: str, given: Sequence[Variant]) -> str:
-    """Return what can follow the repository's name, as a list."""
+    """Return the valid suffixes of the repository's name as a list."""
     names = [title.removeprefix(f"{repo}:") for title in titles(repo, given).values()]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(printable(each) for each in names[:_SHOWN]) + more

@@ -1,4 +1,4 @@
-"""Errors of finding, fetching and removing models."""
+"""Errors when finding, fetching or removing models."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from localllm.errors import LocalLLMError
 
 
 class StoreError(LocalLLMError):
-    """A model could not be found, fetched or removed; the message says what to do next."""
+    """A model could not be found, fetched or removed. The message has advice."""
 
 
 class NotHere(StoreError):
-    """No model of this name is on this computer, or it cannot be opened; fetching it helps."""
+    """No usable model of this name is on this computer. Fetching it helps."""

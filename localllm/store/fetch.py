@@ -1,7 +1,7 @@
-"""Fetch one file: into a partial file that a later run continues, and checked against the hub's checksum at the end.
+"""Fetch one file: into a partial file that a later run resumes, verified against the hub's checksum at the end.
 
-huggingface_hub 2 begins again at zero after an interruption (its partial files have random names and are deleted), and
-it checks sizes, not contents. So the bytes are read here; the library does all else.
+After an interruption huggingface_hub 2 starts from zero (its partial files have random names and are deleted), and it
+checks sizes, not contents. So the bytes are read here; the library does everything else.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from localllm.sizes import size
 from localllm.store.errors import StoreError
 from localllm.store.hub import Hub, Interrupted, Listing, Remote
 
-TRIES = 5  # without a new byte
-_CHUNK = 1 << 20  # bytes of an earlier run that are read at a time
+TRIES = 5  # attempts without a new byte
+_CHUNK = 1 << 20  # bytes per read of an earlier run's partial file
 
 
 class Watch(NamedTuple):
-    """What the user is shown meanwhile, and how to pause before another try."""
+    """Callbacks for progress, messages, and the pause before a retry."""
 
-    progress: Callable[[str, int, int], None]  # (file, bytes done, bytes)
-    tell: Callable[[str], None]  # takes a line
-    wait: Callable[[float], None] = time.sleep  # takes seconds
+    progress: Callable[[str, int, int], None]  # (file, bytes done, total bytes)
+    tell: Callable[[str], None]  # shows a line
+    wait: Callable[[float], None] = time.sleep  # sleeps for some seconds
 
 
 class _Partial:
-    """A file that grows, and the checksum of what is in it."""
+    """A growing file and the checksum of its content."""
 
     def __init__(self, file: BinaryIO, wanted: Remote) -> None:
         self._file, self._wanted = file, wanted
@@ -45,10 +45,10 @@ class _Partial:
     def _new_sum(self) -> hashlib._Hash:
         if len(self._wanted.digest) == 64:
             return hashlib.sha256()
-        return hashlib.sha1(b"blob %d\0" % self._wanted.size)  # as git names a file
+        return hashlib.sha1(b"blob %d\0" % self._wanted.size)  # git's object header
 
     def take_up(self) -> None:
-        """Add what an earlier run left."""
+        """Load the bytes that an earlier run left."""
         self._file.seek(0)
         while piece := self._file.read(_CHUNK):
             self._sum.update(piece)
@@ -69,7 +69,7 @@ class _Partial:
         self.size += len(piece)
 
     def keep(self) -> None:
-        """Have the disk hold what is in it."""
+        """Flush the content to disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -78,7 +78,7 @@ class _Partial:
 
 
 def fetch(hub: Hub, listing: Listing, wanted: Remote, blobs: Path, watch: Watch) -> None:
-    """Fetch a file to `blobs`, under its checksum as its name. StoreError if that fails; what came is kept."""
+    """Fetch a file to `blobs`, named by its checksum. On failure raise StoreError and keep the received bytes."""
     target, name = blobs / wanted.digest, wanted.path.rpartition("/")[2]
     blobs.mkdir(parents=True, exist_ok=True)
     partial = blobs / f"{wanted.digest}.incomplete"
@@ -105,7 +105,7 @@ def fetch(hub: Hub, listing: Listing, wanted: Remote, blobs: Path, watch: Watch)
 
 
 def verify(hub: Hub, wanted: Remote, path: Path) -> None:
-    """Delete a file that the library fetched, and raise StoreError, if it does not match its checksum."""
+    """If a file fetched by the library does not match its checksum, delete it and raise StoreError."""
     with io.BufferedReader(open_regular(path)) as file:
         part = _Partial(file, wanted)
         part.take_up()
@@ -122,7 +122,7 @@ def _damaged(hub: Hub, wanted: Remote, path: Path) -> StoreError:
 
 
 def _read_all(hub: Hub, listing: Listing, wanted: Remote, part: _Partial, watch: Watch) -> None:
-    """Read until the file is whole, and go on where a connection is lost."""
+    """Read until the file is complete, resuming after lost connections."""
     name, failures, farthest = wanted.path.rpartition("/")[2], 0, part.size
     while part.size < wanted.size:
         try:
@@ -146,7 +146,7 @@ def _read_all(hub: Hub, listing: Listing, wanted: Remote, part: _Partial, watch:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a partial file for reading and writing; never one behind a link."""
+    """Open a partial file for reading and writing; links are refused."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe is refused below
     try:
@@ -163,7 +163,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _check_room(folder: Path, needed: int) -> None:
-    """StoreError if the disk has no room for `needed` more bytes."""
+    """Raise StoreError if the disk has no room for `needed` more bytes."""
     import shutil
 
     free = shutil.disk_usage(folder).free

@@ -1,4 +1,4 @@
-"""Models in a folder of GGUF files, told by their names: shared by the stores that keep files under their names."""
+"""Models in a folder of GGUF files, identified by file name. Shared by the stores that keep original file names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.store.reading import Unusable, regular
 
 
 def models_of(root: Path, store: str, repo: str, files: Sequence[tuple[str, Path]]) -> Iterator[Found]:
-    """Yield the models among files of one repository, given as (path within it, place on disk)."""
+    """Yield the models among files of one repository, given as (path within it, path on disk)."""
     places = dict(files)
     given = variants(places)
     for variant, name in titles(repo, given).items():

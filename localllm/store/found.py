@@ -8,16 +8,16 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model in a store. `problem` says why it cannot be opened, if so."""
+    """A model in a store. `problem` is the reason why it cannot be opened, or ""."""
 
-    name: str  # what finds it again: user/repo:Q4_K_M, llama3.2:1b
+    name: str  # finds it again: user/repo:Q4_K_M, llama3.2:1b
     store: str
     paths: tuple[Path, ...]  # its files, in order; the first is opened
     bytes: int = 0
-    label: str = ""  # quantization, where a name or a manifest tells it
-    used: float = 0.0  # seconds since 1970: when it was last read or written
-    repo: str = ""  # USER/REPO, if it came from there
-    file: str = ""  # path within its repository or folder, without the number of a part and without ".gguf"
+    label: str = ""  # quantization, from a name or a manifest
+    used: float = 0.0  # seconds since 1970: the last access or change
+    repo: str = ""  # USER/REPO, if known
+    file: str = ""  # path within its repository or folder, without part number and ".gguf"
     problem: str = ""
 
     @property
@@ -26,5 +26,5 @@ class Found:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of files that mean this model."""
+        """The file names that refer to this model."""
         return (self.file, *(path.name for path in self.paths)) if self.file else ()

@@ -1,7 +1,7 @@
-"""The Hugging Face hub or a mirror, through huggingface_hub: what a repository holds, and the bytes of its files.
+"""Access the Hugging Face hub or a mirror through huggingface_hub: list a repository's files, and read their bytes.
 
-The library knows the addresses, tokens (HF_TOKEN), mirrors (HF_ENDPOINT), the offline switch (HF_HUB_OFFLINE) and the
-layout of the cache. It is imported when the first hub is opened, because that takes a second.
+The library handles addresses, tokens (HF_TOKEN), mirrors (HF_ENDPOINT), offline mode (HF_HUB_OFFLINE) and the layout of
+the cache. It is imported when the first hub is opened, because that takes a second.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from localllm.store.hub_cache import COMMIT
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-_SECONDS = 30  # for a list of files
+_SECONDS = 30  # timeout for a list of files
 _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _AGENT: dict[str, Any] = {"library_name": "localllm", "library_version": __version__}
 
 
-_MOST_FILES = 50_000  # of a repository; the largest of models have some thousands
+_MOST_FILES = 50_000  # per repository; the largest model repositories have a few thousand
 
 
 class Remote(NamedTuple):
@@ -35,31 +35,31 @@ class Remote(NamedTuple):
 
     path: str
     size: int
-    digest: str  # SHA-256 of a large file, git's SHA-1 of a small one; also its name among the blobs
+    digest: str  # SHA-256 of a large file, git's SHA-1 of a small one; also the blob's name
 
 
 class Listing(NamedTuple):
-    """What a repository holds at a commit."""
+    """The files of a repository at a commit."""
 
-    repo: str  # as the hub writes it
+    repo: str  # in the hub's spelling
     commit: str
     files: Mapping[str, Remote]
 
 
 class Interrupted(Exception):
-    """The connection ended before the file did; another try may go on."""
+    """The connection ended before the file was complete; a retry may resume it."""
 
 
 class Hub:
-    """A hub to fetch from. StoreError for every problem but `Interrupted`."""
+    """A hub to fetch from. Raises StoreError for all problems except `Interrupted`."""
 
     def __init__(self, endpoint: str | None = None) -> None:
-        """`endpoint`: as HF_ENDPOINT says if None."""
+        """`endpoint`: None uses HF_ENDPOINT."""
         from huggingface_hub import HfApi, constants
 
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # localllm says what happens
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # localllm reports progress itself
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
-        self.limit = constants.MAX_HTTP_DOWNLOAD_SIZE  # bytes; larger files come only through Xet
+        self.limit = constants.MAX_HTTP_DOWNLOAD_SIZE  # bytes; larger files require Xet
         if urlsplit(self.endpoint).scheme not in ("http", "https") or not urlsplit(self.endpoint).hostname:
             raise StoreError(f"HF_ENDPOINT is {printable(self.endpoint)}; it must be an address with https://")
         self._api: HfApi = HfApi(endpoint=self.endpoint, **_AGENT)
@@ -91,7 +91,7 @@ class Hub:
         return Listing(name if same else repo, commit, {file.path: file for file in files if file is not None})
 
     def check(self, listing: Listing, file: Remote) -> None:
-        """Ask for a file's head. StoreError if it may not be fetched, or is not the file of the listing."""
+        """Send a HEAD request for a file; raise StoreError if access is denied or it differs from the listing."""
         from huggingface_hub import get_hf_file_metadata
 
         with self._explained(listing.repo):
@@ -103,16 +103,16 @@ class Hub:
             )
 
     def read(self, listing: Listing, file: Remote, start: int) -> Iterator[tuple[int, bytes]]:
-        """Yield pieces of a file with their offsets, from `start` or, if the server cannot skip, from 0.
+        """Yield chunks of a file with their offsets, from `start` or, if the server ignores ranges, from 0.
 
-        Interrupted if the connection is lost or the server is busy.
+        Raises Interrupted if the connection is lost or the server is busy.
         """
         from huggingface_hub import constants, get_session, get_token, hf_raise_for_status
 
         headers = {"User-Agent": f"localllm/{__version__}", "Accept-Encoding": "identity"}
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
         if token:
-            headers["Authorization"] = f"Bearer {token}"  # which httpx drops where it is led to another host
+            headers["Authorization"] = f"Bearer {token}"  # httpx drops it when redirected to another host
         if start:
             headers["Range"] = f"bytes={start}-"
         seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
@@ -126,15 +126,16 @@ class Hub:
             at = _offset(response.headers.get("Content-Range", "")) if response.status_code == 206 else 0
             if at not in (0, start):
                 raise Interrupted(f"the server sent bytes from {at}, not from {start}")
-            # As they come. With a size given, httpx drops the last ones when the connection is lost.
+            # Without a chunk size, since with one httpx drops the last bytes when the connection is lost.
             for piece in response.iter_bytes():
                 yield at, piece
                 at += len(piece)
 
     def whole(self, listing: Listing, file: Remote, cache: Path) -> Path:
-        """Have the library put a file into the cache, and return its place there.
+        """Let the library store a file in the cache, and return its path there.
 
-        It links a blob that is there, and otherwise fetches it, from the beginning if the connection is lost.
+        An existing blob is linked. Otherwise the file is fetched, and from the beginning again if the connection is
+        lost.
         """
         from huggingface_hub import hf_hub_download
 
@@ -151,7 +152,7 @@ class Hub:
 
     @contextmanager
     def _explained(self, repo: str, interrupted: bool = False) -> Iterator[None]:
-        """Turn the library's errors into StoreErrors, and with `interrupted` lost connections into Interrupted."""
+        """Convert the library's errors to StoreError and, with `interrupted`, lost connections to Interrupted."""
         from huggingface_hub import errors
 
         transport = _transport_error()
@@ -186,7 +187,7 @@ class Hub:
 
 
 def _remote(path: object, size: object, lfs: Any, blob: object) -> Remote | None:
-    """Return a file as a Remote; None if the hub's words about it cannot be used."""
+    """Return a file as a Remote; None if the hub's description is unusable."""
     large = lfs is not None
     size, digest = (lfs.size, lfs.sha256) if large else (size, blob)
     usable = (
@@ -202,7 +203,7 @@ def _remote(path: object, size: object, lfs: Any, blob: object) -> Remote | None
 
 
 def _transport_error() -> type[Exception]:
-    """Return the base of httpx's errors; which httpx it is depends on the version of huggingface_hub."""
+    """Return the base class of httpx's errors. The httpx in use depends on huggingface_hub's version."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError" and issubclass(base, Exception))
@@ -222,7 +223,7 @@ def _refused(host: str, repo: str, status: int) -> str:
 
 
 def _lost(error: Exception) -> str:
-    """Return how a connection ended."""
+    """Return a description of how a connection ended."""
     match type(error).__name__:
         case "ConnectError" | "ConnectTimeout" | "ProxyError":
             return f"cannot connect ({_reason(error)})"
@@ -236,5 +237,5 @@ def _reason(error: BaseException | None) -> str:
 
 
 def _cause(error: BaseException, transport: type[BaseException]) -> str:
-    """Return why the network failed, if that is behind an error of the library."""
+    """Return the network error that caused an error of the library, or ""."""
     return _reason(error.__cause__) if isinstance(error.__cause__, transport) else ""

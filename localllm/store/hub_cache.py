@@ -1,7 +1,7 @@
-"""The cache of huggingface_hub: models--USER--REPO/snapshots/COMMIT/FILE, each a link to blobs/HASH; refs/main names a
+"""The cache of huggingface_hub: models--USER--REPO/snapshots/COMMIT/FILE are links to blobs/HASH; refs/main names a
 commit.
 
-It is read here without the library, whose import takes a second, and which opens links that lead elsewhere.
+It is read without the library, whose import takes a second, and which would follow links that lead elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def repo_folder(repo: str) -> str:
 
 
 def scan(root: Path, store: str) -> Iterator[Found]:
-    """Yield the models in a hub cache. Of a file in several commits, that of the newest counts."""
+    """Yield the models in a hub cache. If a file is in several commits, the newest counts."""
     for folder in folders_in(root):
         repo = folder.removeprefix(PREFIX).replace("--", "/")
         if folder.startswith(PREFIX) and (OWNER_AND_REPO.fullmatch(repo) or ONE_REPO.fullmatch(repo)):
@@ -40,7 +40,7 @@ def scan(root: Path, store: str) -> Iterator[Found]:
 
 
 def snapshots(repo: Path) -> list[Path]:
-    """Return the folders of commits: that of refs/main first, then the newest."""
+    """Return the folders of commits: refs/main first, then the newest."""
     main = main_commit(repo)
     found = [repo / "snapshots" / name for name in folders_in(repo / "snapshots") if COMMIT.fullmatch(name)]
 
@@ -54,7 +54,7 @@ def snapshots(repo: Path) -> list[Path]:
 
 
 def main_commit(repo: Path) -> str:
-    """Return the commit that refs/main names, or ""."""
+    """Return the commit in refs/main, or ""."""
     path = repo / "refs" / "main"
     try:
         regular(repo, path)

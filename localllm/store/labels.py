@@ -1,6 +1,6 @@
-"""What the names of GGUF files say: the quantization, the part of a split model, and what is not a model at all.
+"""Parse the names of GGUF files: the quantization, the part number of a split model, and files that are not models.
 
-Repositories and folders of models are read by names alone, because reading every file's head would take seconds.
+Repositories and folders are read by name only, because reading every file's header would take seconds.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _LABEL = re.compile(
     r"(?=$|[-._/ ])",
     re.IGNORECASE,
 )
-# Parts of multimodal models, importance matrices, vocabularies, and heads that draft for another model.
+# Multimodal projectors, importance matrices, vocabularies, and draft heads for another model.
 _NO_MODEL = re.compile(r"mmproj|imatrix|^ggml-vocab-|^(mtp|eagle3|dflash|dspark)-", re.IGNORECASE)
 
-_VARIED = "ud-"  # begins the label of a mixture that varies from layer to layer
+_VARIED = "ud-"  # prefix of mixtures that vary from layer to layer
 
 
 class Labelled(Protocol):
-    """What a quantization is matched with."""
+    """An object that a quantization can match."""
 
     @property
     def label(self) -> str: ...  # in upper case, or ""
     @property
-    def files(self) -> Iterable[str]: ...  # names of files that mean this model
+    def files(self) -> Iterable[str]: ...  # file names that refer to this model
 
 
 Choice = TypeVar("Choice", bound=Labelled)
@@ -41,10 +41,10 @@ Choice = TypeVar("Choice", bound=Labelled)
 class Variant:
     """One model of a folder or a repository: a GGUF file, or the parts of a split one."""
 
-    name: str  # path within the folder, without the number of the part and without ".gguf"
-    label: str  # the quantization that the name tells, in upper case, or ""
+    name: str  # path within the folder, without part number and ".gguf"
+    label: str  # quantization from the name, in upper case, or ""
     parts: tuple[str, ...]  # paths within the folder, in order
-    missing: tuple[int, ...] = ()  # numbers of parts that are not there, from 1; at most a few
+    missing: tuple[int, ...] = ()  # numbers of missing parts, from 1; a few at most
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -52,18 +52,18 @@ class Variant:
 
 
 def label_of(name: str) -> str:
-    """Return the quantization that a file's name tells, such as Q4_K_M; "" if it tells none."""
+    """Return the quantization in a file's name, such as Q4_K_M, or ""."""
     found: list[str] = _LABEL.findall(name)
     return found[-1].upper().replace("FP16", "F16").replace("FP32", "F32") if found else ""
 
 
 def is_model(path: str) -> bool:
-    """Return whether a file of this name is a model, or a part of one."""
+    """Return whether a file of this name is a model or part of one."""
     return path.lower().endswith(ENDING) and not _NO_MODEL.search(path.rpartition("/")[2])
 
 
 def variants(paths: Iterable[str]) -> list[Variant]:
-    """Return the models among these files, ordered by name; other files are skipped."""
+    """Return the models among these files, sorted by name; other files are skipped."""
     groups: dict[tuple[str, int], dict[int, str]] = {}
     for path in paths:
         if is_model(path):
@@ -82,9 +82,9 @@ def variants(paths: Iterable[str]) -> list[Variant]:
 
 
 def matching(given: Sequence[Choice], quant: str) -> list[Choice]:
-    """Return the models that `quant` means: a file's name, a quantization, or the beginning of one (Q4).
+    """Return the models that `quant` matches: a file's name, a quantization, or the start of one (Q4).
 
-    Upper and lower case are the same. An exact match hides matches by beginning. All models if `quant` is "".
+    Case is ignored. An exact match hides prefix matches. If `quant` is "", return all models.
     """
     wanted = quant.lower()
     if not wanted:
@@ -103,15 +103,14 @@ def matching(given: Sequence[Choice], quant: str) -> list[Choice]:
 
 
 def _file_names(each: Labelled) -> set[str]:
-    """Return the files' names in lower case, with and without their folders."""
+    """Return the lower-case file names, with and without folders."""
     full = {file.lower() for file in each.files}
     return full | {file.rpartition("/")[2] for file in full}
 
 
 def titles(repo: str, given: Sequence[Variant]) -> dict[Variant, str]:
-    """Return the shortest unique name of each variant: USER/REPO:QUANT, or with a file's name instead; without a
-    repository the file's name.
-    """
+    """Return the shortest unique name of each variant: USER/REPO:QUANT, or a file name in place of QUANT. Without a
+    repository: the file name."""
     labels = Counter(each.label for each in given)
 
     def rest(each: Variant) -> str:

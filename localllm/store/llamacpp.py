@@ -1,6 +1,6 @@
-"""llama.cpp's cache of downloads: files named USER_REPO_FILE, and manifest=USER=REPO=TAG.json, which names FILE.
+"""llama.cpp's download cache: files named USER_REPO_FILE, and manifest=USER=REPO=TAG.json, which names FILE.
 
-Newer versions use the layout of the Hugging Face cache, in the same folder if LLAMA_CACHE names one.
+Newer versions use the Hugging Face cache's layout, in the same folder if LLAMA_CACHE is set.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _MANIFEST = re.compile(r"manifest=([^=/]+)=([^=/]+)=([^=/]+)\.json")
 
 
 def scan(root: Path, store: str) -> Iterator[Found]:
-    """Yield the models that llama.cpp has fetched."""
+    """Yield the models that llama.cpp has downloaded."""
     names = list(files_below(root, depth=1))
     rest = {name for name in names if is_model(name)}
-    prefixes: dict[str, str] = {}  # beginning of the files of a repository: the repository
+    prefixes: dict[str, str] = {}  # file name prefix of a repository: the repository
     for name in names:
         manifest = _MANIFEST.fullmatch(name)
         if not manifest:
@@ -49,5 +49,5 @@ def scan(root: Path, store: str) -> Iterator[Found]:
 
 
 def _stored(repo: str, file: str) -> str:
-    """Return the name under which a file of a repository is kept."""
+    """Return the name under which a repository's file is stored."""
     return f"{repo}_{file}".replace("/", "_").replace("\\", "_")

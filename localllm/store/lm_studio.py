@@ -11,7 +11,7 @@ from localllm.store.reading import files_below
 
 
 def scan(root: Path, store: str) -> Iterator[Found]:
-    """Yield the models that LM Studio has fetched, and files that were put beside them."""
+    """Yield the models that LM Studio has downloaded, and files that users added."""
     repos: dict[str, list[tuple[str, Path]]] = {}
     for place in files_below(root):
         parts = place.split("/")

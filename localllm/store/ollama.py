@@ -1,6 +1,7 @@
-"""Ollama's models: manifests/HOST/NAMESPACE/MODEL/TAG are JSON and name layers by digest; blobs/sha256-HEX holds them.
+"""Ollama's models: manifests/HOST/NAMESPACE/MODEL/TAG are JSON and name layers by digest; blobs/sha256-HEX are the
+layers.
 
-One layer is a GGUF file. Templates and parameters in other layers are not used; the file has its own.
+One layer is a GGUF file. Templates and parameters in other layers are ignored; the GGUF file has its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MODEL, _TENSOR = "application/vnd.ollama.image.model", "application/vnd.ollama.
 
 
 def scan(root: Path, store: str) -> Iterator[Found]:
-    """Yield the models that Ollama has pulled or made."""
+    """Yield the models that Ollama has pulled or created."""
     for place in files_below(root / "manifests", depth=4):
         parts = place.split("/")
         if len(parts) == 4 and all(_NAME.fullmatch(part) for part in parts):
@@ -70,7 +71,7 @@ def _blob(root: Path, digest: object) -> Path:
 
 
 def _label(root: Path, manifest: dict[str, Any]) -> str:
-    """Return the quantization that the model's configuration tells, or ""."""
+    """Return the quantization in the model's configuration, or ""."""
     config = manifest.get("config")
     try:
         facts = read_object(root, _blob(root, config.get("digest") if isinstance(config, dict) else None))

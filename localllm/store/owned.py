@@ -1,7 +1,7 @@
-"""What `pull` has fetched: a list in each repository's folder of the hub cache, and the removal of these files alone.
+"""The files that `pull` has fetched, listed in each repository's folder of the hub cache; only these are removed.
 
-The list lies in the cache, so it moves and vanishes with it. Other programs skip it. It is read with the same care as
-their files: what it says decides what is deleted.
+The list is stored in the cache, so it is moved and deleted with it. Other programs ignore it. It is validated like
+their files, since it determines which files are deleted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from localllm.store.reading import Unusable, files_below, read_object
 
 RECORD = ".localllm.json"
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-# Who removes what localllm did not fetch.
+# How to remove models that localllm did not fetch.
 _OTHERS = {"Ollama": "`ollama rm {name}` removes it", "LM Studio": "remove it there"}
 
 
 def owned(repo: Path) -> dict[str, str]:
-    """Return the files of a repository that `pull` fetched: path within it, and name of its blob."""
+    """Return the files of a repository that `pull` fetched: path within it -> blob name."""
     try:
         files = read_object(repo, repo / RECORD).get("files")
     except Unusable:
@@ -35,7 +35,7 @@ def owned(repo: Path) -> dict[str, str]:
 
 
 def remember(repo: Path, path: str, blob: str) -> None:
-    """Add a file to the list. An older file of the same name is deleted, if it was in the list."""
+    """Add a file to the list. A listed older file of the same name is deleted."""
     known = owned(repo)
     if known.get(path, blob) != blob:
         _delete(repo, path, known[path])
@@ -52,7 +52,7 @@ def is_owned(model: Found, hub: Path) -> bool:
 
 
 def remove(model: Found, hub: Path) -> int:
-    """Delete a model that `pull` fetched. Return the bytes freed. StoreError if it is another program's."""
+    """Delete a model that `pull` fetched, and return the bytes freed; raise StoreError for another program's model."""
     if not is_owned(model, hub):
         raise StoreError(f"{model.name} was not fetched by `localllm pull`, so it stays; {_who(model)}")
     repo = hub / repo_folder(model.repo)
@@ -89,7 +89,7 @@ def _who(model: Found) -> str:
 
 
 def _delete(repo: Path, name: str, blob: str) -> int:
-    """Remove a file's links in all commits, and its blob if nothing else leads there. Return the bytes freed."""
+    """Remove a file's links in all commits, and its blob if no other link uses it. Return the bytes freed."""
     place, used, freed = repo / "blobs" / blob, False, 0
     for snapshot in snapshots(repo):
         for other in files_below(snapshot):
@@ -97,7 +97,7 @@ def _delete(repo: Path, name: str, blob: str) -> int:
             if _leads_to(path) not in (blob, ""):
                 continue
             if other == name and _inside(repo, path):
-                freed += 0 if path.is_symlink() else path.stat().st_size  # a file where the system has no links
+                freed += 0 if path.is_symlink() else path.stat().st_size  # a plain file, on systems without links
                 path.unlink()
             else:
                 used = used or path.is_symlink()
@@ -108,13 +108,13 @@ def _delete(repo: Path, name: str, blob: str) -> int:
 
 
 def _inside(repo: Path, path: Path) -> bool:
-    """Return whether the folder of `path` is in the repository's, links resolved."""
+    """Return whether the folder of `path` is inside the repository, after resolving links."""
     base = os.path.realpath(repo)
     return os.path.commonpath([base, os.path.realpath(path.parent)]) == base
 
 
 def _leads_to(path: Path) -> str:
-    """Return the name of the blob that a link leads to; "" for a file."""
+    """Return the name of the blob that a link points to; "" for a plain file."""
     try:
         return os.path.basename(os.readlink(path))
     except OSError:
@@ -122,7 +122,7 @@ def _leads_to(path: Path) -> str:
 
 
 def _tidy(repo: Path) -> None:
-    """Remove folders that are empty now, and the name of a commit of which nothing is left."""
+    """Remove empty folders, and refs/main if its commit is gone."""
     if (repo / "snapshots").is_symlink():
         return
     for place, _, _ in sorted(os.walk(repo / "snapshots"), reverse=True):

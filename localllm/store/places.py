@@ -1,6 +1,6 @@
-"""Where models lie: the stores of localllm and of other programs, each found as that program finds its own.
+"""The folders with models: localllm's store and other programs' stores, each located as that program does.
 
-This is the one place that reads their environment variables.
+Only this module reads the other programs' environment variables.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ HUB, LLAMA, OLLAMA, LM_STUDIO = "Hugging Face", "llama.cpp", "Ollama", "LM Studi
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Folders of each store, in the order in which they are searched."""
+    """The folders of each store, in search order."""
 
-    hub: Path  # the cache that huggingface_hub shares between programs; `pull` writes here
+    hub: Path  # huggingface_hub's cache, shared between programs; `pull` writes here
     llama: tuple[Path, ...] = ()
     ollama: tuple[Path, ...] = ()
     lm_studio: tuple[Path, ...] = ()
 
     @classmethod
     def here(cls) -> Places:
-        """Return the folders of this user."""
+        """Return the current user's folders."""
         return cls.of(os.environ, Path(os.path.expanduser("~")), sys.platform)
 
     @classmethod
     def of(cls, environ: Mapping[str, str], home: Path, platform: str) -> Places:
-        """Return the folders that these variables, this home directory and this system lead to."""
+        """Return the folders for these environment variables, home directory and platform."""
 
         def named(variable: str) -> Path | None:
             value = environ.get(variable, "")

@@ -1,4 +1,4 @@
-"""Fetch a model from the hub into the cache that huggingface_hub shares between programs."""
+"""Fetch a model from the hub into huggingface_hub's cache, which other programs share."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from localllm.store.owned import remember
 from localllm.store.places import HUB
 from localllm.store.reference import Reference
 
-_SECONDS = 1.0  # to wait for another program's lock before saying so
+_SECONDS = 1.0  # wait for another program's lock before reporting it
 
 
 class Pulled(NamedTuple):
-    """A model that is in the cache now."""
+    """A model that is now in the cache."""
 
     name: str
     path: Path  # its first file
     bytes: int
-    fetched: bool  # False: it was there
+    fetched: bool  # False: it was already there
 
 
 def pull(hub: Hub, asked: Reference, cache: Path, free: int, watch: Watch) -> Pulled:
-    """Fetch the model that `asked` names, all parts of it, and keep what is already there. StoreError if that fails.
+    """Fetch all parts of the model that `asked` names, except files already present; raise StoreError on failure.
 
-    `free`: bytes of memory, for choosing a type.
+    `free`: bytes of memory, to choose a quantization.
     """
     listing = hub.listing(asked.repo)
     given = variants(listing.files)
@@ -61,7 +61,7 @@ def pull(hub: Hub, asked: Reference, cache: Path, free: int, watch: Watch) -> Pu
 
 
 def _bring(hub: Hub, listing: Listing, file: Remote, cache: Path, watch: Watch) -> bool:
-    """Have one file in the cache, under its name in the listing's commit. Return whether it was fetched."""
+    """Ensure that a file is in the cache, under its name in the listing's commit. Return whether it was fetched."""
     repo = cache / hub_cache.repo_folder(listing.repo)
     place, blob = repo / "snapshots" / listing.commit / file.path, repo / "blobs" / file.digest
     if place.exists():
@@ -94,9 +94,8 @@ def _check_size(place: Path, file: Remote) -> None:
 
 @contextmanager
 def _locked(cache: Path, repo: str, what: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock of huggingface_hub's, by which no two programs fetch the same blob at once. `waits` is called if
-    another program has it.
-    """
+    """Hold huggingface_hub's lock, so that only one program fetches a blob. Call `waits` if another program has the
+    lock."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path = cache / ".locks" / hub_cache.repo_folder(repo) / f"{what}.lock"
@@ -115,7 +114,7 @@ def _locked(cache: Path, repo: str, what: str, waits: Callable[[], None] = lambd
 
 
 def _name_commit(repo: Path, commit: str) -> None:
-    """Write refs/main, by which programs find the commit without asking the hub."""
+    """Write refs/main, where programs find the commit without asking the hub."""
     if hub_cache.main_commit(repo) == commit:
         return
     path = repo / "refs" / "main"
@@ -126,7 +125,7 @@ def _name_commit(repo: Path, commit: str) -> None:
 
 
 def _without_models(listing: Listing) -> str:
-    """Return what to do with a repository that has no GGUF files."""
+    """Return advice for a repository without GGUF files."""
     names = list(listing.files)
     model = listing.repo.rpartition("/")[2]
     if any(name.endswith(".safetensors") for name in names):

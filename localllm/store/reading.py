@@ -1,6 +1,6 @@
-"""Read other programs' folders with care: nothing outside a folder is opened, and names, sizes and depth are limited.
+"""Read other programs' folders safely: open nothing outside a folder, and limit names, sizes and depth.
 
-Whoever can write one file of a store could otherwise make localllm read any file, or read for ever.
+Otherwise a program that can write one file of a store could make localllm read any file, or read endlessly.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 from localllm.regular import open_regular
 
 MAX_JSON = 1 << 20  # bytes; manifests have a few hundred
-MAX_ENTRIES = 100_000  # files and folders of one store that are looked at
+MAX_ENTRIES = 100_000  # maximum files and folders to visit per store
 MAX_DEPTH = 6
 
 
 class Unusable(Exception):
-    """A file of a store cannot be used; the message is the reason, without the name."""
+    """A store's file is unusable. The message is the reason, without the name."""
 
 
 def files_below(root: Path, depth: int = MAX_DEPTH, budget: list[int] | None = None) -> Iterator[str]:
-    """Yield files below a folder as relative paths with slashes, in order. Links to folders are not followed.
+    """Yield files below a folder as sorted relative paths with slashes. Links to folders are not followed.
 
-    Skip what cannot be read. `budget` holds how many entries may still be looked at.
+    Unreadable entries are skipped. `budget` holds the remaining number of entries to visit.
     """
     budget = [MAX_ENTRIES] if budget is None else budget
     for name, is_folder in _entries(root, budget):
@@ -37,7 +37,7 @@ def files_below(root: Path, depth: int = MAX_DEPTH, budget: list[int] | None = N
 
 
 def folders_in(root: Path) -> list[str]:
-    """Return the names of the folders in a folder, without links, in order; none if it cannot be read."""
+    """Return the sorted names of the subfolders, without links; empty if the folder is unreadable."""
     return [name for name, is_folder in _entries(root, [MAX_ENTRIES]) if is_folder]
 
 
@@ -56,7 +56,7 @@ def _entries(root: Path, budget: list[int]) -> list[tuple[str, bool]]:
 
 
 def regular(root: Path, path: Path) -> os.stat_result:
-    """Return the facts of a regular file whose links stay inside `root`. Unusable, with the reason, if it is not."""
+    """Return the stat of a regular file whose links stay inside `root`; raise Unusable with the reason otherwise."""
     try:
         base, real = os.path.realpath(root), os.path.realpath(path, strict=True)
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def regular(root: Path, path: Path) -> os.stat_result:
 
 
 def read_object(root: Path, path: Path) -> dict[str, Any]:
-    """Return the JSON object in a small file inside `root`. Unusable if there is none."""
+    """Return the JSON object in a small file inside `root`; raise Unusable for other content."""
     regular(root, path)
     try:
         with open_regular(path) as file:

@@ -1,4 +1,4 @@
-"""USER/REPO[:QUANT]: how a model of the hub is named."""
+"""USER/REPO[:QUANT], the name of a model on the hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ADDRESS = re.compile(r"(?:https?://)?(?:hf\.co|huggingface\.co)/", re.IGNORECAS
 
 
 class Reference(NamedTuple):
-    """A repository, and which of its models: a quantization, the beginning of one, a file's name, or "" for any."""
+    """A repository and the model in it: a quantization, the start of one, a file's name, or "" for any."""
 
     repo: str
     quant: str = ""
@@ -26,7 +26,7 @@ class Reference(NamedTuple):
 
 
 def reference(text: str) -> Reference:
-    """Parse USER/REPO[:QUANT], also with hf.co/ before it. StoreError if it is not of this form."""
+    """Parse USER/REPO[:QUANT], optionally after hf.co/; raise StoreError for other texts."""
     found = REFERENCE.fullmatch(_ADDRESS.sub("", text.strip()))
     if found is None or ".." in found[1] or "--" in found[1]:
         raise StoreError(f"{printable(text)} is not of the form USER/REPO or USER/REPO:QUANT")

@@ -1,8 +1,8 @@
-"""Find a model by its name in all stores. Nothing is copied, and nothing is fetched.
+"""Find a model by name in all stores. Nothing is copied or fetched.
 
-The order: a name as `everything` gives it, then USER/REPO[:QUANT], then short names (a repository without its user, a
-file's name). For each of these the stores in the order of `STORES`. The first store that has a match decides; several
-matches there are an error that lists them.
+Rules are tried in order: a full name as `everything` returns it, then USER/REPO[:QUANT], then short names (a repository
+without its user, a file's name). Each rule searches the stores in the order of `STORES`. The first store with a match
+decides; several matches in it are an error that lists them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from localllm.store.reference import REFERENCE
 
 STORES = (HUB, LLAMA, OLLAMA, LM_STUDIO)
 _SHOWN = 8  # names in a list of matches
-_ALIKE = 0.75  # of two names, by difflib's ratio, to take one for a misspelling of the other
+_ALIKE = 0.75  # difflib ratio from which a name counts as a misspelling
 
 
 def everything(places: Places) -> list[Found]:
@@ -31,7 +31,7 @@ def everything(places: Places) -> list[Found]:
     found = []
     for each in _scanned(places):
         store = seen.setdefault(os.path.realpath(each.path), each.store)
-        if each.problem or store == each.store:  # Ollama may have a file under several names
+        if each.problem or store == each.store:  # Ollama may have several names for a file
             found.append(each)
     return found
 
@@ -48,12 +48,12 @@ def _scanned(places: Places) -> Iterator[Found]:
 
 
 def locate(name: str, places: Places | None = None) -> Path:
-    """Return the file to open for the name of a model. StoreError says what to do if there is not exactly one."""
+    """Return the file to open for a model's name; raise StoreError with advice unless exactly one matches."""
     return find(name, everything(places or Places.here())).path
 
 
 def find(name: str, models: Sequence[Found]) -> Found:
-    """Return the model that a name means. NotHere if none that can be opened is here, StoreError if several are."""
+    """Return the model with this name; raise NotHere without a usable match, StoreError for several."""
     found = named(name, models)
     if found.problem:
         raise NotHere(f"{printable(found.name)} ({found.store}): {found.problem}")
@@ -61,7 +61,7 @@ def find(name: str, models: Sequence[Found]) -> Found:
 
 
 def named(name: str, models: Sequence[Found]) -> Found:
-    """Return the model that a name means, even a damaged one. StoreError if it names several, NotHere if none."""
+    """Return the model with this name, even if damaged; raise StoreError for several, NotHere for none."""
     found = matches(name, models)
     whole = [each for each in found if not each.problem] or found
     if len(whole) > 1:
@@ -74,7 +74,7 @@ def named(name: str, models: Sequence[Found]) -> Found:
 
 
 def matches(name: str, models: Sequence[Found]) -> list[Found]:
-    """Return the models of one store that a name means, by the first rule that finds any."""
+    """Return one store's models with this name, by the first rule that matches any."""
     wanted = name.lower()
     base, _, quant = wanted.partition(":")
 
@@ -102,19 +102,19 @@ def matches(name: str, models: Sequence[Found]) -> list[Found]:
 
 
 def _title(name: str) -> str:
-    """Return a name without its user and its tag, in lower case."""
+    """Return a name without user and tag, in lower case."""
     return name.lower().partition(":")[0].rpartition("/")[2]
 
 
 def nearest(name: str, models: Sequence[Found]) -> str:
-    """Return the name of a model that is written nearly so, or ""."""
+    """Return the model with the closest spelling, or ""."""
     known = {form: each.name for each in models for form in (each.name.lower(), _title(each.name))}
     near = get_close_matches(name.lower(), list(known), 1, _ALIKE)
     return known[near[0]] if near else ""
 
 
 def is_path(name: str) -> bool:
-    """Return whether a text that names no file looks like a path, not like a model's name."""
+    """Return whether a text that is not an existing file looks like a path rather than a model's name."""
     return name.endswith(ENDING) or name.startswith(("/", "./", "../", "~")) or name.count("/") > 2 or "\\" in name
 
 
@@ -136,7 +136,7 @@ def _unknown(name: str, models: Sequence[Found]) -> NotHere:
 
 
 def beside(path: Path) -> str:
-    """Return a GGUF file in the same folder that is written nearly so, or ""."""
+    """Return the GGUF file in the same folder with the closest spelling, or ""."""
     try:
         names = [each for each in os.listdir(path.parent) if each.endswith(ENDING)]
     except OSError:

@@ -1,4 +1,4 @@
-"""Anthropic's API: messages, and how many tokens they have."""
+"""Anthropic's API: messages and token counting."""
 
 from __future__ import annotations
 

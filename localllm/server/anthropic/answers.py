@@ -1,4 +1,4 @@
-"""The handlers of Anthropic's API. Any name of a model is taken: with one model, every name is its name."""
+"""The handlers of Anthropic's API. Any model name is accepted: with a single model loaded, all names mean it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Messages:
         return writer.message()
 
     async def count(self, request: Request, fields: Fields) -> Json:
-        """Return how many tokens the prompt has."""
+        """Return the number of tokens in the prompt."""
         model = self._service.find(fields.text("model", "")).id
         asked = read_message(fields, client(request))
         return {"input_tokens": await self._service.count(model, asked.turn)}

@@ -1,7 +1,7 @@
-"""Anthropic's messages and blocks as the messages of `Turn`.
+"""Convert Anthropic's messages and blocks to the messages of `Turn`.
 
-A user's message may hold the results of tools: they become messages of their own, before the user's text. Marks for
-Anthropic's cache (`cache_control`) are not looked at.
+A user's message may contain tool results: they become separate messages before the user's text. Markers for Anthropic's
+cache (`cache_control`) are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from localllm.server.fields import Fields
 from localllm.server.turn import Json
 
 ROLES = ("user", "assistant", "system")
-SKIPPED = (  # blocks of tools that Anthropic runs itself, and thoughts that nobody here can read
+SKIPPED = (  # blocks of tools that Anthropic runs itself, and encrypted reasoning
     "redacted_thinking",
     "server_tool_use",
     "web_search_tool_result",
@@ -31,11 +31,11 @@ SKIPPED = (  # blocks of tools that Anthropic runs itself, and thoughts that nob
     "compaction",
 )
 RESULT = "tool_result"
-ERROR = "Error: "  # before the result of a tool that failed
+ERROR = "Error: "  # put before the result of a failed tool
 
 
 def read_messages(fields: Fields) -> list[Json]:
-    """Return the messages of a request with `system` first. Messages of one role that follow each other are joined."""
+    """Return the messages of a request with `system` first. Consecutive messages of the same role are joined."""
     if not fields.list("messages"):
         raise fields.wrong("messages", "expected at least one message")
     drafts: list[Draft] = []
@@ -49,7 +49,7 @@ def read_messages(fields: Fields) -> list[Json]:
 
 
 def read_blocks(fields: Fields, name: str) -> str:
-    """Return the text of a field that is a text or a list of blocks of text."""
+    """Return the text of a field that is a string or a list of text blocks."""
     value = fields.data.get(name)
     if value is None or isinstance(value, str):
         return stable_prompt(value or "")
@@ -57,7 +57,7 @@ def read_blocks(fields: Fields, name: str) -> str:
 
 
 def _text(block: Fields) -> str | None:
-    """Return the text of a block; None if it is one that is skipped."""
+    """Return the text of a block; None for a type that is skipped."""
     kind = block.text("type", "text")
     if kind == "search_result":
         return JOINT.join((block.text("title", ""), block.text("source", ""), read_blocks(block, "content")))
@@ -81,7 +81,7 @@ def _read(drafts: list[Draft], message: Fields) -> None:
 
 
 def _read_given(drafts: list[Draft], role: str, blocks: list[Fields]) -> None:
-    """Read the blocks of a message from the user: the results of tools, then the rest."""
+    """Read the blocks of a user's message: tool results, then everything else."""
     results = [_result(block) for block in blocks if block.data.get("type") == RESULT]
     texts = [text for block in blocks if block.data.get("type") != RESULT and (text := _text(block)) is not None]
     drafts += results

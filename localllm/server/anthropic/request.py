@@ -1,4 +1,4 @@
-"""A request for a message, as a `Turn` and what the response shows."""
+"""Parse a messages request to a `Turn` and the options of the response."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from localllm.server.openai.tools import MAX_TOOLS, function_tool, name_of
 from localllm.server.turn import Generation, Json, Structure, Thinking, ToolChoice, Turn
 
 CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
-SWITCHES = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": None}  # of `thinking`
+SWITCHES = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": None}  # values of `thinking`
 DISPLAYS = ("full", "summarized", "omitted")
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A message that is asked for. `thoughts`: whether it shows what the model thinks."""
+    """A parsed messages request. `thoughts`: whether the response shows the reasoning."""
 
     turn: Turn
     stream: bool
@@ -37,7 +37,7 @@ class MessageRequest:
 
 
 def read_message(fields: Fields, client: str, most: int | None = None) -> MessageRequest:
-    """Read the body of a request. BadRequest with the field at fault."""
+    """Read the body of a request; raise BadRequest with the field at fault."""
     if fields.has("thread"):
         raise NoThreads("thread: not supported: nothing is stored; send the whole conversation as messages", "thread")
     if fields.has("compaction"):
@@ -79,7 +79,7 @@ def _generation(fields: Fields, client: str, most: int | None) -> Generation:
 
 
 def _structure(fields: Fields) -> Structure | None:
-    """Return what the answer must match: `output_config.format`, which was `output_format` before."""
+    """Return the required structure of the answer: `output_config.format`, formerly `output_format`."""
     config = fields.inner("output_config")
     holder, name = (config, "format") if config.has("format") else (fields, "output_format")
     if not holder.has(name):
@@ -99,7 +99,7 @@ def _thinking(fields: Fields) -> Thinking:
 
 
 def _is_ours(tool: Fields) -> bool:
-    """Whether the client runs a tool: those with a type of their own are Anthropic's, and the model is not told."""
+    """Return whether the client runs a tool. Tools with their own type are Anthropic's and hidden from the model."""
     return tool.text("type", "custom") == "custom"
 
 
@@ -108,7 +108,7 @@ def _tool(tool: Fields) -> Json:
 
 
 def _continued(fields: Fields, messages: list[Json]) -> bool:
-    """Whether the answer continues the last message, which is so if it is the assistant's."""
+    """Return whether the answer continues the last message, which is the case if its role is assistant."""
     last: Mapping[str, Any] = messages[-1]
     if last.get("tool_calls"):
         raise fields.wrong("messages", "the last message has tool_use; send its tool_result as the user's message")

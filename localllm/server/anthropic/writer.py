@@ -1,7 +1,7 @@
-"""A message from the events of a turn: the events of a stream, and the message in the end.
+"""Convert the events of a turn to a message: the events of a stream, and the complete message.
 
-message_start, then for each block content_block_start, content_block_delta ..., content_block_stop;
-message_delta, message_stop. A ping follows the first start of a block, and stands for progress with the prompt.
+message_start; for each block content_block_start, content_block_delta ..., content_block_stop; then message_delta and
+message_stop. A ping follows the first content_block_start, and reports prompt progress.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from localllm.scheduler.request import Event, Finished, Prefilled, Started, Toke
 from localllm.server.collected import Collected
 from localllm.server.turn import Json
 
-SIGNATURE = "bG9jYWxsbG0="  # of thoughts: clients give it back with them, and nobody checks it here
+SIGNATURE = "bG9jYWxsbG0="  # for reasoning blocks; clients send it back, and it is not checked here
 STOPPED = {
     "end": "end_turn",
     "stop": "stop_sequence",
@@ -26,7 +26,7 @@ PING: Json = {"type": "ping"}
 
 
 class _Block:
-    """A block of the message. `delta` is the type of its deltas, `field` the field of its text in them."""
+    """A block of the message. `delta` is the type of its deltas, `field` the name of the text in them."""
 
     __slots__ = ("_texts", "delta", "field", "start")
 
@@ -35,7 +35,7 @@ class _Block:
         self._texts: list[str] = []
 
     def add(self, text: str) -> Json:
-        """Add a text; return the delta."""
+        """Append text; return the delta."""
         self._texts.append(text)
         return {"type": self.delta, self.field: text}
 
@@ -52,7 +52,7 @@ class _Block:
 
 
 def arguments(text: str) -> Json:
-    """Return the arguments of a call. Those that were cut off by the limit of tokens are left out."""
+    """Return a call's arguments; empty if the token limit truncated them."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -61,7 +61,7 @@ def arguments(text: str) -> Json:
 
 
 class MessageWriter:
-    """Turns events into those of a message. `stops` are the texts that the client wants to end it."""
+    """Converts events of a turn to Anthropic's events. `stops` are the client's stop strings."""
 
     def __init__(self, id: str, model: str, stops: Sequence[str], thoughts: bool) -> None:
         self._id, self._model, self._stops, self._thoughts = id, model, stops, thoughts
@@ -70,7 +70,7 @@ class MessageWriter:
         self._open: _Block | None = None
 
     def events(self, event: Event) -> Iterator[Json]:
-        """Yield the events that one of the turn makes."""
+        """Yield Anthropic's events for an event of the turn."""
         self._answer.add(event)
         match event:
             case Started():
@@ -135,7 +135,7 @@ class MessageWriter:
                 yield from self._delta(text)
 
     def _begin(self, kind: str) -> Iterator[Json]:
-        """Start a block of text or thoughts if it is not one that is open."""
+        """Start a block of text or reasoning, unless one of this kind is open."""
         if self._open is not None and self._open.start["type"] == kind:
             return
         start = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})

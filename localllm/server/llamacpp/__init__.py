@@ -1,6 +1,6 @@
-"""llama.cpp's own protocol: /completion, /infill, /tokenize, /props, /slots and the rest of llama-server's paths.
+"""llama.cpp's own protocol: /completion, /infill, /tokenize, /props, /slots and llama-server's other paths.
 
-Its OpenAI paths, under /v1, and /rerank are the room of OpenAI's protocol.
+Its OpenAI paths, under /v1, and /rerank are in `openai`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def routes(service: Service, settings: Settings) -> list[Route]:
         (("/lora-adapters",), state.adapters),
     )
     bodiless = (
-        (("/slots/{id}",), state.change_slot),  # reads a body where its action has one
+        (("/slots/{id}",), state.change_slot),  # reads a body only for some actions
         (("/props",), state.change_props),
         (("/lora-adapters",), state.change_adapters),
     )

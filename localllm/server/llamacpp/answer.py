@@ -1,4 +1,4 @@
-"""One answer as /completion tells it: chunks while it streams, and one object at its end."""
+"""One answer of /completion: chunks while it streams, and an object at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.server.llamacpp.clock import Clock, timings
 from localllm.server.llamacpp.request import Wanted, described
 from localllm.server.turn import Json, ModelInfo
 
-LOWEST = -3.4028234663852886e38  # stands for minus infinity, which JSON does not have
+LOWEST = -3.4028234663852886e38  # represents minus infinity, which JSON lacks
 STOP_TYPES = {"end": "eos", "stop": "word", "length": "limit", "tool_calls": "eos", "cancelled": "none"}
 
 
@@ -25,11 +25,11 @@ class Cut:
 
     indent: int
     milliseconds: int
-    fresh: bool = False  # whether the text stands in the white space that begins a line
-    found: int = 0  # white space of this line
+    fresh: bool = False  # the text so far ends within a line's leading white space
+    found: int = 0  # width of this line's leading white space
 
     def take(self, text: str, elapsed_ms: float) -> tuple[str, bool]:
-        """Return what belongs to the answer, and whether it ends here."""
+        """Return the part of the text that belongs to the answer, and whether the answer ends here."""
         at = 0
         while self.indent and at < len(text):
             if self.fresh and text[at] in " \t":
@@ -45,7 +45,7 @@ class Cut:
 
 @dataclass(slots=True)
 class Answer:
-    """The state of one answer. `index` counts the answers of a request, `prompt` is its prompt as a text."""
+    """The state of one answer. `index` numbers the answers of a request, `prompt` is the prompt as text."""
 
     wanted: Wanted
     model: ModelInfo
@@ -58,7 +58,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     probabilities: list[Json] = field(default_factory=list)
     lines: bool = False
-    sent: int = 0  # tokens that chunks had
+    sent: int = 0  # tokens sent in chunks
     done: Finished | None = None
     cut: Cut = field(init=False)
 
@@ -66,7 +66,7 @@ class Answer:
         self.cut = Cut(self.wanted.indent, self.wanted.milliseconds)
 
     def take(self, event: Event) -> list[Json]:
-        """Take an event; return the chunks that a stream sends for it."""
+        """Process an event; return the chunks that a stream sends for it."""
         match event:
             case Started():
                 self.clock.begin(event.reused_tokens)
@@ -109,7 +109,7 @@ class Answer:
         return chunks + (self._end(Finished("length", "", self.clock.usage())) if ends else [])
 
     def _sent(self) -> list[Json]:
-        """Send the text and tokens since the last chunk. A text without tokens was held back: it goes with the end."""
+        """Return chunks for the text and tokens since the last one. Text without tokens was held back until the end."""
         if self.sent == len(self.tokens):
             return []
         chunk = self._chunk("".join(self.text), self.tokens[self.sent :])
@@ -136,7 +136,7 @@ class Answer:
         return [self.final()]
 
     def final(self) -> Json:
-        """Return the object at the end of the answer. In a stream it has only the text that no chunk had."""
+        """Return the final object of the answer. In a stream it only has text that was not sent before."""
         assert self.done is not None
         usage, stream = self.done.usage, self.wanted.stream
         shown = self.tokens[self.sent :] if stream else self.tokens if self.wanted.return_tokens else []
@@ -155,7 +155,7 @@ class Answer:
             "truncated": self.done.reason == "length" and _length(usage) >= self.model.context,
             "stop_type": STOP_TYPES[self.done.reason],
             "stopping_word": self.done.stop,
-            "tokens_cached": usage.prompt_tokens + max(usage.answer_tokens - 1, 0),  # the last is in no cache yet
+            "tokens_cached": usage.prompt_tokens + max(usage.answer_tokens - 1, 0),  # the last token is not cached yet
             "timings": timings(usage),
         }
         if self.probabilities and not stream:
@@ -172,7 +172,7 @@ def _probability(logprob: Logprob) -> Json:
 
 
 def _sampled(logprob: Logprob) -> Json:
-    """Return the probabilities after the sampling options: tokens that cannot come are not among them."""
+    """Return the probabilities after sampling options; tokens with probability 0 are missing."""
     return _chance(logprob) | {"top_probs": [_chance(each) for each in logprob.alternatives]}
 
 
@@ -189,7 +189,7 @@ def _named(logprob: Logprob) -> Json:
 
 
 def _chosen(whole: Json, names: tuple[str, ...]) -> Json:
-    """Return only these fields; "a/b" is the field b of a, by this name. Unknown names are left out."""
+    """Return only these fields; "a/b" selects field b of a, under this name. Unknown names are skipped."""
     if not names:
         return whole
     found: Json = {}

@@ -11,14 +11,14 @@ from localllm.server.turn import Json
 
 @dataclass(slots=True)
 class Clock:
-    """What an answer took until now, as events tell it: for the timings of an answer that is not finished."""
+    """Timings of an unfinished answer, updated from its events."""
 
     cached: int = 0
-    evaluated: int = 0  # of the prompt, the cached included
+    evaluated: int = 0  # prompt tokens, including cached ones
     predicted: int = 0
     began: float = 0.0
-    prompted: float = 0.0  # when the prompt was evaluated to here
-    last: float = 0.0  # when the last token came
+    prompted: float = 0.0  # time of the last prompt progress
+    last: float = 0.0  # time of the last token
 
     def usage(self) -> Usage:
         return Usage(
@@ -45,7 +45,7 @@ class Clock:
 
 
 def timings(usage: Usage) -> Json:
-    """Return the timings of an answer. Its first token came with the prompt, so n tokens take n - 1 steps."""
+    """Return an answer's timings. The prompt's step yields the first token, so n tokens take n - 1 decode steps."""
     prompt, steps = usage.prompt_tokens - usage.reused_tokens, max(usage.answer_tokens - 1, 0)
     prompt_ms, predicted_ms = usage.prompt_seconds * 1e3, usage.decode_seconds * 1e3
     found: Json = {

@@ -1,4 +1,4 @@
-"""The shapes that a prompt may have: a text, token ids, both mixed, an object with a text; and lists of them.
+"""The formats of a prompt: a string, token ids, a mix of both, an object with a string; or a list of prompts.
 
 "text"   [12, 34]   [12, "text", 34]   {"prompt_string": "text"}   ["text", [12, 34], {"prompt_string": "text"}]
 """
@@ -16,7 +16,7 @@ SHAPES = "a text, a list of token ids, a list of texts and token ids, or an obje
 
 
 def split(value: Any, name: str) -> list[Any]:
-    """Return the prompts in a field. A list with a number in it is one prompt."""
+    """Return the prompts in a field. A list that contains a number is one prompt."""
     several = isinstance(value, list) and not any(_is_token(item) for item in value)
     found = value if several else [value]
     if not found:
@@ -29,7 +29,7 @@ def split(value: Any, name: str) -> list[Any]:
 async def tokens(
     service: Service, model: str, value: Any, name: str, *, add_special: bool = True, parse_special: bool = True
 ) -> list[int]:
-    """Return the token ids of one prompt. The first token of a text is added only where it begins the prompt."""
+    """Return the token ids of one prompt. BOS is added only if the prompt begins with text."""
     match value:
         case str():
             return await service.tokenize(model, value, add_special, parse_special)
@@ -59,7 +59,7 @@ async def _mixed(
 async def joined(
     service: Service, model: str, items: Sequence[int | str], add_special: bool, parse_special: bool
 ) -> list[int]:
-    """Return token ids, with texts among them tokenized. `add_special` has an effect only if a text is first."""
+    """Return token ids, with the strings among them tokenized. `add_special` only applies if a string comes first."""
     texts = [item for item in items if isinstance(item, str)]
     if not texts:
         return [item for item in items if isinstance(item, int)]

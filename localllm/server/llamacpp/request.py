@@ -1,4 +1,4 @@
-"""The fields of llama.cpp's /completion, as its server-schema.cpp checks them: some are clamped, some refused."""
+"""Parse the fields of llama.cpp's /completion as its server-schema.cpp does: some are clamped, some refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.server.settings import Settings
 from localllm.server.turn import Generation, Json, Structure
 
 MOST = 2**31 - 1
-RANDOM = 2**32 - 1  # llama.cpp's seed that stands for a fresh one
+RANDOM = 2**32 - 1  # llama.cpp's value for a random seed
 MAX_STOPS = 256
 MAX_BIASES = 10_000
 MAX_PROBS = 100
@@ -26,8 +26,8 @@ MAX_BREAKERS = 256
 class Knob(NamedTuple):
     """A field of the sampling options. A value outside its range is clamped, or refused if the range is `hard`."""
 
-    name: str  # llama.cpp's
-    option: str  # ours
+    name: str  # llama.cpp's name
+    option: str  # our name
     whole: bool = False
     least: float = -math.inf
     most: float = math.inf
@@ -63,10 +63,10 @@ KNOBS = (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks for, apart from its prompt."""
+    """The options of a request, without its prompt."""
 
     generation: Generation
-    sampling: SamplingOptions  # with the model's defaults
+    sampling: SamplingOptions  # merged with the model's defaults
     stream: bool
     return_tokens: bool
     timings_per_token: bool
@@ -86,7 +86,7 @@ async def wanted(fields: Fields, service: Service, model: str, settings: Setting
     """Read the fields of a completion."""
     _refuse(fields)
     sampling = _sampling(fields) | await _biases(fields, service, model)
-    whole = service.sampling_defaults(model).changed(sampling)  # OptionError for values that ours do not take
+    whole = service.sampling_defaults(model).changed(sampling)  # raises OptionError for values that our options reject
     probs = fields.integer("n_probs", fields.integer("logprobs", 0, 0, MAX_PROBS), 0, MAX_PROBS)
     structure = _structure(fields)
     generation = Generation(
@@ -122,7 +122,7 @@ async def wanted(fields: Fields, service: Service, model: str, settings: Setting
 
 
 def _refuse(fields: Fields) -> None:
-    """Refuse what changes answers and is not done here."""
+    """Refuse unsupported options that would change answers."""
     unsupported = {
         "lora": any(each.number("scale", 0) for each in fields.each("lora", 256)),
         "grammar_lazy": fields.flag("grammar_lazy", False),
@@ -166,7 +166,7 @@ def _breakers(fields: Fields) -> tuple[str, ...]:
 
 
 def _samplers(fields: Fields) -> tuple[str, ...]:
-    """Return the samplers of a list of names, or of a text of letters. Unknown ones are skipped, as in llama.cpp."""
+    """Return samplers from a list of names or a string of letters. Unknown ones are skipped, as in llama.cpp."""
     value = fields.data["samplers"]
     if isinstance(value, str):
         return tuple(LETTERS[letter] for letter in value[:64] if letter in LETTERS)
@@ -187,7 +187,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 
 
 def _structure(fields: Fields) -> Structure | None:
-    """A grammar comes before a schema, as in llama.cpp. A schema without anything in it is any object."""
+    """Return the structure. A grammar overrides a schema, as in llama.cpp. An empty schema is any object."""
     if fields.has("grammar"):
         grammar = fields.text("grammar")
         return Structure(gbnf=grammar) if grammar.strip() else None
@@ -198,7 +198,7 @@ def _structure(fields: Fields) -> Structure | None:
 
 
 async def _biases(fields: Fields, service: Service, model: str) -> Json:
-    """Read `logit_bias`: pairs of a token, or of a text, and a number; or an object of them. False bans a token."""
+    """Read `logit_bias`: a list of [token or text, number] pairs, or an object of them. False bans a token."""
     value: Any = fields.data.get("logit_bias")
     if value is None:
         return {}
@@ -212,7 +212,7 @@ async def _biases(fields: Fields, service: Service, model: str) -> Json:
     read: list[tuple[int | str, float]] = []
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            continue  # llama.cpp skips what it cannot read here
+            continue  # llama.cpp skips invalid entries
         token, bias = _token(pair[0]), _bias(pair[1])
         if token is not None and bias is not None:
             read.append((token, bias))
@@ -233,7 +233,7 @@ def _bias(value: Any) -> float | None:
 
 
 def _token(token: Any) -> int | str | None:
-    """Return what a bias is for: a token, or a text whose tokens are meant; None for anything else."""
+    """Return the key of a bias: a token id, or a text that will be tokenized; None for anything else."""
     if isinstance(token, int) and not isinstance(token, bool):
         return token
     if not isinstance(token, str):
@@ -243,7 +243,7 @@ def _token(token: Any) -> int | str | None:
 
 
 def described(wanted: Wanted, end_tokens: Sequence[int], *, short: bool = False) -> Json:
-    """Return llama.cpp's `generation_settings`; `short`: as /props and /slots have them."""
+    """Return llama.cpp's `generation_settings`; `short`: in the form of /props and /slots."""
     sampling, generation = wanted.sampling, wanted.generation
     values: Mapping[str, Any] = sampling.values()
     most = -1 if generation.max_tokens is None else generation.max_tokens

@@ -1,7 +1,7 @@
-"""GET /health, /props, /slots, /metrics: the state of the server in llama.cpp's words.
+"""GET /health, /props, /slots, /metrics: the state of the server in llama.cpp's format.
 
-Answers come and go; the first places of /slots are those that are being written. POST /slots/{id} saves, restores and
-erases what a slot evaluated last.
+Answers have no fixed slot: the first entries of /slots are the running ones. POST /slots/{id} saves, restores or erases
+a slot's last sequence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class State:
         self.settings = settings
 
     async def health(self, request: Request, fields: Fields) -> Response | Json:
-        """Ready, unless the only model is not loaded yet. Of several, each is loaded when it is asked for."""
+        """Return OK, unless the only model is not loaded yet. With several models, each is loaded on demand."""
         models = self.service.models()
         if len(models) != 1 or models[0].state in ("loaded", "unloaded"):
             return {"status": "ok"}
@@ -133,7 +133,7 @@ class State:
         )
 
     async def change_slot(self, request: Request, fields: Fields) -> Json:
-        """Save what a slot evaluated last in a file of the server's folder, restore it, or erase it."""
+        """Save a slot's last sequence to a file in the server's folder, restore it, or erase it."""
         if not self.settings.slot_files:
             start = Setting("slot_save_path")
             raise NotSupported(Notice("This server does not support slots action: start it with ", start))
@@ -173,7 +173,7 @@ class State:
 
 
 def _template(model: ModelInfo) -> Json:
-    """What requests may contain, by llama.cpp's names. Messages are changed until the template accepts them."""
+    """Return the supported features under llama.cpp's names. Messages are adapted until the template accepts them."""
     tools, thinking = "tools" in model.capabilities, "thinking" in model.capabilities
     calls = ("tools", "tool_calls", "parallel_tool_calls", "object_arguments")
     return {

@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize, /apply-template: from texts to tokens and back."""
+"""POST /tokenize, /detokenize and /apply-template: convert text to tokens and back, and render chats."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Texts:
         return {"content": b"".join(await self.service.pieces(model, ids)).decode("utf-8", "replace")}
 
     async def apply_template(self, request: Request, fields: Fields) -> Json:
-        """Answer what a chat completion with the same body would begin with."""
+        """Return the rendered prompt of a chat completion with the same body."""
         model = self.service.find(fields.text("model", "")).id
         return {"prompt": await self.service.render(model, read_chat(fields, "").turn)}
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """A token's text, or its bytes if they are no characters."""
+    """Return a token's text, or its bytes if these are not valid UTF-8."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""POST /embedding in llama.cpp's own shape. /rerank is OpenAI's room's, for all its shapes."""
+"""POST /embedding in llama.cpp's format. All formats of /rerank are in `openai`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Vectors:
         name = "input" if fields.has("input") else "content"
         if not fields.has(name):
             raise BadRequest('"input" or "content" must be provided', "input")
-        fields.choice("encoding_format", ("float", "base64"), "float")  # only /v1/embeddings has base64
+        fields.choice("encoding_format", ("float", "base64"), "float")  # only /v1/embeddings supports base64
         texts = [await inputs(self.service, model.id, each, name) for each in split(fields.data[name], name)]
         norm = fields.integer("embd_normalize", 2, -1, 1000)
         found = await self.service.embed(model.id, texts, self.settings.pooling, norm == 2)
@@ -40,7 +40,7 @@ class Vectors:
 
 
 async def inputs(service: Service, model: str, value: Any, name: str) -> list[int]:
-    """Return the tokens of one text to embed; it may also be an object with OpenAI's parts of type text."""
+    """Return the tokens of one text to embed, which may also be an object with OpenAI's text parts."""
     if isinstance(value, dict) and "content" in value:
         parts = Fields(value, name).each("content", MAX_PARTS)
         value = "".join(_text(part) for part in parts)
@@ -57,7 +57,7 @@ def _text(part: Fields) -> str:
 
 
 def _normalized(vector: Sequence[float], norm: int) -> list[float]:
-    """Scale a vector: 0 so that its largest value is 32760, as 16-bit integers have it; p by its p-norm; -1 not."""
+    """Normalize a vector: -1 none, 0 scales the largest value to 32760 (16-bit range), p > 0 uses the p-norm."""
     if norm == -1:
         return list(vector)
     if norm == 0:

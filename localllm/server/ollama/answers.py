@@ -28,7 +28,7 @@ from localllm.server.ollama.request import (
 from localllm.server.settings import Settings
 from localllm.server.turn import Completion, Generation, Json, ModelInfo, Turn
 
-Wrap = Callable[[Part], Json]  # puts a part in the words of /api/chat or /api/generate
+Wrap = Callable[[Part], Json]  # converts a part to the format of /api/chat or /api/generate
 
 
 class Answers:
@@ -91,7 +91,7 @@ class Answers:
         return Turn(messages, generation, thinking=thinking_of(fields, model))
 
     async def _rendered(self, model: ModelInfo, turn: Turn) -> list[int]:
-        """Return the prompt of a turn as tokens, for the `context` that a client sends back with its next request."""
+        """Return the prompt of a turn as tokens, for the `context` that a client sends back in its next request."""
         return await self.service.tokenize(model.id, await self.service.render(model.id, turn), False, True)
 
     # -- both -------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Answers:
         return Reader(named(fields, model), generation.logprobs is not None)
 
     async def _only_load(self, fields: Fields, model: ModelInfo, unload: bool, empty: Json) -> Json:
-        """Answer a request without a prompt, which loads the model."""
+        """Handle a request without a prompt, which only loads the model."""
         if unload:
             raise NotSupported("keep_alive 0 is not supported: models are unloaded when their memory is needed")
         await self.service.tokenize(model.id, "", False, False)
@@ -115,7 +115,7 @@ class Answers:
     async def _reply(
         self, fields: Fields, events: AsyncIterator[Event], reader: Reader, wrap: Wrap, before: list[int] | None
     ) -> Response | Json:
-        """Stream the answer unless `stream` is false. `before`: the tokens of the prompt, if `context` is told."""
+        """Stream the answer unless `stream` is false. `before`: the prompt's tokens, if the reply has a `context`."""
         if fields.flag("stream", True):
             return ndjson(_lines(events, reader, wrap, before), self.settings.limits)
         whole = Part()

@@ -1,4 +1,4 @@
-"""The models in Ollama's words: /api/tags, /api/show, /api/ps; and what cannot be done to them here."""
+"""Models in Ollama's format: /api/tags, /api/show, /api/ps; and operations that are unsupported here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from localllm.server.ollama.request import model_of
 from localllm.server.settings import Settings
 from localllm.server.turn import Json, ModelInfo
 
-VERSION = "0.33.0"  # of Ollama's API: clients ask for a least version
+VERSION = "0.33.0"  # of Ollama's API: clients require a minimum version
 NEVER = "2318-01-01T00:00:00Z"  # loaded models stay until memory is needed
 
 
@@ -51,11 +51,11 @@ class Models:
         return {"version": VERSION}
 
     async def running(self, request: Request, fields: Fields) -> Response:
-        """Answer the probe by which clients find an Ollama server."""
+        """Answer the probe that clients use to find an Ollama server."""
         return Response("Ollama is running", media_type="text/plain")
 
     async def pull(self, request: Request, fields: Fields) -> Response | Json:
-        """A model that is here is pulled; others cannot be."""
+        """Pulling a local model succeeds; other models cannot be pulled."""
         name = fields.text("model", fields.text("name", "")).removesuffix(":latest")
         if not any(name == model.id for model in self.service.models()):
             raise NotSupported(f"{name!r} is not here, and this server does not download models")
@@ -79,7 +79,7 @@ def _running(model: ModelInfo) -> Json:
 
 
 def _info(model: ModelInfo) -> Json:
-    """Return the metadata that is known, under the names that GGUF files have."""
+    """Return the known metadata under GGUF's key names."""
     architecture = model.architecture
     return {
         "general.architecture": architecture,

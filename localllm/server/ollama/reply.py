@@ -16,13 +16,13 @@ from localllm.scheduler.request import Event, Finished, Logprob, Started, Token
 from localllm.server.turn import Json, ModelInfo
 
 REASONS = {"end": "stop", "stop": "stop", "tool_calls": "stop", "length": "length", "cancelled": "stop"}
-LOWEST = -3.4028234663852886e38  # stands for minus infinity, which JSON does not have
-CAPABILITIES = ("completion", "tools", "insert", "embedding", "thinking")  # in Ollama's words, which are ours
+LOWEST = -3.4028234663852886e38  # represents minus infinity, which JSON lacks
+CAPABILITIES = ("completion", "tools", "insert", "embedding", "thinking")  # Ollama's names, which are also ours
 
 
 @dataclass(slots=True)
 class Part:
-    """What a message says: all of it, or what is new in a chunk."""
+    """A message's content: the whole, or the new part in a chunk."""
 
     content: str = ""
     thinking: str = ""
@@ -41,9 +41,9 @@ class Part:
 
 @dataclass(slots=True)
 class Reader:
-    """Makes parts of events. A call of a tool is one piece in Ollama's protocol, so its arguments are collected."""
+    """Converts events to parts. Ollama sends a tool call in one piece, so its arguments are collected."""
 
-    name: str  # of the model, as the request has it
+    name: str  # the model's name as in the request
     logprobs: bool
     started: float = field(default_factory=time.monotonic)
     began: float = 0.0
@@ -53,7 +53,7 @@ class Reader:
     arguments: list[str] = field(default_factory=list)
 
     def take(self, event: Event) -> list[Part]:
-        """Return what an event says; an open call that the end of the answer ends is a part of its own."""
+        """Return the parts for an event. A call that is still open at the end of the answer becomes a separate part."""
         said, last = Part(), Part()
         match event:
             case Started():
@@ -87,7 +87,7 @@ class Reader:
                     part.thinking += piece.text
 
     def _close(self, part: Part) -> None:
-        """End the open call. One that was broken off is no call: its text goes to the content, so nothing is lost."""
+        """Close the open call. If its JSON is incomplete, its text is added to the content, so nothing is lost."""
         if self.open is None:
             return
         text = "".join(self.arguments)
@@ -104,7 +104,7 @@ class Reader:
         self.arguments.clear()
 
     def end(self) -> Json:
-        """Return the last fields of an answer."""
+        """Return the fields of the last chunk."""
         assert self.done is not None
         usage = self.done.usage
         loading = max(self.began - self.started - usage.queued_seconds, 0.0) if self.began else 0.0
@@ -112,7 +112,7 @@ class Reader:
 
 
 def durations(usage: Usage, started: float, loading: float) -> Json:
-    """Return the counts and the times in nanoseconds."""
+    """Return token counts, and times in nanoseconds."""
     return {
         "total_duration": _ns(time.monotonic() - started),
         "load_duration": _ns(loading),
@@ -138,12 +138,12 @@ def _token(logprob: Logprob) -> Json:
 
 
 def now() -> str:
-    """The time as Ollama writes it."""
+    """Return the time in Ollama's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def listed(model: ModelInfo) -> Json:
-    """Return a model as /api/tags has it. A name without a tag has the tag `latest`."""
+    """Return a model's entry for /api/tags. A name without a tag gets the tag `latest`."""
     name = model.id if ":" in model.id else f"{model.id}:latest"
     return {
         "name": name,
@@ -173,7 +173,7 @@ def details(model: ModelInfo) -> Json:
 
 
 def human(count: int) -> str:
-    """Return a number of parameters as Ollama shows it: 7.6B, 137M, 22.57M."""
+    """Return a number of parameters in Ollama's format: 7.6B, 137M, 22.57M."""
     for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
         if count >= unit:
             return f"{count / unit:.{0 if count % unit == 0 else digits}f}{letter}"

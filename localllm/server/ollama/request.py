@@ -1,4 +1,4 @@
-"""Ollama's requests as turns and completions: messages, tools, format, think and options."""
+"""Convert Ollama's requests to turns and completions: messages, tools, format, think and options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEVELS = ("low", "medium", "high", "max")
 
 
 class Knob(NamedTuple):
-    """An option of Ollama's that the sampling options have too."""
+    """An option of Ollama's that the sampling options also have."""
 
     name: str
     option: str
@@ -44,12 +44,12 @@ KNOBS = (
     Knob("mirostat_tau", "mirostat_tau"),
     Knob("mirostat_eta", "mirostat_eta"),
 )
-# Options of old versions that change answers, with the value that switches them off. Others are for loading a model.
+# Old options that change answers, with the value that disables them. Other options concern loading.
 OFF = {"tfs_z": 1}
 
 
 def model_of(fields: Fields, service: Service) -> ModelInfo:
-    """Find the model of a request; "name:latest" is "name", as names without a tag are listed."""
+    """Find the model of a request. "name:latest" also means "name", since untagged models are listed so."""
     name = fields.text("model", fields.text("name", ""))
     known = {model.id for model in service.models()}
     short = name.removesuffix(":latest")
@@ -57,18 +57,18 @@ def model_of(fields: Fields, service: Service) -> ModelInfo:
 
 
 def named(fields: Fields, model: ModelInfo) -> str:
-    """Return the model's name as the request has it, which replies repeat."""
+    """Return the model's name as in the request, which replies repeat."""
     return fields.text("model", "") or model.id
 
 
 def generation_of(fields: Fields, service: Service, model: ModelInfo, settings: Settings, client: str) -> Generation:
-    """Read `options`, `format` and `logprobs`. Options that are not known are skipped, as Ollama does."""
+    """Read `options`, `format` and `logprobs`. Unknown options are ignored, as Ollama does."""
     options = Fields(fields.object("options", {}), "options")
     for name, off in OFF.items():
         if options.number(name, off) != off:
             raise NotSupported(f"options.{name} is not supported; leave it out")
     sampling = _sampling(options, model)
-    service.sampling_defaults(model.id).changed(sampling)  # OptionError for values out of range
+    service.sampling_defaults(model.id).changed(sampling)  # raises OptionError for values out of range
     most = options.integer("num_predict", -1, -2, MOST)
     top = fields.integer("top_logprobs", 0, 0, MAX_PROBS)
     return Generation(
@@ -123,7 +123,7 @@ def thinking_of(fields: Fields, model: ModelInfo) -> Thinking:
 
 
 def messages_of(fields: Fields) -> list[Json]:
-    """Return the messages in OpenAI's form. Calls without an id get one; a tool's message answers the oldest call."""
+    """Return the messages in OpenAI's format. Calls without an id get one; a tool's message answers the oldest call."""
     found: list[Json] = []
     unanswered: list[tuple[str, str]] = []  # (id, name) of calls
     for each in fields.each("messages", MAX_MESSAGES):
@@ -160,7 +160,7 @@ def _calls(message: Fields, prefix: str) -> list[Json]:
 
 
 def _answered(message: Fields, unanswered: list[tuple[str, str]]) -> Json:
-    """Return which call a tool's message answers: by its id, else by its name, else the oldest."""
+    """Return the call that a tool's message answers: by id, else by name, else the oldest."""
     id, name = message.text("tool_call_id", ""), message.text("tool_name", message.text("name", ""))
     same = next((call for call in unanswered if call[0] == id or (not id and call[1] == name)), None)
     call = same or (unanswered[0] if unanswered and not id and not name else None)
@@ -171,7 +171,7 @@ def _answered(message: Fields, unanswered: list[tuple[str, str]]) -> Json:
 
 
 def tools_of(fields: Fields, model: ModelInfo) -> Sequence[Json]:
-    """Return the tools, which have OpenAI's form."""
+    """Return the tools, which are in OpenAI's format."""
     found = []
     for tool in fields.each("tools", MAX_TOOLS):
         tool.choice("type", ("function",), "function")
@@ -190,7 +190,7 @@ def refuse_images(fields: Fields) -> None:
 
 
 def check_keep_alive(fields: Fields) -> bool:
-    """Check `keep_alive`, a number of seconds or a text such as "5m"; return whether it is 0, which means unload."""
+    """Check `keep_alive`, a number of seconds or a string such as "5m"; return whether it is 0, which means unload."""
     value = fields.data.get("keep_alive")
     if value is None:
         return False

@@ -72,7 +72,8 @@ class Vectors:
             except PromptTooLong as error:
                 if not truncate:
                     raise too_long from None
-                # Lengths count in bytes, so a text whose beginning has long characters is still too long after this.
+                # Lengths are in bytes, so a text whose beginning has multi-byte characters is still too long after
+                # this.
                 text = text[: len(text) * error.context // error.prompt_tokens]
         if len(ids) > model.context and not truncate:
             raise too_long
@@ -80,7 +81,7 @@ class Vectors:
 
 
 def _shortened(vector: Sequence[float], size: int) -> list[float]:
-    """Keep the first `size` numbers, with a length of 1; 0: all of them as they are."""
+    """Keep the first `size` numbers, scaled to length 1; 0: keep the vector unchanged."""
     if not 0 < size < len(vector):
         return list(vector)
     kept = vector[:size]

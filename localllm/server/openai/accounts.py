@@ -1,4 +1,4 @@
-"""What answers took: OpenAI's `usage`, and llama.cpp's `timings` and `prompt_progress`."""
+"""Usage and timings of answers: OpenAI's `usage`, and llama.cpp's `timings` and `prompt_progress`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Clock = Callable[[], float]
 
 
 def usage_of(answers: Sequence[Collected], prompts: int = 1) -> Json:
-    """Return `usage`: the tokens of the prompts, each counted once however many answers it has, and of all answers.
+    """Return `usage`: the tokens of the prompts, each counted once regardless of `n`, and of all answers.
 
-    The answers to one prompt follow each other.
+    The answers to one prompt are adjacent.
     """
     per_prompt = len(answers) // prompts
     firsts = [answers[number * per_prompt] for number in range(prompts)]
@@ -32,7 +32,7 @@ def usage_of(answers: Sequence[Collected], prompts: int = 1) -> Json:
 
 
 def timings(usage: Usage) -> Json:
-    """Return llama.cpp's `timings`. The rate of decoding counts the tokens after the first, which has no interval."""
+    """Return llama.cpp's `timings`. The decode rate excludes the first token, which has no interval."""
     evaluated = usage.prompt_tokens - usage.reused_tokens
     found = {
         "cache_n": usage.reused_tokens,
@@ -55,7 +55,7 @@ def _ratio(amount: float, count: float) -> float:
 
 
 class Stopwatch:
-    """Measures an answer while it comes, for `timings_per_token` and `return_progress`."""
+    """Measures an answer while it arrives, for `timings_per_token` and `return_progress`."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self._clock = clock
@@ -63,7 +63,7 @@ class Stopwatch:
         self._prompt = self._reused = self._tokens = 0
 
     def add(self, event: Event) -> None:
-        """Note the time of an event."""
+        """Record the time of an event."""
         match event:
             case Started():
                 self._begun = self._clock()
@@ -75,7 +75,7 @@ class Stopwatch:
 
     @property
     def timings(self) -> Json:
-        """`timings` as far as the answer has come."""
+        """Return `timings` up to now."""
         made = Usage(
             prompt_tokens=self._prompt,
             reused_tokens=self._reused,

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`, and how many tokens its prompt has."""
+"""`/v1/chat/completions`, and the token count of its prompt."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Chat:
         return await self._whole(model, turn, asked.show) | extra
 
     async def count(self, request: Request, fields: Fields) -> Json:
-        """Return how many tokens the prompt has."""
+        """Return the number of tokens in the prompt."""
         info = self._service.find(fields.text("model", ""))
         turn = await self._turn(info, read_chat(fields, client(request)))
         return {"object": "response.input_tokens", "input_tokens": await self._service.count(info.id, turn)}

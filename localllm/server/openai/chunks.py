@@ -1,4 +1,4 @@
-"""Chat completions from the events of a turn: the chunks of a stream, and the object of a whole answer."""
+"""Chat completions from the events of a turn: the chunks of a stream, and the complete object."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 
 
 class ChatStream:
-    """Turns the events of `n` answers into chunks.
+    """Converts the events of `n` answers to chunks.
 
-    The chunk with the role comes with the first token, unless progress is wanted: load tools take the first chunk for
-    the end of the prompt, and a prompt that fails still gets its status.
+    The chunk with the role is sent with the first token, unless progress is requested. Benchmark tools take the first
+    chunk for the end of the prompt, and a failing prompt can still set the HTTP status.
     """
 
     def __init__(self, head: Head, n: int, show: Show, clock: Clock = time.perf_counter) -> None:
         self.answers = [Collected() for _ in range(n)]
         self._head, self._show = head, show
         self._watches = [Stopwatch(clock) for _ in range(n)]
-        self._entries: list[list[Json]] = [[] for _ in range(n)]  # log-probabilities that no chunk has yet
-        self._begun = [False] * n  # whether the chunk with the role was made
+        self._entries: list[list[Json]] = [[] for _ in range(n)]  # log probabilities not yet sent
+        self._begun = [False] * n  # whether the chunk with the role was sent
 
     def chunks(self, event: Event) -> Iterator[Json]:
-        """Yield the chunks that an event makes."""
+        """Yield the chunks for an event."""
         answer = event.choice
         self.answers[answer].add(event)
         if self._show.timings or self._show.progress:
@@ -54,7 +54,7 @@ class ChatStream:
                 yield from self._end(event)
 
     def last(self) -> Iterator[Json]:
-        """Yield what follows all answers: the chunk with the usage, if it is wanted."""
+        """Yield the chunk after all answers, with the usage if requested."""
         if self._show.usage:
             body = self._head.body(CHUNK, ()) | {"usage": usage_of(self.answers)}
             yield body | {"timings": timings(self.answers[0].usage)}
@@ -102,13 +102,13 @@ def delta(part: Part, legacy: bool) -> Json:
 
 
 def finish_reason(done: Finished, legacy: bool = False) -> str:
-    """Return OpenAI's name for the reason why an answer ended."""
+    """Return OpenAI's finish_reason."""
     reason = FINISHED[done.reason]
     return "function_call" if legacy and reason == "tool_calls" else reason
 
 
 class WholeChat:
-    """Puts the answers of a turn together to one object."""
+    """Assembles the answers of a turn into one object."""
 
     def __init__(self, head: Head, n: int, show: Show) -> None:
         self._answers = [Collected() for _ in range(n)]
@@ -116,7 +116,7 @@ class WholeChat:
         self._entries: list[list[Json]] = [[] for _ in range(n)]
 
     def add(self, event: Event) -> None:
-        """Take in an event."""
+        """Add an event."""
         self._answers[event.choice].add(event)
         if isinstance(event, Token) and event.logprob is not None:
             self._entries[event.choice].append(chat_entry(event.logprob))
@@ -139,7 +139,7 @@ class WholeChat:
 
 
 def message(answer: Collected, legacy: bool = False) -> Json:
-    """Return an answer as a message. Its content is null if there are only calls."""
+    """Return an answer as a message. Its content is null if it only contains calls."""
     calls: Sequence[Any] = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in answer.calls.values()

@@ -1,4 +1,4 @@
-"""Completions from the events of their answers: the chunks of a stream, and the object of them all.
+"""Completions from the events of their answers: the chunks of a stream, and the complete object.
 
 Choice number `prompt * n + answer` is answer number `answer` to prompt number `prompt`.
 """
@@ -22,14 +22,14 @@ KIND = "text_completion"
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt as part of the answer. `first` is its first token's text, whose log-probability nobody knows."""
+    """The prompt as part of the answer. `first` is the text of its first token, which has no log probability."""
 
     text: str
-    first: str | None = None  # None: not shown, because it was added before the text
+    first: str | None = None  # None: not shown, because it is an added BOS
 
 
 class _Choice:
-    """A choice as far as its events came."""
+    """A choice, as far as its events have arrived."""
 
     def __init__(self, echo: Echo | None) -> None:
         self.answer = Collected()
@@ -40,7 +40,7 @@ class _Choice:
 
 
 class CompletionWriter:
-    """Turns events into chunks or one object."""
+    """Converts events to chunks or one object."""
 
     def __init__(self, head: Head, echoes: Sequence[Echo | None], n: int, show: Show) -> None:
         self._head, self._n, self._show = head, n, show
@@ -48,7 +48,7 @@ class CompletionWriter:
         self._choices = [_Choice(echo) for echo in echoes for _ in range(n)]
 
     def add(self, prompt: int, event: Event) -> int:
-        """Take in an event of a prompt; return the number of its choice."""
+        """Add an event of a prompt; return the number of its choice."""
         number = prompt * self._n + event.choice
         choice = self._choices[number]
         choice.answer.add(event)
@@ -64,7 +64,7 @@ class CompletionWriter:
         return number
 
     def chunks(self, prompt: int, event: Event) -> Iterator[Json]:
-        """Yield the chunks that an event makes."""
+        """Yield the chunks for an event."""
         number = prompt * self._n + event.choice
         choice = self._choices[number]
         if isinstance(event, Token | Finished) and choice.echo is not None and not choice.echoed:
@@ -88,13 +88,13 @@ class CompletionWriter:
             yield self._chunk(number, text) | timings
 
     def last(self) -> Iterator[Json]:
-        """Yield what follows all choices: the chunk with the usage, if it is wanted."""
+        """Yield the chunk after all choices, with the usage if requested."""
         if self._show.usage:
             body = self._head.body(KIND, ()) | {"usage": self._usage()}
             yield body | {"timings": timings(self._choices[0].answer.usage)}
 
     def body(self) -> Json:
-        """Return the object of all choices, once they are complete."""
+        """Return the object with all choices, once they are complete."""
         choices = []
         for number, choice in enumerate(self._choices):
             assert choice.answer.done is not None

@@ -1,4 +1,4 @@
-"""`/v1/completions`: the continuation of texts or token ids."""
+"""`/v1/completions`: continue texts or token ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Events = AsyncIterator[tuple[int, Event]]
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """Completions that are asked for."""
+    """A parsed completions request."""
 
     prompts: list[Input]
     asked: Asked
@@ -39,7 +39,7 @@ class CompletionRequest:
 
 
 def read_completion(fields: Fields, client: str, most: int | None = None) -> CompletionRequest:
-    """Read the body of a completion. BadRequest with the field at fault."""
+    """Read the body of a completions request; raise BadRequest with the field at fault."""
     prompts = read_inputs(fields, "prompt", MAX_PROMPTS)
     asked = read_generation(fields, client, most)
     name = "n_probs" if fields.has("n_probs") else "logprobs"
@@ -82,7 +82,7 @@ class Completions:
     async def _prepared(
         self, model: str, given: Input, asked: CompletionRequest, generation: Generation
     ) -> tuple[Completion, Echo | None]:
-        """Return what the service is asked for one prompt, and what its echo is."""
+        """Return the completion for one prompt, and its echo."""
         prompt = await as_prompt(self._service, model, given)
         counted = asked.echo and generation.logprobs is not None
         echo: Echo | None = None
@@ -94,7 +94,7 @@ class Completions:
         return Completion(prompt, generation, asked.suffix, echo_logprobs=counted), echo
 
     async def _echoed(self, model: str, text: str) -> tuple[list[int], Echo]:
-        """Return the tokens of a text, and its echo without a token that was added before it."""
+        """Return the tokens of a text, and its echo without an added BOS."""
         ids = await self._service.tokenize(model, text, True, True)
         plain = await self._service.tokenize(model, text, False, True)
         added = ids != plain and ids[len(ids) - len(plain) :] == plain

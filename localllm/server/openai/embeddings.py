@@ -24,7 +24,7 @@ NOUNS = {"embedding": "embeddings", "rerank": "ranking"}
 
 
 class Embeddings:
-    """The handlers of embeddings and of ranking."""
+    """The handlers of embeddings and reranking."""
 
     def __init__(self, service: Service, settings: Settings) -> None:
         self._service, self._settings = service, settings
@@ -51,7 +51,7 @@ class Embeddings:
         }
 
     async def rank(self, request: Request, fields: Fields) -> Json | list[Any]:
-        """Return the documents in order of their scores, in the shape of Jina and Cohere; `texts` asks for TEI's."""
+        """Return the documents sorted by score, in Jina's and Cohere's format; with `texts` in TEI's."""
         model = self._model(fields, "rerank")
         query = fields.text("query")
         tei = fields.has("texts") and not fields.has("documents")
@@ -70,11 +70,11 @@ class Embeddings:
             | ({"document": {"text": documents[each]}} if shown else {})
             for each in order
         ]
-        named = fields.text("model", "") or model  # as it was asked for: so do Jina, Cohere and llama.cpp
+        named = fields.text("model", "") or model  # the name in the request, as with Jina, Cohere and llama.cpp
         return {"object": "list", "model": named, "results": results, "usage": _usage(result.tokens)}
 
     def _model(self, fields: Fields, capability: str) -> str:
-        """Return the id of the model that is asked for. NotSupported if it cannot do this."""
+        """Return the requested model's id; raise NotSupported if it lacks this capability."""
         found = self._service.find(fields.text("model", ""))
         if capability not in found.capabilities:
             raise NotSupported(f"model {found.id} cannot do this; it needs a model for {NOUNS[capability]}")
@@ -86,7 +86,7 @@ def _usage(tokens: int) -> Json:
 
 
 def _documents(fields: Fields, name: str) -> list[str]:
-    """Return the documents, which are texts or objects with a text."""
+    """Return the documents: strings, or objects with a text."""
     items = fields.list(name, None, MAX_DOCUMENTS)
     if not items:
         raise fields.wrong(name, "expected at least one text")
@@ -103,7 +103,7 @@ def _document(fields: Fields, place: str, item: Any) -> str:
 
 
 def _shortened(vector: list[float], dimensions: int | None) -> list[float]:
-    """Return the first `dimensions` numbers, scaled to length 1: for models trained to be cut so."""
+    """Return the first `dimensions` numbers, scaled to length 1, for models trained for truncation (Matryoshka)."""
     if dimensions is None or dimensions == len(vector):
         return vector
     if dimensions > len(vector):

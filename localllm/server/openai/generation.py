@@ -1,7 +1,7 @@
-"""How to choose and end an answer: the fields that chat, completions and responses have in common.
+"""The fields that chat, completions and responses share: sampling, limits and stop strings.
 
-They are OpenAI's, llama.cpp's and vLLM's, by their names. A field that nobody here knows is ignored, as by every
-compatible server; a known one with a wrong value is refused.
+These are fields of OpenAI, llama.cpp and vLLM under their own names. Unknown fields are ignored, as compatible servers
+do; known ones with an invalid value are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localllm.server.interface import Service
 from localllm.server.openai.structure import read_structure
 from localllm.server.turn import Generation
 
-# Names of numbers in requests, and the option of SamplingOptions that each is.
+# Numeric fields of requests and the matching option of SamplingOptions.
 NUMBERS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -50,28 +50,28 @@ COUNTS = {
     "mirostat": "mirostat",
 }
 KINDS = {each.name: each.option.kind for each in declared(SamplingOptions)}
-PRIORITIES = {"flex": -1, "priority": 1, "fast": 1}  # of `service_tier`
+PRIORITIES = {"flex": -1, "priority": 1, "fast": 1}  # values of `service_tier`
 CLIENTS = ("safety_identifier", "user", "prompt_cache_key")
 MAX_STOPS = 128
-MAX_ALTERNATIVES = 100  # tokens with log-probabilities at each place
+MAX_ALTERNATIVES = 100  # top log probabilities per token
 MAX_ANSWERS = 128
-MAX_BIASES = 1000  # texts among the biases: each is tokenized
+MAX_BIASES = 1000  # texts in the biases, since each is tokenized
 MAX_INT = 2**31 - 1
 CLIENT_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The common fields of a request. `bias_texts` have to be tokenized before they are biases of tokens."""
+    """The common fields of a request. `bias_texts` must be tokenized before they become token biases."""
 
     generation: Generation
     bias_texts: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_generation(fields: Fields, client: str, most: int | None = None) -> Asked:
-    """Read the common fields, but for `logprobs`, which chat and completions write differently.
+    """Read the common fields except `logprobs`, which differs between chat and completions.
 
-    `most` is the limit of tokens for requests that give none.
+    `most` is the token limit for requests without one.
     """
     biases, texts = read_biases(fields)
     sampling = read_sampling(fields) | ({"logit_bias": biases} if biases else {})
@@ -91,7 +91,7 @@ def read_generation(fields: Fields, client: str, most: int | None = None) -> Ask
 
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
-    """Return the fields of SamplingOptions that the request gives."""
+    """Return the fields of SamplingOptions that the request sets."""
     found: dict[str, Any] = {}
     for name, option in NUMBERS.items():
         if fields.has(name):
@@ -120,7 +120,7 @@ def _checked(fields: Fields, name: str, option: str, value: Any) -> Any:
 
 
 def _samplers(fields: Fields) -> tuple[str, ...]:
-    """Return the names of samplers, which llama.cpp also takes as one letter each."""
+    """Return the names of samplers, which can also be llama.cpp's single letters."""
     value = fields.data["samplers"]
     letters = isinstance(value, str) and sampler_name(value) is None
     spelled = tuple(value) if letters else fields.texts("samplers")
@@ -134,7 +134,7 @@ def _samplers(fields: Fields) -> tuple[str, ...]:
 
 
 def read_max_tokens(fields: Fields, names: Sequence[str], most: int | None) -> int | None:
-    """Return the first of these fields that is given, without a limit for -1; `most` if none is given."""
+    """Return the first of several limit fields; None for -1, `most` if no field is set."""
     for name in names:
         if fields.has(name):
             value = fields.integer(name, None, -1)
@@ -143,13 +143,13 @@ def read_max_tokens(fields: Fields, names: Sequence[str], most: int | None) -> i
 
 
 def read_stops(fields: Fields, name: str) -> tuple[str, ...]:
-    """Return the texts that end the answer, each once; empty ones end nothing."""
+    """Return the stop strings without duplicates and empty ones."""
     stops = fields.short_texts(name, MAX_STOPS)
     return tuple(dict.fromkeys(stop for stop in stops if stop))
 
 
 def read_client(fields: Fields, client: str, *names: str) -> str:
-    """Return whose request it is: the connection's client, and the user that it names."""
+    """Return the client of a request: the connection's client, plus the user that the request names."""
     found = next((name for each in names or CLIENTS if (name := fields.text(each, ""))), "")
     return f"{client}/{found}"[:CLIENT_LENGTH] if found else client
 
@@ -199,7 +199,7 @@ def _bias(fields: Fields, bias: Any) -> float:
 
 
 async def settled(asked: Asked, service: Service, model: str, vocabulary: int) -> Generation:
-    """Return the generation with all biases by token; those of tokens that the model does not have are left out."""
+    """Return the generation with all biases by token id; ids outside the vocabulary are dropped."""
     generation = asked.generation
     given = generation.sampling.get("logit_bias", {})
     if not given and not asked.bias_texts:

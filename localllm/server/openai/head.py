@@ -1,4 +1,4 @@
-"""What all objects of one response have in common: id, time, model and fingerprint."""
+"""The common fields of all objects in one response: id, time, model and fingerprint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from localllm import __version__
 from localllm.server.turn import Json
 
-FINGERPRINT = f"b{__version__}-localllm"  # clients of llama.cpp expect a "b" first
+FINGERPRINT = f"b{__version__}-localllm"  # clients of llama.cpp expect a leading "b"
 DONE = b"data: [DONE]\n\n"  # the last event of a stream
 FINISHED = {"end": "stop", "stop": "stop", "length": "length", "tool_calls": "tool_calls", "cancelled": "length"}
 
@@ -22,7 +22,7 @@ def new_id(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The common fields of a response and of its chunks."""
+    """The common fields of a response and its chunks."""
 
     id: str
     created: int  # seconds since 1970

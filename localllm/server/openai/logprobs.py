@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in OpenAI's two shapes: chat's list of objects, and the four lists of completions."""
+"""Log probabilities in OpenAI's two formats: a list of objects for chat, four parallel lists for completions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from localllm.scheduler.request import Logprob
 from localllm.server.turn import Json
 
-NEVER = -9999.0  # OpenAI's number for a token that is very unlikely; JSON has no -inf
+NEVER = -9999.0  # OpenAI's value for a very unlikely token; JSON has no -inf
 
 
 def finite(logprob: float) -> float:
-    """Return a log-probability that JSON can hold."""
+    """Return a log probability that JSON can represent."""
     return max(logprob, NEVER) if math.isfinite(logprob) else NEVER
 
 
@@ -59,11 +59,11 @@ class Lists:
         return len(self._tokens)
 
     def add_first(self, token: str) -> None:
-        """Add the first token of a prompt, which nothing predicts."""
+        """Add the first token of a prompt, which has no prediction."""
         self._add(token, None, None)
 
     def add(self, logprob: Logprob) -> None:
-        """Add a token. The most likely ones include it, as OpenAI's do."""
+        """Add a token. The top tokens include it, as in OpenAI's API."""
         token = logprob.text
         top = {each.text: finite(each.logprob) for each in logprob.alternatives}
         self._add(token, finite(logprob.logprob), top | {token: finite(logprob.logprob)})

@@ -1,4 +1,4 @@
-"""Messages of chat completions, from OpenAI's form and its older and neighbouring ones to that of `Turn`."""
+"""Convert messages of chat completions, in OpenAI's current, older and related formats, to `Turn`'s format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from localllm.server.content import read_text
 from localllm.server.fields import Fields
 from localllm.server.turn import Json
 
-ROLES = {  # as requests name them: as templates know them
+ROLES = {  # role in a request: role in templates
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -21,7 +21,7 @@ NAME_LENGTH = 256
 
 
 def read_messages(fields: Fields) -> list[Json]:
-    """Return the messages of a request: contents are texts, `tool_calls` have ids, and roles are those of templates."""
+    """Return the messages of a request with string contents, `tool_calls` with ids, and roles as templates use them."""
     if not fields.list("messages"):
         raise fields.wrong("messages", "expected at least one message")
     return [_message(each) for each in fields.each("messages")]
@@ -68,12 +68,12 @@ def tool_call(id: str, name: str, arguments: str) -> Json:
 
 
 def legacy_id(name: str) -> str:
-    """Return the id of a call that has none, as in messages with `function_call`."""
+    """Return an id for a call without one, as in messages with `function_call`."""
     return f"call_{name}"
 
 
 def read_arguments(fields: Fields) -> str:
-    """Return the arguments of a call as JSON text; some clients send the object."""
+    """Return a call's arguments as JSON text; some clients send an object."""
     value = fields.data.get("arguments")
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
@@ -81,5 +81,5 @@ def read_arguments(fields: Fields) -> str:
 
 
 def custom_arguments(text: str) -> str:
-    """Return the arguments of the function that stands for a custom tool, whose input is one text."""
+    """Return the arguments of the function that represents a custom tool, whose input is one string."""
     return json.dumps({"input": text}, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""`/v1/models`: the models as OpenAI, llama.cpp and Anthropic list them, all in one object."""
+"""`/v1/models`: the models in the formats of OpenAI, llama.cpp and Anthropic, merged into one object."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _VOCABULARIES = {"llama": 1, "gpt2": 2, "gemma4": 2, "bert": 3, "t5": 4, "rwkv":
 
 
 class Models:
-    """The handlers of the list of models and of one of them."""
+    """The handlers of the model list and of a single model."""
 
     def __init__(self, service: Service, settings: Settings) -> None:
         self._service, self._settings = service, settings
 
     async def every(self, request: Request, fields: Fields) -> Json:
-        """List all models, those that are not loaded included."""
+        """List all models, loaded or not."""
         models = self._service.models()
         ids = [model.id for model in models]
         return {
@@ -35,7 +35,7 @@ class Models:
         }
 
     async def one(self, request: Request, fields: Fields) -> Json:
-        """Return the model of this name; other names are not found here, unlike in requests for answers."""
+        """Return the model with this name. Unknown names are errors here, unlike in requests for answers."""
         name = request.path_params["model"]
         models, aliases = self._service.models(), self._settings.aliases
         found = next((model for model in models if model.id == name or name in aliases), None)
@@ -44,7 +44,7 @@ class Models:
         return self._entry(found)
 
     def _entry(self, model: ModelInfo) -> Json:
-        """Return an entry of `data`, with llama.cpp's names and tags, which the server was started with."""
+        """Return an entry of `data`, with llama.cpp's aliases and tags from the command line."""
         return model_json(model) | {"aliases": list(self._settings.aliases), "tags": list(self._settings.tags)}
 
 
@@ -73,7 +73,7 @@ def model_json(model: ModelInfo) -> Json:
 
 
 def tag_json(model: ModelInfo) -> Json:
-    """Return an entry of `models`, as llama.cpp and Ollama have them."""
+    """Return an entry of `models`, as in llama.cpp and Ollama."""
     return {
         "name": model.id,
         "model": model.id,

@@ -1,4 +1,4 @@
-"""A request for a chat completion, as a `Turn` and what the response shall show."""
+"""Parse a chat completions request to a `Turn` and the options of the response."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ CONTINUATIONS: tuple[Continued, ...] = ("content", "reasoning_content")
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """What a response shows besides the answer, and how it comes."""
+    """Optional parts of a response, and whether it streams."""
 
     stream: bool = False
-    usage: bool = False  # in a stream: a last chunk with it
+    usage: bool = False  # in a stream: a final chunk with the usage
     timings: bool = False  # in a stream: with every chunk
-    progress: bool = False  # in a stream: chunks while the prompt is evaluated
-    legacy: bool = False  # `function_call` in the place of `tool_calls`
+    progress: bool = False  # in a stream: chunks during prefill
+    legacy: bool = False  # `function_call` instead of `tool_calls`
     ping_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion that is asked for. `turn` lacks the biases that have to be tokenized; `asked` has them."""
+    """A parsed chat completions request. `turn` lacks biases that still need tokenizing; `asked` has them."""
 
     turn: Turn
     asked: Asked
@@ -37,7 +37,7 @@ class ChatRequest:
 
 
 def read_chat(fields: Fields, client: str, most: int | None = None) -> ChatRequest:
-    """Read the body of a chat completion. BadRequest with the field at fault."""
+    """Read the body of a chat completions request; raise BadRequest with the field at fault."""
     messages = read_messages(fields)
     variables = dict(fields.object("chat_template_kwargs", {}))
     tools = read_tools(fields)
@@ -60,7 +60,7 @@ def read_chat(fields: Fields, client: str, most: int | None = None) -> ChatReque
 
 
 def read_show(fields: Fields, legacy: bool = False) -> Show:
-    """Read what the response shows."""
+    """Read the options of the response."""
     ping = fields.optional_integer("sse_ping_interval", -1, 3600)
     return Show(
         stream=fields.flag("stream", False),
@@ -73,7 +73,7 @@ def read_show(fields: Fields, legacy: bool = False) -> Show:
 
 
 def read_chat_logprobs(fields: Fields) -> int | None:
-    """Return how many alternatives each token shall have; None for no log-probabilities."""
+    """Return the number of top log probabilities per token; None if the request wants no log probabilities."""
     if fields.has("n_probs"):
         return fields.integer("n_probs", None, 0, MAX_ALTERNATIVES) or None
     if not fields.flag("logprobs", False):
@@ -84,7 +84,7 @@ def read_chat_logprobs(fields: Fields) -> int | None:
 
 
 def _continued(fields: Fields, messages: list[Json]) -> bool:
-    """Whether the answer continues the last message: unless told otherwise, if it is the assistant's."""
+    """Return whether the answer continues the last message: by default, if that is the assistant's."""
     value: Any = fields.data.get("continue_final_message")
     if isinstance(value, str) and value not in CONTINUATIONS:
         raise fields.wrong("continue_final_message", f"expected true, false or one of {', '.join(CONTINUATIONS)}")
@@ -105,12 +105,12 @@ def _continued(fields: Fields, messages: list[Json]) -> bool:
 
 
 def _continues(fields: Fields) -> Continued:
-    """Return which part of the last message the answer continues; "" leaves it to what the message has."""
+    """Return the part of the last message that the answer continues; "" chooses by the message's content."""
     value = fields.data.get("continue_final_message")
     return next((part for part in CONTINUATIONS if part == value), "")
 
 
 def _variables(fields: Fields, variables: Json) -> Json:
-    """Return the variables of the template; `add_generation_prompt` is one of them."""
+    """Return the template's variables, which include `add_generation_prompt`."""
     prompted = fields.optional_flag("add_generation_prompt")
     return variables if prompted is None else variables | {"add_generation_prompt": prompted}

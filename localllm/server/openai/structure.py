@@ -1,4 +1,5 @@
-"""What an answer must match: OpenAI's `response_format`, llama.cpp's `json_schema` and `grammar`, vLLM's fields."""
+"""The required structure of an answer: OpenAI's `response_format`, llama.cpp's `json_schema` and `grammar`, and
+vLLM's."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from localllm.server.fields import Fields
 from localllm.server.turn import Structure
 
 CHOICES = 1000
-CHOICES_LENGTH = 1_000_000  # characters of all together
+CHOICES_LENGTH = 1_000_000  # characters in total
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in r"\.+*?()|[]{}^$#&-~"})
 _GBNF = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 FORMATS = ("text", "json_object", "json_schema")
 
 
 def read_structure(fields: Fields) -> Structure | None:
-    """Return what the answer must match; None if it is free. BadRequest if two fields ask for different things."""
+    """Return the answer's required structure; None if unconstrained. Raise BadRequest for contradicting fields."""
     found = {name: structure for name, read in READERS.items() if (structure := read(fields, name)) is not None}
     if len(found) > 1:
         first, second = list(found)[:2]
@@ -34,12 +35,12 @@ def schema_structure(schema: Any, wrong: Callable[[str], BadRequest]) -> Structu
 
 
 def grammar_structure(source: str) -> Structure:
-    """Return the structure of a grammar in llama.cpp's format, or in Lark's if it has no `name ::= ...`."""
+    """Return the structure of a grammar in llama.cpp's format, or in Lark's if it lacks `name ::= ...`."""
     return Structure(gbnf=source) if _GBNF.search(source) else Structure(lark=source)
 
 
 def choice_structure(choices: tuple[str, ...], wrong: Callable[[str], BadRequest]) -> Structure:
-    """Return the structure that is one of these texts."""
+    """Return the structure for a choice between texts."""
     if not choices:
         raise wrong("expected at least one text")
     if sum(map(len, choices)) > CHOICES_LENGTH:

@@ -1,4 +1,4 @@
-"""How a model shall think: OpenAI's `reasoning_effort`, and the fields of llama.cpp, vLLM and others."""
+"""Reasoning options: OpenAI's `reasoning_effort`, and the fields of llama.cpp, vLLM and others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from localllm.server.fields import Fields
 from localllm.server.turn import Json, Thinking
 
-EFFORTS = {  # as requests name them: as templates know them
+EFFORTS = {  # value in a request: value in templates
     "none": "",
     "minimal": "low",
     "low": "low",
@@ -17,13 +17,13 @@ EFFORTS = {  # as requests name them: as templates know them
     "max": "high",
 }
 BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget")
-SWITCHES = {"enabled": True, "disabled": False, "auto": None, "adaptive": None}  # of `thinking`
+SWITCHES = {"enabled": True, "disabled": False, "auto": None, "adaptive": None}  # values of `thinking`
 FORMATS = {"auto": None, "deepseek": False, "deepseek-legacy": False, "none": True}  # whether thoughts stay in content
 MAX_BUDGET = 2**31 - 1
 
 
 def read_thinking(fields: Fields, variables: Json) -> Thinking:
-    """Read the fields of chat completions. `variables` are those of the template: `enable_thinking` is among them."""
+    """Read the reasoning fields of chat completions. The template's `variables` can have `enable_thinking`."""
     inline = FORMATS[fields.choice("reasoning_format", tuple(FORMATS), "auto")]
     inner = Fields(variables, "chat_template_kwargs")
     enabled = inner.optional_flag("enable_thinking")
@@ -37,7 +37,7 @@ def read_thinking(fields: Fields, variables: Json) -> Thinking:
 
 
 def with_effort(fields: Fields, name: str, enabled: bool | None = None, budget: int | None = None) -> Thinking:
-    """Return the thinking that an effort asks for: "none" switches it off, any other on."""
+    """Return the options for an effort: "none" disables reasoning, other values enable it."""
     if not fields.has(name):
         return Thinking(enabled, "", budget)
     effort = EFFORTS[fields.choice(name, tuple(EFFORTS))]

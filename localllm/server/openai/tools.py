@@ -1,4 +1,4 @@
-"""Tools and the choice among them, from the forms of chat completions to those of `Turn`."""
+"""Convert tools and tool_choice from the formats of chat completions to `Turn`'s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a turn. `legacy`: the request has `functions`, and wants `function_call` in the answer."""
+    """The tools of a turn. `legacy`: the request has `functions`, and expects `function_call` in the answer."""
 
     tools: tuple[Json, ...] = ()
     choice: ToolChoice = "auto"
@@ -41,7 +41,7 @@ def _tool(fields: Fields) -> Json:
 
 
 def function_tool(fields: Fields, name: str = "", schema: str = "parameters") -> Json:
-    """Return a function as a tool of `Turn`, with only the fields that templates read."""
+    """Return a function in the format of `Turn`, with only the fields that templates read."""
     function: Json = {"name": name or read_name(fields)}
     if description := fields.text("description", ""):
         function["description"] = description
@@ -80,7 +80,7 @@ def _choice(fields: Fields, tools: tuple[Json, ...]) -> ToolUse:
 
 
 def words_choice(fields: Fields, tools: tuple[Json, ...], field: str) -> ToolUse:
-    """Return the choice that a word names: none, auto or required."""
+    """Return the tool use for a keyword: none, auto or required."""
     word = WORDS[fields.choice(field, tuple(WORDS))]
     if word == "required" and not tools:
         raise fields.wrong(field, "required, but the request has no tool that is supported")
@@ -88,14 +88,14 @@ def words_choice(fields: Fields, tools: tuple[Json, ...], field: str) -> ToolUse
 
 
 def forced_choice(fields: Fields, tools: tuple[Json, ...], name: str) -> ToolUse:
-    """Return the choice of one tool."""
+    """Return the tool use that forces one tool."""
     if name not in map(name_of, tools):
         raise fields.wrong("name", f"the request has no tool {name!r}")
     return ToolUse(tools, "required", name)
 
 
 def allowed_choice(fields: Fields, tools: tuple[Json, ...], names: Sequence[str]) -> ToolUse:
-    """Return the choice among some of the tools: the model is told only of these."""
+    """Return the tool use restricted to some of the tools: the model sees only these."""
     known = set(map(name_of, tools))
     if missing := [name for name in names if name not in known]:
         raise fields.wrong("tools", f"the request has no tool {missing[0]!r}")

@@ -1,7 +1,7 @@
 """The web page: a chat in the browser, made of static files. It uses the server's own /v1 API, as any client does.
 
-`/` is the page for browsers, which accept HTML; other clients get what the next route says. The files lie under /web/.
-Only the names that lie in `page/` when the server starts exist, so no path leads elsewhere.
+`/` serves the page to browsers, which accept HTML; other clients get the next route's response. The files are under
+/web/. Only names present in `page/` when the server starts are served, so no path can lead elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INDEX = "index.html"
 
 
 def routes(service: Service, settings: Settings) -> list[Route]:
-    """Return the routes of the page; none if it is off."""
+    """Return the routes of the page; empty if it is disabled."""
     if not settings.web:
         return []
     files = read_files(PAGE)
@@ -43,17 +43,17 @@ def routes(service: Service, settings: Settings) -> list[Route]:
 
 
 class _PageRoute(Route):
-    """Matches browsers only: `/` also answers the probe by which clients find an Ollama server."""
+    """Matches browsers only: `/` also answers the probe that clients use to find an Ollama server."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Return no match for a request that does not accept HTML by name."""
+        """Return no match for a request that does not explicitly accept HTML."""
         found = super().matches(scope)
         accepted = [value for name, value in scope.get("headers", ()) if name == b"accept"]
         return found if any(b"text/html" in value.lower() for value in accepted) else (Match.NONE, {})
 
 
 def _response(request: Request, file: File, more: dict[str, str] | None = None) -> Response:
-    """Return a file, or 304 if the client has it already."""
+    """Return a file, or 304 if the client has a current copy."""
     headers = file.headers | (more or {})
     given = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
     if file.etag in given or given == ["*"]:

@@ -1,4 +1,4 @@
-"""The files of the web page, with the headers that tell browsers how to cache them and what they may do."""
+"""The files of the web page, with headers for caching and for the content security policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",  # text becomes HTML in one place only, the sanitizer
+        "require-trusted-types-for 'script'",  # only the sanitizer turns text into HTML
         "trusted-types dompurify",
     )
 )
@@ -37,7 +37,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-    "Cache-Control": "no-cache",  # ask each time; the ETag says whether anything changed
+    "Cache-Control": "no-cache",  # revalidate each time, by ETag
 }
 
 
@@ -56,7 +56,7 @@ class File:
 
 
 def read_files(folder: Path) -> dict[str, File]:
-    """Return the files of a folder by their names, such as vendor/marked.esm.js. Other types are left out."""
+    """Return the files of a folder by name, such as vendor/marked.esm.js. Unknown file types are skipped."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in TYPES and path.is_file():

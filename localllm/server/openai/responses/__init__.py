@@ -1,1 +1,1 @@
-"""OpenAI's responses API: items in, items out. Nothing is stored, so a request has the whole conversation."""
+"""OpenAI's responses API: items in, items out. Nothing is stored, so a request contains the full conversation."""

@@ -1,6 +1,6 @@
-"""The input of a response, which is a text or a list of items, as messages.
+"""Convert the input of a response, a string or a list of items, to messages.
 
-Items that follow each other on the assistant's side (reasoning, text, calls) are one message.
+Consecutive items of the assistant (reasoning, text, calls) form one message.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from localllm.server.fields import Fields
 from localllm.server.openai.messages import ROLES, custom_arguments, read_arguments, tool_call
 from localllm.server.turn import Json
 
-NAMESPACE = "__"  # between the name of a namespace and that of a tool in it
-OWN = ("type", "id", "call_id", "status")  # fields of a call that are not its arguments
+NAMESPACE = "__"  # joins the name of a namespace and of a tool in it
+OWN = ("type", "id", "call_id", "status")  # fields of a call that are not arguments
 
 
 def read_input(fields: Fields) -> list[Json]:
-    """Return the messages of `input`; none if it is empty."""
+    """Return the messages of `input`; empty if it is empty."""
     value = fields.data.get("input")
     if value is None:
         raise fields.wrong("input", "required, but missing")
@@ -33,7 +33,7 @@ def read_input(fields: Fields) -> list[Json]:
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """Return the name by which the model knows a tool of a namespace."""
+    """Return the model's name for a tool in a namespace."""
     return f"{namespace}{NAMESPACE}{name}" if namespace else name
 
 
@@ -60,7 +60,7 @@ def _message(drafts: list[Draft], item: Fields) -> None:
 
 
 def _reasoning(drafts: list[Draft], item: Fields) -> None:
-    """Add what the model thought, or the summary of it. Encrypted thoughts of other servers cannot be read."""
+    """Add the reasoning or its summary. Encrypted reasoning of other servers cannot be read."""
     thought = read_parts(item, "content") or read_parts(item, "summary")
     if not thought:
         return
@@ -72,7 +72,7 @@ def _reasoning(drafts: list[Draft], item: Fields) -> None:
 
 
 def read_parts(item: Fields, name: str) -> str:
-    """Return the texts of a reasoning item's parts."""
+    """Return the joined texts of a reasoning item's parts."""
     return JOINT.join(part.text("text", "") for part in item.each(name))
 
 
@@ -90,7 +90,7 @@ def _custom_call(drafts: list[Draft], item: Fields) -> None:
 
 
 def _other_call(drafts: list[Draft], item: Fields) -> None:
-    """Keep a call of a built-in tool that the client ran, such as local_shell; others are not the client's."""
+    """Keep a call of a built-in tool that the client ran, such as local_shell; calls run by OpenAI are skipped."""
     if item.has("call_id"):
         arguments = {name: value for name, value in item.data.items() if name not in OWN}
         kind = item.text("type").removesuffix("_call")

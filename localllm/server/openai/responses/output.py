@@ -1,4 +1,4 @@
-"""The items of a response while they are written: what each says in a stream, and what it is in the end."""
+"""The output items of a response: their events in a stream, and their final form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Status = str  # in_progress, completed or incomplete
 
 
 class Item:
-    """One item of the output. Its methods yield events; they have all fields but `sequence_number`."""
+    """An output item. Its methods yield events with all fields except `sequence_number`."""
 
     PREFIX: ClassVar[str]
 
@@ -37,7 +37,7 @@ class Item:
         yield {"type": "response.output_item.added", "output_index": self._index, "item": self.json()}
 
     def add(self, text: str, logprobs: list[Json]) -> Iterator[Json]:
-        """Add to the item."""
+        """Append text to the item."""
         raise NotImplementedError
 
     def closed(self, status: Status) -> Iterator[Json]:
@@ -53,7 +53,7 @@ class Item:
 
 
 class Thought(Item):
-    """What the model thinks."""
+    """A reasoning item."""
 
     PREFIX = "rs_"
 
@@ -86,7 +86,7 @@ class Thought(Item):
 
 
 class Message(Item):
-    """The answer's text."""
+    """A message with the answer's text."""
 
     PREFIX = "msg_"
 
@@ -117,7 +117,7 @@ class Message(Item):
 
 
 class FunctionCall(Item):
-    """A call of a function."""
+    """A function call."""
 
     PREFIX = "fc_"
 
@@ -153,7 +153,7 @@ class FunctionCall(Item):
 
 
 class CustomCall(FunctionCall):
-    """A call of a custom tool: its input is the text among the arguments, and comes in one piece."""
+    """A call of a custom tool. Its input is a string inside the arguments, and is sent in one piece."""
 
     PREFIX = "ctc_"
 
@@ -162,7 +162,7 @@ class CustomCall(FunctionCall):
 
     @property
     def _input(self) -> str:
-        """The input; whatever the model wrote if it is not an object with this text."""
+        """Return the input, or the raw text if the model did not write an object with this string."""
         try:
             found = json.loads(self.text or "{}").get("input", self.text)
         except (ValueError, AttributeError, RecursionError):

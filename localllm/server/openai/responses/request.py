@@ -1,4 +1,4 @@
-"""A request for a response, as a `Turn` and what the response repeats of it."""
+"""Parse a request for a response to a `Turn` and the fields that the response repeats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.server.openai.structure import format_structure
 from localllm.server.openai.thinking import with_effort
 from localllm.server.turn import Json, Structure, Turn
 
-STORED = {  # fields that need a server that stores, and what to do instead
+STORED = {  # fields that need stored responses, with an alternative
     "previous_response_id": "nothing is stored; send the whole conversation as input",
     "conversation": "nothing is stored; send the whole conversation as input",
     "prompt": "stored prompts do not exist here; send instructions and input",
@@ -25,18 +25,18 @@ LOGPROBS = "message.output_text.logprobs"
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A response that is asked for. `turn` lacks the biases that have to be tokenized; `asked` has them."""
+    """A parsed request. `turn` lacks biases that still need tokenizing; `asked` has them."""
 
     turn: Turn
     asked: Asked
     show: Show
     tools: Mapping[str, Named]
-    repeated: Json  # fields of the request that the response has, too
-    empty: bool  # there is nothing to answer: a client tries whether this API is there
+    repeated: Json  # request fields repeated in the response
+    empty: bool  # empty input: the client only probes whether this API exists
 
 
 def read_response(fields: Fields, client: str, most: int | None = None) -> ResponseRequest:
-    """Read the body of a response. BadRequest with the field at fault."""
+    """Read the body of a request; raise BadRequest with the field at fault."""
     for name, instead in STORED.items():
         if fields.has(name):
             raise fields.wrong(name, f"not supported: {instead}")
@@ -87,7 +87,7 @@ def _instructed(fields: Fields, messages: list[Json]) -> list[Json]:
 
 
 def _continued(fields: Fields, messages: list[Json]) -> bool:
-    """Whether the answer continues the last message, which is so if it is a text of the assistant."""
+    """Return whether the answer continues the last message: if it is a text of the assistant."""
     last: Mapping[str, Any] = messages[-1] if messages else {}
     if last.get("tool_calls"):
         raise fields.wrong("input", "the last item is a call; send its output as an item of type function_call_output")
@@ -95,7 +95,7 @@ def _continued(fields: Fields, messages: list[Json]) -> bool:
 
 
 def _repeated(fields: Fields, turn: Turn) -> Json:
-    """Return the fields of a request that a response repeats, with OpenAI's defaults."""
+    """Return the request fields that a response repeats, with OpenAI's defaults."""
     reasoning = fields.inner("reasoning")
     return {
         "instructions": fields.optional_text("instructions"),

@@ -1,4 +1,4 @@
-"""`/v1/responses`, and how many tokens its prompt has."""
+"""`/v1/responses`, and the token count of its prompt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Responses:
         self._service, self._settings = service, settings
 
     async def create(self, request: Request, fields: Fields) -> Response | Json:
-        """Answer a request for a response."""
+        """Create a response."""
         info = self._service.find(fields.text("model", ""))
         asked = read_response(fields, client(request), self._settings.max_tokens)
         turn = await self._turn(info, asked)
@@ -43,7 +43,7 @@ class Responses:
         return writer.response()
 
     async def count(self, request: Request, fields: Fields) -> Json:
-        """Return how many tokens the prompt has."""
+        """Return the number of tokens in the prompt."""
         info = self._service.find(fields.text("model", ""))
         asked = read_response(fields, client(request))
         tokens = 0 if asked.empty else await self._service.count(info.id, asked.turn)
@@ -65,7 +65,7 @@ async def _nothing(writer: ResponseWriter) -> AsyncIterator[Json]:
 
 
 async def _framed(events: AsyncIterator[Json], writer: ResponseWriter) -> AsyncIterator[bytes]:
-    """Yield events as bytes. An error after the first event ends the response as failed."""
+    """Yield events as bytes. An error after the first event ends the response with status failed."""
     begun = False
     try:
         async with closing(events):

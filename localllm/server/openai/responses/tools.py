@@ -1,7 +1,7 @@
-"""Tools of responses: functions, functions in namespaces, and custom tools, whose input is a text.
+"""The tools of a response: functions, functions in namespaces, and custom tools, whose input is a string.
 
-A custom tool is shown to the model as a function with one text, `input`. Tools that OpenAI runs itself (web_search and
-the like) are skipped: the model is not told of them.
+A custom tool is presented to the model as a function with one string, `input`. Tools that OpenAI runs itself
+(web_search and similar) are skipped: the model does not see them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHOSEN = ("function", "custom")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tool as the client knows it."""
+    """A tool under the client's name."""
 
     name: str
     namespace: str = ""
@@ -38,7 +38,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTools:
-    """The tools of a request, and what the client calls each by the name that the model knows."""
+    """The tools of a request, and the client's tool for each name that the model sees."""
 
     use: ToolUse
     named: Mapping[str, Named]

@@ -1,4 +1,4 @@
-"""A response from the events of a turn: the events of a stream, which end with the whole response."""
+"""A response from the events of a turn: the events of a stream, which end with the complete response."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from localllm.server.openai.responses.tools import Named
 from localllm.server.refusal import Refusal
 from localllm.server.turn import Json
 
-CODES = {"rate_limit": "rate_limit_exceeded", "invalid_request": "invalid_prompt"}  # of errors
+CODES = {"rate_limit": "rate_limit_exceeded", "invalid_request": "invalid_prompt"}  # OpenAI's error codes
 
 
 class ResponseWriter:
-    """Turns events into those of a response."""
+    """Converts the events of a turn to events of a response."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ResponseWriter:
         self._number = -1
 
     def events(self, event: Event) -> Iterator[Json]:
-        """Yield the events that one of the turn makes."""
+        """Yield the response's events for an event of the turn."""
         self._answer.add(event)
         self._watch.add(event)
         for made in self._events(event):
@@ -51,19 +51,19 @@ class ResponseWriter:
             yield self._numbered(made)
 
     def empty(self) -> Iterator[Json]:
-        """Yield the events of a response to nothing."""
+        """Yield the events of an empty response."""
         self._status = "completed"
         for kind in ("created", "in_progress", "completed"):
             yield self._numbered(self._response_event(kind))
 
     def failed(self, refusal: Refusal) -> Iterator[Json]:
-        """Yield the end of a response that fails after it began."""
+        """Yield the end of a response that fails after its start."""
         self._status = "failed"
         self._error = {"code": CODES.get(refusal.kind, "server_error"), "message": refusal.message}
         yield self._numbered(self._response_event("failed"))
 
     def response(self) -> Json:
-        """Return the response as far as it has come."""
+        """Return the response as it is now."""
         finished = self._status not in ("in_progress", "failed")
         length = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         return {
@@ -86,7 +86,7 @@ class ResponseWriter:
 
     @property
     def timings(self) -> Json:
-        """llama.cpp's `timings` of a finished response."""
+        """Return llama.cpp's `timings` of a finished response."""
         return timings(self._answer.usage)
 
     def _events(self, event: Event) -> Iterator[Json]:
