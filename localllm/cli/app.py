@@ -1,8 +1,8 @@
 """The command line as a Typer application, built from the table of commands and their option groups.
 
-Typer only parses the words. The command runs later (`Call.run`), outside of Typer, so that only `localllm.cli.main`
-handles errors and exit codes. The options of a command are built when the command is named. Three features go beyond
-Typer: llama.cpp's long options with one dash (`-ngl 5`), help in sections, and errors of one line.
+Typer only parses the arguments. The command runs later (`Call.run`), outside of Typer, so that only `localllm.cli.main`
+handles errors and exit codes. The options of a command are built when it is looked up. Three features go beyond Typer:
+llama.cpp's long options with one dash (`-ngl 5`), help in sections, and one-line errors.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from localllm.options import Option, OptionError, Options, SamplingOptions, decl
 from localllm.spelling import closest
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-_NONE = object()  # a value None, such as that of `-n -1`; Typer's None is an option that is not given
-_SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a number: -n5, but not -f a written -fa
+_NONE = object()  # an explicit None, such as that of `-n -1`; in Typer None means that the option is not given
+_SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a number: -n5, but not -f with value a
 
 
 class UsageError(Exception):
@@ -37,7 +37,8 @@ class UsageError(Exception):
 class Command(NamedTuple):
     """A command: its arguments, a one-line summary, more help, its option groups, and the function that runs it.
 
-    `placed`: the function also gets, first, the place of each option that is not on the command line, by name.
+    If `placed` is true, the function first gets a mapping of names to sources, for options that are not on the command
+    line.
     """
 
     arguments: str
@@ -49,7 +50,7 @@ class Command(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A command, values of its options by name, and the place of each that is not on the command line."""
+    """A command, the values of its options by name, and the source of each option that is not on the command line."""
 
     command: str
     values: Mapping[str, Any]
@@ -60,7 +61,7 @@ Fill = Callable[[str, Mapping[str, Any]], Filled]
 
 
 class _Given(NamedTuple):
-    """What a command line says: the name of the command, and the values of options by name."""
+    """The parsed arguments: the name of the command, and the values of options by name."""
 
     name: str
     values: Mapping[str, Any]
@@ -71,17 +72,17 @@ class Call(NamedTuple):
 
     command: Command
     groups: tuple[Any, ...]
-    where: Mapping[str, str]  # the place of each option that is not on the command line
+    where: Mapping[str, str]  # where each option that is not on the command line comes from
 
     def run(self) -> None:
         self.command.call(*([self.where] if self.command.placed else []), *self.groups)
 
 
 def read(commands: Mapping[str, Command], words: Sequence[str], fill: Fill | None = None) -> Call | None:
-    """Parse a command line; None if it printed a help page. UsageError if it is invalid.
+    """Parse a command line. Return None after printing a help page; raise UsageError if it is invalid.
 
-    `fill` adds options that are given elsewhere to those of the command line, which may mean another command. Sampler
-    options become a dict of the given ones, because a model file has defaults too.
+    `fill` adds options from other sources to those of the command line; it may change the command. Sampler options
+    become a dict of the given ones only, because a model file has defaults too.
     """
 
     class Group(_Group):
@@ -120,13 +121,13 @@ def _line(error: ClickException) -> str:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """Return a question that names the nearest of `known`, to end a message; "" if none is near."""
+    """Return a "did you mean" question with the closest of `known`, to end a message; "" if none is close."""
     near = closest(name, known)
     return f"; did you mean {near}?" if near else ""
 
 
 class _Strict:
-    """Parses like Typer, but `-ngl` is one option, never `-n gl`, and an unknown option is named with the nearest."""
+    """A Typer parser that never splits `-ngl` into `-n gl`, and suggests the closest option for an unknown one."""
 
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)  # type: ignore[misc]
@@ -153,7 +154,7 @@ class _Strict:
 
 
 class _Command(_Strict, TyperCommand):
-    """A command whose help has a section per option group."""
+    """A command whose help has one section for each option group."""
 
     arguments = ""
     sections: Mapping[str, str] = {}
@@ -173,7 +174,7 @@ class _Command(_Strict, TyperCommand):
 
 
 class _Group(_Strict, TyperGroup):
-    """The commands of `table`, each built when it is named."""
+    """The commands of `table`; each is built when it is looked up."""
 
     table: Mapping[str, Command] = {}
 
@@ -218,7 +219,9 @@ def _made(name: str, command: Command) -> _Command:
 
 
 def _parameters(group: type[Options]) -> Iterator[inspect.Parameter]:
-    """Return the fields of an option group as Typer parameters; None, or an empty list, if not given."""
+    """Return the fields of an option group as Typer parameters. Options that are not given are None or an empty
+    list.
+    """
     for name, _, default, option in declared(group):
         if not option.flags and not option.argument:
             continue
@@ -272,7 +275,7 @@ def _value(group: type[Options], filled: Filled) -> Any:
         return values
     try:
         return group.of(values)
-    except OptionError as error:  # options that contradict each other
+    except OptionError as error:  # contradictory options
         places = sorted({filled.where[name] for name in values if name in filled.where})
         if not places:
             raise

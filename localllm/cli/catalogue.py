@@ -1,4 +1,4 @@
-"""Which options each command has, by the keys of a configuration file, and which of them several commands share."""
+"""The options of each command by their keys in a configuration file, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from localllm.options import Declared, Options, declared
 from localllm.spelling import closest
 
 OWN = "config"  # the command that shows the configuration; nothing configures it
-ALIKE = {"web": "serve"}  # a command with the options of another, which are configured there
-SHARED = ""  # stands for what several commands share, in place of a command
-EACH_TIME = ("force", "yes", "config")  # options that are given with each command, or not at all
-APART = {("perplexity", "ctx_size"), ("imatrix", "ctx_size")}  # windows of a measurement: its result depends on them
-_SHOWN = 3  # commands that a message names
+ALIKE = {"web": "serve"}  # commands with the same options as another one, under whose name they are configured
+SHARED = ""  # the key of options that several commands share, used in place of a command's name
+EACH_TIME = ("force", "yes", "config")  # options that only the command line can give
+APART = {("perplexity", "ctx_size"), ("imatrix", "ctx_size")}  # these change a measurement: never shared
+_SHOWN = 3  # maximum number of commands that a message names
 
 
 class Catalogue:
-    """The options of every command. Those of groups that several commands have are shared."""
+    """The options of every command. Options of groups that several commands have are shared."""
 
     def __init__(self, commands: Mapping[str, Command]) -> None:
         users = Counter(group for name, command in commands.items() if name not in ALIKE for group in command.groups)
@@ -33,11 +33,11 @@ class Catalogue:
         return self._options[command]
 
     def takes(self, command: str, name: str) -> bool:
-        """Return whether a command takes an option of this name that is given for all commands."""
+        """Return whether a command accepts this shared option."""
         return name in self._options[command] and (command, name) not in APART
 
     def takers(self, name: str) -> list[str]:
-        """Return the commands that take this option, if it is given for all."""
+        """Return the commands that accept this shared option; none if it is not shared."""
         return [each for each in self.commands if self.takes(each, name)]
 
     def named(self, key: str, command: str) -> Declared | None:

@@ -1,4 +1,4 @@
-"""Shell completion of arguments: each function takes the start of a word and returns whole words."""
+"""Shell completion of arguments: each function takes the start of a word and returns complete words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from localllm.options.load import BACKENDS, CACHE_TYPES
 
 
 def models(incomplete: str) -> list[str]:
-    """Return bundled models, GGUF files, folders, which may contain some, and names that the stores know."""
+    """Return bundled models, GGUF files, folders that may contain models, and names from the model stores."""
     from localllm.box import BOX
     from localllm.store import Places, everything
 
@@ -22,7 +22,7 @@ def files(incomplete: str) -> list[str]:
 
 
 def types(incomplete: str) -> list[str]:
-    """Return the types that `quantize` writes; also paths, because its first words are files."""
+    """Return the types that `quantize` writes, and paths, because its first arguments are files."""
     from localllm.quant.mixes import MIXES
 
     return [name for name in (*MIXES, "COPY") if name.startswith(incomplete.upper())] + models(incomplete)
@@ -37,14 +37,14 @@ def backends(incomplete: str) -> list[str]:
 
 
 def presets(incomplete: str) -> list[str]:
-    """Return the presets that come along."""
+    """Return the built-in presets."""
     from localllm.cli.presets import PRESETS
 
     return [name for name in PRESETS if name.startswith(incomplete)]
 
 
 def _paths(incomplete: str, endings: tuple[str, ...]) -> list[str]:
-    """Return files with one of these endings, and folders with a slash."""
+    """Return files with one of these suffixes, and folders with a trailing slash."""
     folder, slash, name = incomplete.rpartition("/")
     try:
         found = sorted(Path(folder + slash or ".").expanduser().iterdir())

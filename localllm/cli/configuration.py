@@ -1,8 +1,8 @@
 """Options that are not on the command line: from the environment, a preset and the configuration file.
 
-The first place that gives an option counts: its flag, its variable LOCALLLM_NAME, the preset, the command's table of
-the file, the top of the file. A model file's recommendation and the default come after them. Only the command line
-reads these places; the Python API takes options from its caller alone.
+Sources in order of precedence: the flag, the variable LOCALLLM_NAME, the preset, the command's table of the file, the
+top level of the file. Then come a model file's recommendation and the default. Only the command line reads these
+sources; the Python API takes options from its caller alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from localllm.options import OptionError
 
 PREFIX, FILE_VARIABLE = "LOCALLLM_", "LOCALLLM_CONFIG"
 TABLE_OF_PRESETS = "presets"
-RIVALS = (  # an option replaces its rivals from lower places
+RIVALS = (  # an option overrides its rivals from sources of lower precedence
     {"words", "model", "hf_repo", "models"},  # each names the model
     {"json_schema", "grammar"},
     {"system_prompt", "system_prompt_file"},
@@ -31,7 +31,7 @@ RIVALS = (  # an option replaces its rivals from lower places
 
 
 class Found(NamedTuple):
-    """The value of an option, and where it comes from."""
+    """The value of an option, and its source."""
 
     value: Any
     source: str  # environment, preset or file
@@ -39,17 +39,19 @@ class Found(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A value of the file as it stands there: commands may read it differently."""
+    """An unparsed value of the file; commands may interpret it differently."""
 
     raw: Any
     where: str
 
 
-_Entries = dict[str, _Entry]  # by the name of the option
+_Entries = dict[str, _Entry]  # by option name
 
 
 def filled(commands: Mapping[str, Command], name: str, given: Mapping[str, Any]) -> Filled:
-    """Return the options of a command line with those that are given elsewhere. UsageError if any of these is wrong."""
+    """Return the options of a command line, completed from the other sources. Raise UsageError if one of these is
+    invalid.
+    """
     if name == OWN:
         return Filled(name, given, {})
     found = Sources(commands, given.get("config", ""), os.environ).found(ALIKE.get(name, name), given)
@@ -68,21 +70,23 @@ def file_path(given: str, environ: Mapping[str, str]) -> tuple[Path, bool]:
 
 
 class Sources:
-    """What the environment, the presets and the file say. UsageError, when it is made, if the file is wrong."""
+    """The contents of the environment, the presets and the file. The constructor raises UsageError if the file is
+    invalid.
+    """
 
     def __init__(self, commands: Mapping[str, Command], config: str, environ: Mapping[str, str]) -> None:
         self._commands = commands
         self.path, named = file_path(config, environ)
         file = read_toml(self.path, named)
         self.has_file = file is not None
-        self._tables: dict[str, _Entries] = {}  # of the file, by command; SHARED: its top
+        self._tables: dict[str, _Entries] = {}  # tables of the file by command; SHARED is its top level
         self._presets: dict[str, _Entries] = {}
         if file is not None and file.content:
             self._read(file)
         self._variables = dict(self._known_variables(environ))
 
     def found(self, command: str, given: Mapping[str, Any]) -> dict[str, Found]:
-        """Return the options that are not `given` but found elsewhere, for a command or for SHARED."""
+        """Return the options that the other sources give and `given` does not, for a command or for SHARED."""
         found: dict[str, Found] = {}
         for layer in self._layers(command, given):
             above = {*given, *found}
@@ -91,7 +95,7 @@ class Sources:
         return found
 
     def preset(self, command: str, given: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the preset of a command, and where it is chosen; "" if none is."""
+        """Return the preset of a command, and its source; "" if none is selected."""
         if "preset" in given:
             return given["preset"], "--preset"
         for layer in (self._environment(command), self._table(command, command), self._table(SHARED, command)):
@@ -101,14 +105,14 @@ class Sources:
 
     @property
     def presets(self) -> list[str]:
-        """The names of all presets."""
+        """Return the names of all presets."""
         return [*PRESETS, *(name for name in self._presets if name not in PRESETS)]
 
     @cached_property
     def catalogue(self) -> Catalogue:
         return Catalogue(self._commands)
 
-    # -- the places ------------------------------------------------------------------------------------------------
+    # -- sources ----------------------------------------------------------------------------------------------------
 
     def _layers(self, command: str, given: Mapping[str, Any]) -> Iterator[dict[str, Found]]:
         yield self._environment(command)
@@ -150,7 +154,7 @@ class Sources:
         return self._meant(entries, command, own=table == command) if entries else {}
 
     def _meant(self, entries: _Entries, command: str, own: bool = False) -> dict[str, Found]:
-        """Return the values that entries have for a command; `own`: they stand in its table."""
+        """Return the values that entries have for a command. `own`: the entries are in the command's table."""
         options = self.catalogue.of(command)
         return {
             option: Found(value_of(options[option], entry.raw), "file", entry.where)
@@ -161,14 +165,14 @@ class Sources:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _known_variables(self, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Yield the variables that give an option. An empty one gives none."""
+        """Yield the variables that give an option. An empty variable gives none."""
         for variable, text in environ.items():
             if variable.startswith(PREFIX) and variable != FILE_VARIABLE and text:
                 self.catalogue.check_variable(variable, variable.removeprefix(PREFIX).lower())
                 yield variable, text
 
     def _read(self, file: TomlFile) -> None:
-        """Take the values of the file, and check every one."""
+        """Read the values of the file, and check each of them."""
         top = {}
         for key, raw in file.content.items():
             if key == TABLE_OF_PRESETS:

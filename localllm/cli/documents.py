@@ -51,7 +51,7 @@ def _options(groups: list[type[Options]]) -> str:
 
 
 def presets() -> str:
-    """Return the presets that come along, as flags."""
+    """Return the built-in presets, as flags."""
     from localllm.cli.presets import PRESETS
 
     return markdown(
@@ -64,7 +64,7 @@ def presets() -> str:
 
 
 def files_alone() -> str:
-    """Return the architectures whose Hugging Face folders are refused."""
+    """Return the architectures that cannot be converted from Hugging Face folders."""
     from localllm.convert.recipes import RECIPES
     from localllm.models import ARCHITECTURES
 
@@ -72,7 +72,7 @@ def files_alone() -> str:
 
 
 def classes() -> str:
-    """Return the classes, by transformers' names, whose folders can be converted."""
+    """Return the transformers class names whose folders can be converted."""
     from localllm.convert.recipes import BY_CLASS
 
     return textwrap.fill(", ".join(sorted(BY_CLASS)), 120, break_on_hyphens=False)

@@ -27,7 +27,7 @@ GROUPS = (
 
 
 def typed(text: str | BaseException) -> str:
-    """Return a text, or the text of an error, with options as typed on the command line."""
+    """Return a text, or the text of an error, with options written as on the command line."""
     text = said(text) if isinstance(text, BaseException) else text
     return text.typed(_setting) if isinstance(text, Notice) else text
 

@@ -1,4 +1,4 @@
-"""Options of llama.cpp that localllm does not have, each with what to do instead."""
+"""llama.cpp options that localllm lacks, each with advice on what to do instead."""
 
 from __future__ import annotations
 

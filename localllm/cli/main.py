@@ -1,4 +1,4 @@
-"""`localllm`: runs a command line; the only place where an error becomes a line and an exit code.
+"""`localllm`: runs a command line. Only this module turns an error into a line and an exit code.
 
 The commands are in `localllm.cli.table`.
 
@@ -46,7 +46,7 @@ def _guarded_main(words: list[str], debug: bool, begin: Callable[[], None] | Non
             _dispatch(words)
         sys.stdout.flush()
         return 0
-    except SystemExit as leave:  # from Typer after shell completion, or from a signal
+    except SystemExit as leave:  # raised by Typer after shell completion, or by a signal handler
         return leave.code if isinstance(leave.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -74,7 +74,7 @@ def _make_streams_safe() -> None:
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
-    """Print warnings of localllm as notes: no cache of compiled code, or something that is not used. Each once."""
+    """Print each warning of localllm once, as a note, such as a missing code cache or an option without effect."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -112,11 +112,11 @@ def _configured(name: str, given: Mapping[str, Any]) -> Filled:
         if found.values.get(option):
             raise UsageError(f"{flag} needs a prompt; without one, run opens a chat")
     model = {key: found.values[key] for key in ("words", "model", "hf_repo") if key in found.values}
-    return filled(COMMANDS, "chat", {**given, **model})  # with the options that the configuration gives a chat
+    return filled(COMMANDS, "chat", {**given, **model})  # with the chat options that the configuration sets
 
 
 def _lacks_prompt(values: Mapping[str, Any]) -> bool:
-    """Return whether `run` was asked for a model alone, on a terminal."""
+    """Return whether `run` was given a model but no prompt, on a terminal."""
     named = bool(values.get("model") or values.get("hf_repo"))
     words = values.get("words", ())
     return len(words) == (not named) and not values.get("prompt") and not values.get("file") and sys.stdin.isatty()

@@ -1,4 +1,4 @@
-"""Which model a command line names, and which command, if its first word is a model."""
+"""Find the model that a command line names, and the command if its first word is a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
 
 
 def _is_model(word: str) -> bool:
-    """Return whether a word is a model, or can only be meant as one."""
+    """Return whether a word is a model, or cannot be anything else."""
     from localllm.store import Places, everything
     from localllm.store.reference import REFERENCE
     from localllm.store.search import is_path, matches
@@ -44,7 +44,7 @@ def _is_model(word: str) -> bool:
 
 
 def _nearest(word: str, commands: Collection[str]) -> str:
-    """Return the command, model and file that may be meant, as text; "" if none is near."""
+    """Return the closest command, model and file as text; "" if none is close."""
     from localllm.store import Places, everything
     from localllm.store.search import beside, nearest
 
@@ -56,7 +56,7 @@ def _nearest(word: str, commands: Collection[str]) -> str:
 
 
 def one_model(given: options.ModelName, default: str = "") -> str:
-    """Return the one MODEL that was given; UsageError for none or several. A model of the hub is fetched if needed."""
+    """Return the one MODEL given, after fetching it from the hub if needed. Raise UsageError for none or several."""
     names = [name for name in (*given.words, given.model, given.hf_repo) if name]
     if len(names) > 1:
         raise UsageError(f"expected one MODEL, got {len(names)}: {', '.join(names)}")
@@ -67,17 +67,17 @@ def one_model(given: options.ModelName, default: str = "") -> str:
 
         return os.fspath(fetched(given.hf_repo))
     name = names[0] if names else default
-    resolve(name)  # before a command writes or loads anything
+    resolve(name)  # fail before a command writes or loads anything
     return name
 
 
 def title(name: str) -> str:
-    """Return what to call a model: a file's name, or the name by which it was found."""
+    """Return the display name of a model: its file name, or the name by which it was found."""
     return Path(name).name if os.path.exists(name) else name
 
 
 def several_models(given: options.ModelNames) -> tuple[str, ...]:
-    """Return the MODELs that were given, at least one."""
+    """Return the MODELs given, at least one."""
     words = [name for name in (*given.words, *given.model) if name]
     hub = [one_model(options.ModelName((), "", given.hf_repo))] if given.hf_repo else []
     names = [one_model(options.ModelName((name,))) for name in words] + hub
@@ -85,7 +85,7 @@ def several_models(given: options.ModelNames) -> tuple[str, ...]:
 
 
 def model_and_words(own: options.Run | options.Explain | options.Embed) -> tuple[str, list[str]]:
-    """Return the model and the other words of a command whose first word is the model, unless a flag names it."""
+    """Return the model and the other arguments of a command. The model is the first one unless a flag names it."""
     words = list(own.words)
     if own.model or own.hf_repo:
         return one_model(options.ModelName((), own.model, own.hf_repo)), words

@@ -23,7 +23,7 @@ _words = partial(option, (), kind=several(TEXT), argument=True)
 
 
 def _reference(text: str) -> str:
-    """Return USER/REPO[:QUANT] without an address before it."""
+    """Return USER/REPO[:QUANT] without a URL prefix."""
     from localllm.store.errors import StoreError
     from localllm.store.reference import reference
 
@@ -45,7 +45,7 @@ def _hub() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ModelName(Options):
-    """MODEL or -m MODEL."""
+    """The model: MODEL or -m MODEL."""
 
     TITLE: ClassVar[str] = "Model"
     words: tuple[str, ...] = _words(
@@ -58,13 +58,13 @@ class ModelName(Options):
 
     @property
     def named(self) -> bool:
-        """Whether there is one."""
+        """Return whether a model was given."""
         return bool(self.words or self.model or self.hf_repo)
 
 
 @dataclass(frozen=True, slots=True)
 class Opening(Options):
-    """How to load a model that answers."""
+    """How to load a model for generation."""
 
     TITLE: ClassVar[str] = LoadOptions.TITLE
     load: LoadOptions = group(LoadOptions, without=("force",))
@@ -82,7 +82,7 @@ class Opening(Options):
 
 @dataclass(frozen=True, slots=True)
 class Measuring(Options):
-    """How to load a model to measure it on a text."""
+    """How to load a model for a measurement on a text."""
 
     TITLE: ClassVar[str] = LoadOptions.TITLE
     ctx_size: int = same(LoadOptions, "ctx_size", default=512, kind=whole(4), shown="512", help="window size in tokens")
@@ -90,7 +90,7 @@ class Measuring(Options):
 
     @property
     def options(self) -> LoadOptions:
-        """Return the load options; they allow harmful cache types, because measuring them is useful."""
+        """Return the load options. They allow lossy cache types, because their loss is worth measuring."""
         return self.load.changed({"ctx_size": self.ctx_size, "any_cache": True})
 
 
@@ -105,14 +105,14 @@ class Keeping(Options):
 
 @dataclass(frozen=True, slots=True)
 class Format(Options):
-    """What stands around the messages of a chat."""
+    """The format of a prompt: the chat template and its instructions."""
 
     TITLE: ClassVar[str] = "Chat format"
     system_prompt_file: str = _file("-sysf", "--system-prompt-file", help="read the instructions from a file")
     chat_template: str = same(ServeOptions, "chat_template")
 
     def answering(self, given: AnswerOptions) -> AnswerOptions:
-        """Return the options of answers with the instructions of the file. OptionError if both are given."""
+        """Return the answer options with instructions read from the file. Raise OptionError if both kinds are given."""
         if not self.system_prompt_file:
             return given
         if given.system_prompt:
@@ -121,7 +121,9 @@ class Format(Options):
 
     @property
     def template(self) -> Family | None:
-        """The format that replaces the file's chat template. TemplateError if it is unknown or cannot be read."""
+        """Return the format that replaces the file's chat template. Raise TemplateError if it is unknown or
+        unreadable.
+        """
         from localllm.template import given_template
 
         return given_template(self.chat_template) if self.chat_template else None
@@ -140,7 +142,7 @@ class Display(Options):
 
 @dataclass(frozen=True, slots=True)
 class Configuration(Options):
-    """Where options come from that are not on the command line (`localllm.cli.configuration`)."""
+    """The sources of options other than the command line (`localllm.cli.configuration`)."""
 
     TITLE: ClassVar[str] = "Configuration"
     preset: str = option(
@@ -275,7 +277,7 @@ class Top(Options):
 
 @dataclass(frozen=True, slots=True)
 class ModelNames(Options):
-    """One or several MODELs."""
+    """One or more MODELs."""
 
     TITLE: ClassVar[str] = "Model"
     words: tuple[str, ...] = same(ModelName, "words")

@@ -1,4 +1,4 @@
-"""The presets that come along: options by name, for `--preset NAME`. One of the same name in a file replaces it."""
+"""The built-in presets: options by name, for `--preset NAME`. A preset of the same name in a file replaces it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # Words that are less likely get a chance; min_p keeps the text coherent, so the other cuts are off.
+    # Gives less likely words a chance. min_p keeps the text coherent, so the other cuts are off.
     "creative": {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "min_p": 0.1},
-    # Always the most likely token: the same answer every time.
+    # Always takes the most likely token, so the answer is the same every time.
     "precise": {"temperature": 0.0},
-    # Close to the most likely token. Code repeats itself, so nothing is penalized for that.
+    # Stays close to the most likely token. Code repeats itself, so repetition is not penalized.
     "coding": {
         "temperature": 0.2, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0, "presence_penalty": 0.0,
         "frequency_penalty": 0.0, "dry_multiplier": 0.0,

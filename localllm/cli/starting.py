@@ -1,4 +1,4 @@
-"""A function per command: names its model, puts its options together, and starts its module in `localllm.cli.commands`.
+"""One function per command: it resolves the model, builds the options, and starts a module in `localllm.cli.commands`.
 
 The modules are imported here when a command runs, so that `localllm --help` loads no NumPy. The table of commands
 (`localllm.cli.table`) names these functions.
@@ -44,7 +44,7 @@ def explain(where: Mapping[str, str], own: options.Explain, *rest: Any) -> None:
 def _formatted(
     opening: options.Opening, answering: AnswerOptions, format_: options.Format, *rest: Any
 ) -> tuple[Any, ...]:
-    """Return the options of an answer with what its format adds: instructions of a file, and a chat template."""
+    """Return the answer options with the instructions of a file applied, and the chat template to use."""
     return opening, format_.answering(answering), *rest, format_.template
 
 

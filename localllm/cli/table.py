@@ -1,4 +1,4 @@
-"""The table of commands: what each says of itself, its option groups, and the function that starts it.
+"""The table of commands: their help, their option groups, and the functions that start them.
 
 A new command is a function in `localllm.cli.starting`, an option group, and a row here.
 """

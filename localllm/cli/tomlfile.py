@@ -1,4 +1,4 @@
-"""A TOML file and the line of each of its values, which Python's reader does not tell."""
+"""Read a TOML file with the line number of each value, which Python's reader does not report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from localllm.cli.app import UsageError
 from localllm.regular import read_given
 
-MOST = 1 << 18  # bytes; a configuration has a few hundred
+MOST = 1 << 18  # bytes; a usual configuration has a few hundred
 _AT = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
-_ENDS = re.compile(r"\"\"\"|'''|[\]}]")  # what can end a value of several lines
+_ENDS = re.compile(r"\"\"\"|'''|[\]}]")  # tokens that can end a multi-line value
 
 
 class TomlFile(NamedTuple):
-    """The content of a file: its tables, and the line of every value and table by their keys."""
+    """The content of a file: its tables, and the line number of every value and table by their keys."""
 
     path: Path
     content: Mapping[str, Any]
@@ -29,7 +29,9 @@ class TomlFile(NamedTuple):
 
 
 def read_toml(path: Path, required: bool) -> TomlFile | None:
-    """Return a file; None if there is none and it is not `required`. UsageError if it cannot be used."""
+    """Return the parsed file; None if it is missing and not `required`. Raise UsageError if it cannot be read or
+    parsed.
+    """
     text = _text(path, required)
     if text is None:
         return None
@@ -39,7 +41,7 @@ def read_toml(path: Path, required: bool) -> TomlFile | None:
         return TomlFile(path, tomllib.loads(text), dict(_lines(text)))
     except RecursionError:
         raise UsageError(f"{path}: the values are nested too deeply") from None
-    except ValueError as error:  # TOMLDecodeError, and a number with thousands of digits
+    except ValueError as error:  # TOMLDecodeError, or an integer with thousands of digits
         at = _AT.search(str(error))
         line = f":{at[1] or text.count(chr(10)) + 1}" if at else ""
         raise UsageError(f"{path}{line}: not valid TOML: {_AT.sub('', str(error))}") from None
@@ -47,7 +49,7 @@ def read_toml(path: Path, required: bool) -> TomlFile | None:
 
 def _text(path: Path, required: bool) -> str | None:
     try:
-        if not required and not os.path.isfile(path):  # False too if a folder above it may not be entered
+        if not required and not os.path.isfile(path):  # also False if a parent folder denies access
             return None
         data = read_given(path, 2 * MOST)
     except (OSError, ValueError) as error:
@@ -62,9 +64,9 @@ def _text(path: Path, required: bool) -> str | None:
 
 
 def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the keys of every value and table of a valid file, with its line.
+    """Yield the keys and the line number of every value of a valid file.
 
-    Each statement is read alone: lines are added until they are valid TOML by themselves.
+    Each statement is parsed alone: lines are added until they are valid TOML by themselves.
     """
     import tomllib
 
@@ -75,7 +77,7 @@ def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
             start = number
         statement += line + "\n"
         if start != number and not _ENDS.search(line):
-            continue  # inside a value of several lines
+            continue  # inside a multi-line value
         try:
             found = tomllib.loads(statement)
         except ValueError:
@@ -89,7 +91,7 @@ def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def _header(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys of a table from its header, read alone."""
+    """Return the keys of a table from its header line."""
     keys: tuple[str, ...] = ()
     inner: Any = found
     while inner:

@@ -17,7 +17,7 @@ _words = partial(option, (), kind=several(TEXT), argument=True)
 
 
 def _prompt_and_answer(text: str) -> tuple[int, int]:
-    """Parse a test of llama-bench: "512,128" evaluates 512 tokens and decodes 128."""
+    """Parse a llama-bench test: "512,128" evaluates 512 tokens and decodes 128."""
     try:
         prompt, answer = (whole(1).read(part) for part in text.split(","))
     except (OptionError, ValueError):
@@ -90,7 +90,7 @@ class Bench(Options):
 
     @property
     def loads(self) -> list[LoadOptions]:
-        """How to load a model: every combination of the lists, the last one fastest."""
+        """Return load options for every combination of the lists; the last list varies fastest."""
         names = ("gpu_layers", "cache_type_k", "cache_type_v")
         return [
             self.load.changed(dict(zip(names, values, strict=True)))

@@ -1,4 +1,4 @@
-"""Values of options in a configuration file and in environment variables, checked by the options' own kinds."""
+"""Option values in configuration files and environment variables, checked by the options' own types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ON, _OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
 
 def keys_of(each: Declared) -> tuple[str, ...]:
-    """Return the names of an option in a file, the usual one first: its long flags, and its name in Python."""
+    """Return the names of an option in a file: its long flags, the usual one first, and its name in Python."""
     own = each.name.replace("_", "-")
     long = [flag[2:] for flag in each.option.flags if flag.startswith("--")]
     return tuple(dict.fromkeys([*([own] if own in long else []), *long, own]))
@@ -23,12 +23,12 @@ def key_of(each: Declared) -> str:
 
 
 def plain(key: str) -> str:
-    """Return a key as `keys_of` writes it; files may have _ for -."""
+    """Return a key as `keys_of` writes it; a file may use _ for -."""
     return key.replace("_", "-")
 
 
 def value_of_text(each: Declared, text: str) -> Any:
-    """Return the value of a text, read as on the command line. OptionError if it has none."""
+    """Parse a text as the command line does. Raise OptionError if it is invalid."""
     kind, option = each.option.kind, each.option
     if each.default is False:
         word = text.strip().lower()
@@ -42,7 +42,9 @@ def value_of_text(each: Declared, text: str) -> Any:
 
 
 def value_of(each: Declared, raw: Any) -> Any:
-    """Return the value of a TOML value: a text is read as on the command line. OptionError if it does not fit."""
+    """Return the option value of a TOML value; texts are parsed as on the command line. Raise OptionError if it is
+    invalid.
+    """
     kind, option = each.option.kind, each.option
     if each.default is False:
         if not isinstance(raw, bool):
@@ -55,13 +57,13 @@ def value_of(each: Declared, raw: Any) -> Any:
             return _checked(each, option.finish([_element(each, part) for part in raw]))
         return _checked(each, tuple(raw))
     if isinstance(raw, int | float) and kind.problem(raw):
-        value = _element(each, raw)  # such as -1 for no limit, or one number where several may stand
+        value = _element(each, raw)  # such as -1 for no limit, or a single number for a list option
         return _checked(each, option.finish([value]) if option.repeat else value)
     return _checked(each, raw)
 
 
 def _element(each: Declared, raw: Any) -> Any:
-    """Return a number or a text as the command line reads it. A number is not a text."""
+    """Parse a number or a text as the command line does. A text option rejects an unquoted number."""
     if isinstance(raw, str):
         return each.option.kind.read(raw)
     if isinstance(raw, bool) or not isinstance(raw, int | float):

@@ -1,4 +1,4 @@
-"""The version as `localllm --version` prints it: in a git checkout with the commit, for bug reports."""
+"""The version that `localllm --version` prints. In a git checkout it names the commit, for bug reports."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The chat in a terminal: the line editor, slash commands, settings, and what is kept between sessions."""
+"""The chat in a terminal: the line editor, slash commands, settings, and files kept between sessions."""

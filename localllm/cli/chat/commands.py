@@ -12,12 +12,12 @@ from localllm.cli.chat.entry import Reader
 from localllm.cli.chat.talk import STATS, Talk, tell
 from localllm.cli.terminal.console import RED, say
 
-_WORD = re.compile(r"/[a-zA-Z?][\w-]*")  # a path such as /etc/hosts is none
+_WORD = re.compile(r"/[a-zA-Z?][\w-]*")  # a path such as /etc/hosts does not match
 LEAVE = ("/bye", "/exit", "/quit")
 
 
 class SlashCommand(NamedTuple):
-    """A command: the words for it, its argument, a line of help, and what it does."""
+    """A slash command: its names, argument, line of help, and action."""
 
     words: tuple[str, ...]
     argument: str  # "": none; in brackets: optional
@@ -67,7 +67,7 @@ _BY_WORD = {word: command for command in COMMANDS for word in command.words}
 
 
 def converse(talk: Talk, reader: Reader) -> None:
-    """Act on what the user types, until the user leaves."""
+    """Run what the user types, until the user leaves."""
     while (line := reader.read()) is not None:
         text = line.strip()
         word, _, rest = text.partition(" ")
@@ -97,7 +97,7 @@ def _command(talk: Talk, word: str, rest: str) -> None:
 
 
 def offers(talk: Talk) -> Callable[[str], Iterable[str]]:
-    """Return what completes a line: words of commands, and their arguments."""
+    """Return completions of a line: command names and their arguments."""
 
     def offered(before: str) -> Iterable[str]:
         word, space, rest = before.partition(" ")

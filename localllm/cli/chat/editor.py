@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from localllm.cli.chat.history import HistoryFile
 
-Offers = Callable[[str], Iterable[str]]  # from what stands before the cursor to whole words that may end it
+Offers = Callable[[str], Iterable[str]]  # from the text before the cursor to complete words
 
 
 class Editor:
@@ -47,7 +47,7 @@ class Editor:
             key_bindings=_keys(),
             output=output,
         )
-        self._session.app.renderer.cpr_not_supported_callback = None  # a terminal without it works, so nothing is said
+        self._session.app.renderer.cpr_not_supported_callback = None  # suppress the warning: such a terminal works
 
     def read(self) -> str | None:
         try:
@@ -68,7 +68,7 @@ def _keys() -> KeyBindings:
     def enter(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
-            buffer.complete_state = None  # takes the completion
+            buffer.complete_state = None  # accepts the completion
         elif is_open(buffer.text):
             buffer.newline(copy_margin=False)
         elif buffer.document.is_cursor_at_the_end and buffer.text.endswith("\\"):

@@ -1,6 +1,7 @@
-"""How lines become messages, and how they are read where there is no line editor: a dumb terminal, or a pipe.
+"""Joins input lines into messages, and reads lines without a line editor: from a dumb terminal or a pipe.
 
-A message that begins with triple quotes goes on until they are closed. A backslash at the end of a line continues it.
+A message that begins with triple quotes continues until they are closed. A backslash at the end of a line continues
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _QUOTES = '"""'
 
 
 class Reader(Protocol):
-    """Where messages come from."""
+    """A source of messages."""
 
     def read(self) -> str | None:
         """Return the next message; None at the end of input."""
@@ -29,7 +30,7 @@ def is_open(text: str) -> bool:
 
 
 def unquoted(text: str) -> str:
-    """Return what stands between triple quotes around a whole message; other messages as they are."""
+    """Return the text between triple quotes that enclose a whole message; return other messages unchanged."""
     body = text.strip()
     if text.count(_QUOTES) == 2 and body.startswith(_QUOTES) and body.endswith(_QUOTES):
         return body[len(_QUOTES) : -len(_QUOTES)].strip("\n")
@@ -37,7 +38,7 @@ def unquoted(text: str) -> str:
 
 
 class Lines:
-    """Lines of a dumb terminal, without an editor. Ctrl-C drops the message that was begun."""
+    """Lines of a dumb terminal, without an editor. Ctrl-C drops an unfinished message."""
 
     def __init__(self, quiet: Quiet) -> None:
         self._quiet = quiet

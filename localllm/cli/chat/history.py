@@ -9,19 +9,19 @@ from localllm.cli.terminal.console import YELLOW, say
 from localllm.outputs import OutputError, append, new_file
 from localllm.regular import open_regular
 
-MOST = 1000  # messages that are kept
+MOST = 1000  # maximum number of messages kept
 _MOST_TEXT = 20_000  # characters of one message; longer ones are not kept
-_MOST_FILE = 4 << 20  # bytes that are read
+_MOST_FILE = 4 << 20  # maximum number of bytes read
 
 
 class HistoryFile:
-    """Messages in a file, oldest first. A file that cannot be written is said once."""
+    """Messages in a file, oldest first. A write error is reported once."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._failed = path, False
 
     def messages(self) -> list[str]:
-        """Return the newest messages; lines that are none are skipped."""
+        """Return the newest messages, skipping invalid lines."""
         try:
             with open_regular(self._path, own=True) as file:
                 size = file.seek(0, 2)
@@ -49,7 +49,7 @@ class HistoryFile:
             with new_file(self._path, force=True, mode=0o600) as file:
                 file.write(b"".join(map(_line, messages)))
         except OutputError:
-            return  # it is tried again next time
+            return  # the next call tries again
 
 
 def _line(text: str) -> bytes:

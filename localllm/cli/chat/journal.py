@@ -1,4 +1,4 @@
-"""Conversations that outlive a crash: their text, in private files of the state folder, written after every turn."""
+"""Conversations that survive a crash: their text, in private files of the state folder, written after every turn."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from localllm.cli.terminal.console import YELLOW, say
 from localllm.outputs import OutputError, new_file
 from localllm.regular import open_regular
 
-MOST = 20  # conversations that are kept
-_MOST_FILE = 64 << 20  # bytes that are read
+MOST = 20  # maximum number of conversations kept
+_MOST_FILE = 64 << 20  # maximum number of bytes read
 _ROLES = ("system", "user", "assistant")
 
 Messages = Sequence[dict[str, str]]
@@ -24,7 +24,7 @@ Messages = Sequence[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Talked:
-    """A conversation of the journal."""
+    """A saved conversation."""
 
     path: Path
     model: str
@@ -32,7 +32,7 @@ class Talked:
 
 
 class Journal:
-    """The file of a running chat. It appears with the first turn; `close` ends it, so that the next turn begins one."""
+    """The file of a running chat. The first turn creates it. After `close` the next turn starts a new file."""
 
     def __init__(self, folder: Path, model: str, going_on: Talked | None = None) -> None:
         self._folder, self._model = folder, model
@@ -42,10 +42,10 @@ class Journal:
         self._failed = False
 
     def keep(self, messages: Messages) -> None:
-        """Write the conversation if it has changed, or delete it if no turn is left. A failure is said once."""
+        """Write the conversation if it has changed, or delete it if it has no turns. A failure is reported once."""
         if self._failed or messages == self._kept:
             return
-        changed = _written(self._path) != self._seen  # another chat continues the file
+        changed = _written(self._path) != self._seen  # another chat has written the file
         if not any(message["role"] == "user" for message in messages):
             if self._path is not None and not changed:
                 self._path.unlink(missing_ok=True)
@@ -66,7 +66,7 @@ class Journal:
         self._kept = list(messages)
 
     def close(self) -> None:
-        """Begin another conversation with the next turn."""
+        """End this file; the next turn starts a new conversation."""
         self._path, self._kept = None, []
 
     def _sweep(self) -> None:
@@ -76,7 +76,7 @@ class Journal:
 
 
 def _written(path: Path | None) -> int:
-    """Return when a file was written, in nanoseconds; 0 if there is none."""
+    """Return the modification time of a file in nanoseconds; 0 if it does not exist."""
     try:
         return path.stat().st_mtime_ns if path is not None else 0
     except OSError:
@@ -84,7 +84,7 @@ def _written(path: Path | None) -> int:
 
 
 def last(folder: Path) -> Talked | None:
-    """Return the conversation that was continued last; None if there is none. Damaged files are skipped."""
+    """Return the most recent conversation; None without one. Damaged files are skipped."""
     return next(_talked(folder), None)
 
 
@@ -115,7 +115,7 @@ def _checked(path: Path, record: object) -> Talked | None:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return the files of conversations, the one that was written last first."""
+    """Return the conversation files, most recent first."""
     found = []
     with suppress(OSError):
         for entry in os.scandir(folder):

@@ -1,4 +1,4 @@
-"""What `/set` changes and `/show` prints: sampling, answers, speculation and display, by the names of the options."""
+"""Options that `/set` changes and `/show` prints: sampling, answers, speculation and display, by option name."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from localllm.options import (
     declared,
 )
 
-_USUAL = (  # what /show prints besides what was changed
+_USUAL = (  # options that /show always prints, besides changed ones
     "system_prompt", "think", "spec", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens",
 )  # fmt: skip
-_FIXED = ("model_draft", "parse_special_in_content")  # decided when the model was opened
-_MOST_SHOWN = 200  # characters of a value
+_FIXED = ("model_draft", "parse_special_in_content")  # fixed when the model was opened
+_MOST_SHOWN = 200  # maximum number of characters of a value
 
 
 class Settings:
@@ -42,7 +42,7 @@ class Settings:
         display: Display,
     ) -> None:
         self._model, self._conversation = model, conversation
-        self._asked = dict(sampling)  # by the user; the file's values stand behind them
+        self._asked = dict(sampling)  # set by the user; they override the file's values
         self._groups: dict[type[Options], Options] = {
             AnswerOptions: answering,
             SpeculationOptions: speculation,
@@ -64,11 +64,11 @@ class Settings:
 
     @property
     def names(self) -> list[str]:
-        """The usual name of every option."""
+        """Return the usual name of every option."""
         return [key_of(each) for _, each in self._options()]
 
     def set(self, name: str, text: str) -> str:
-        """Change an option to a value as it is written on the command line; return the line that says so."""
+        """Set an option to a value, written as on the command line; return the line that confirms it."""
         group, each = self._find(name)
         try:
             value = value_of_text(each, text)
@@ -81,7 +81,7 @@ class Settings:
             SpeculationOptions: self._speculate,
         }
         if group in apply:
-            apply[group](changed)  # a value that cannot be used changes nothing
+            apply[group](changed)  # an unusable value changes nothing
         if group is SamplingOptions:
             self._asked[each.name] = value
         self._groups[group] = changed
@@ -106,7 +106,7 @@ class Settings:
         if group is SamplingOptions:
             return self._model.sampling_defaults.options({**self._asked, name: value})
         values: dict[str, Any] = {name: value}
-        if group is SpeculationOptions:  # a loaded draft model stays loaded, whoever drafts now
+        if group is SpeculationOptions:  # a loaded draft model stays loaded under any drafter
             draft = self._model.draft
             usable = (value if name == "spec" else getattr(self._groups[group], "spec")) != "ngram"  # noqa: B009
             values["model_draft"] = draft.file.path if draft is not None and usable else ""

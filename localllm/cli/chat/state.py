@@ -1,4 +1,4 @@
-"""The folder for what a chat keeps between sessions: private, in the place that the system has for state."""
+"""The private folder, at the system's usual place for state, that keeps chat data between sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from localllm.regular import foreign
 
 
 def state_folder() -> Path | None:
-    """Return the folder, made if needed and open to its owner alone; None, after a note, if it cannot be made."""
+    """Return the folder, created if needed and accessible only to its owner. Print a note and return None if that
+    fails.
+    """
     from platformdirs import user_state_path
 
     folder = user_state_path("localllm", appauthor=False)

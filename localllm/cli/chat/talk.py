@@ -1,4 +1,4 @@
-"""A running chat: asks the model, prints answers and statistics, and carries out what the slash commands say."""
+"""A running chat: asks the model, prints answers and statistics, and carries out slash commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from localllm.generation.statistics import Usage
 from localllm.model import Model
 from localllm.reply import Reply
 
-FORCE = "--force "  # precedes a file name: the file may be replaced
+FORCE = "--force "  # before a file name: allows the file to be replaced
 CHOICES = (
     "/shift drops the oldest turns and continues, /summary TEXT continues from your summary alone, /undo removes the "
     "last turn, /clear starts over"
@@ -35,7 +35,7 @@ STATS = ("off", "on", "full")
 
 
 class Talk:
-    """Asks the model, and acts on commands. `quiet` holds the terminal's echo; `journal` keeps what was said."""
+    """Runs turns and slash commands. `quiet` controls the terminal's echo; `journal` saves the conversation."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Talk:
         self.stats, self.quiet, self.journal = stats, quiet, journal
         self._roof = Roof(model)
         self._refused = ""  # a turn that did not fit
-        self._cut = False  # whether the last answer stopped at a full context
-        self._attached: list[str] = []  # texts of files that go before the next message
+        self._cut = False  # the last answer stopped at a full context
+        self._attached: list[str] = []  # texts of files to put before the next message
 
     def greet(self) -> None:
         memory = self.model.executable.memory
@@ -72,18 +72,18 @@ class Talk:
             self._refused = ""
 
     def _answer(self, answer: Callable[[Event], Reply]) -> bool:
-        """Print an answer and its statistics; False if the context has no room for it."""
+        """Print an answer and its statistics. Return False if the context has no room for it."""
         self._cut = False
         self.quiet.apply()
         with interruptible() as cancel:
             try:
-                with answer(cancel) as reply:  # a signal that ends the program keeps what was written, too
+                with answer(cancel) as reply:  # a signal that ends the program also keeps the written part
                     end = write(reply, self.settings.display, self.conversation)
             except ContextFull as error:
                 say(f"error: {typed(error)}", RED)
                 say(CHOICES, YELLOW)
                 return False
-            except LocalLLMError as error:  # an error of this turn, such as a template that rejects it
+            except LocalLLMError as error:  # an error of this turn, such as one raised by the template
                 say(f"error: {typed(error)}", RED)
                 return True
             finally:
@@ -123,7 +123,7 @@ class Talk:
 
     def _begin_anew(self, summary: str) -> None:
         if self.journal is not None:
-            self.journal.close()  # the old conversation stays there
+            self.journal.close()  # keep the old conversation in its file
         self.conversation.clear(summary)
         self._cut, self._attached = False, []
 
@@ -166,7 +166,7 @@ class Talk:
     def load(self, name: str) -> None:
         take_up(self.conversation, Path(name).expanduser())
         if self.journal is not None:
-            self.journal.close()  # the conversation before it stays there
+            self.journal.close()  # keep the previous conversation in its file
         self._refused, self._cut = "", False
 
     def read(self, name: str) -> None:
@@ -177,7 +177,7 @@ class Talk:
         say(f"{name}: {count} tokens, which go before your next message")
 
     def edit(self, _: str) -> None:
-        """Ask what the user writes in an editor."""
+        """Send what the user writes in an editor."""
         with self.quiet.paused():
             text = files.edited(self._refused)
         if text.strip():
@@ -219,7 +219,7 @@ class Talk:
         say(f"{len(self.conversation.tokens)} of {self.model.context} tokens of the context are used{parts}")
 
     def statistics(self, how: str) -> None:
-        """Choose which statistics are printed; without a choice, switch them on or off."""
+        """Choose which statistics are printed; without a choice, toggle them."""
         if how and how not in STATS:
             raise LocalLLMError(f"statistics are on, off or full, not {how}")
         self.stats = how or ("on" if self.stats == "off" else "off")

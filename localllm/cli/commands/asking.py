@@ -1,4 +1,4 @@
-"""What `localllm run` is asked, in one value, for the kinds of models that answer in their own way."""
+"""The request of `localllm run` in one value, for the kinds of models that generate in their own way."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Asking(NamedTuple):
-    """Everything that the command line and the configuration ask of an answer."""
+    """The options of an answer, from the command line and the configuration."""
 
-    where: Mapping[str, str]  # the place of each option that is not on the command line
+    where: Mapping[str, str]  # where each option that is not on the command line comes from
     own: Run
     prompt: str
     opening: Opening
@@ -30,10 +30,10 @@ class Asking(NamedTuple):
     format_: Family | None  # replaces the chat template
 
     def leave_out(self, names: Collection[str], problem: str, on: str) -> None:
-        """Refuse options that do not fit the model if the command line gives one; otherwise say so, and go on.
+        """Reject options that do not fit the model if they were typed; print a note if they were configured.
 
-        LocalLLMError with `problem` and the first option that was typed. One that is configured for every model must
-        not keep the other models from running, so it gets a note that it has no effect (`on` what).
+        Raise LocalLLMError with `problem` and the first option that was typed. A configured option must not keep the
+        models that it does not fit from running, so it gets a note that it has no effect (`on` names the subject).
         """
         for name in names:
             if name not in self.where:
@@ -43,7 +43,9 @@ class Asking(NamedTuple):
 
 
 def without_template(answering: AnswerOptions, where: Mapping[str, str]) -> None:
-    """Refuse typed instructions for a model that continues plain text. Configured ones get a note. LocalLLMError."""
+    """Raise LocalLLMError for typed instructions to a model that only continues plain text; configured ones get a
+    note.
+    """
     if not answering.system_prompt:
         return
     name = next((each for each in ("system_prompt", "system_prompt_file") if each in where), "")

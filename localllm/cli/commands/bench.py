@@ -1,7 +1,8 @@
 """`localllm bench`: tokens per second with llama-bench's tests, names and columns, and the share of the bandwidth used.
 
-Decoding compares bytes read with the bandwidth measured around each test. Prompts count operations per second. With a
-drafter, it also measures the gain of speculation on three texts. `bench_against.py` runs llama-bench in turn.
+Decode tests compare the bytes read with the bandwidth measured around each test. Prompt tests count operations per
+second. With a drafter, three texts also measure the speedup of speculation. `bench_against.py` alternates our runs with
+llama-bench.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from localllm.session import Session
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Result of one test, with llama-bench's field names where it has the field."""
+    """Result of one test, with llama-bench's field names for the fields that it has."""
 
     build_commit: str
     cpu_info: str
@@ -61,7 +62,7 @@ class BenchResult:
     stddev_ns: int
     avg_ts: float
     stddev_ts: float
-    bytes_per_token: int  # read by decoding, averaged over the test; 0 for prompts
+    bytes_per_token: int  # read from memory in decode, averaged over the test; 0 for prompts
     gb_per_s: float
     roof_gb_per_s: float
     roof_share: float
@@ -70,22 +71,22 @@ class BenchResult:
     speculation: str = ""  # the drafter, if the test has one
     plain_ts: float = 0.0  # tokens per second of the same answers without speculation
     n_drafted: int = 0  # drafted tokens
-    n_accepted: int = 0  # of these
-    p50_ns: int = 0  # from one decoded token to the next: the median, then the 90th and the 99th of a hundred
+    n_accepted: int = 0  # accepted tokens
+    p50_ns: int = 0  # time between decoded tokens: median; then the 90th and the 99th percentile
     p90_ns: int = 0
     p99_ns: int = 0
-    load_ns: int = 0  # opening the model, and compiling what was not compiled before
-    peak_bytes: int = 0  # most main memory used since the model was opened
+    load_ns: int = 0  # opening the model, and compiling kernels that were not cached
+    peak_bytes: int = 0  # maximum main memory since the model was opened
     joules_per_token: float = 0.0  # of processor and memory; 0 if not measured
     n_gpu_layers: str = "auto"  # as asked for
     run_operations: int = 0  # of one run; 0 with speculation
-    run_bytes: int = 0  # that one run reads from memory (`bench_work`)
+    run_bytes: int = 0  # read from memory in one run (`bench_work`)
     machine_gb_per_s: float = 0.0  # read bandwidth of this machine, measured for --plot
-    machine_gop_per_s: float = 0.0  # its products of bytes, two operations each
+    machine_gop_per_s: float = 0.0  # int8 products of this machine, two operations each
 
 
 def bench(own: Bench, names: Sequence[str]) -> None:
-    """Run every test; print each result as soon as it is known."""
+    """Run every test, and print each result as soon as it is known."""
     tests = tests_of(own)
     if own.against:
         from localllm.cli.commands.bench_against import against
@@ -194,7 +195,7 @@ def _summary(model: Model) -> Summary:
 
 
 def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...], gaps: Sequence[int]) -> BenchResult:
-    """Return the fields that all tests share. `gaps` are nanoseconds from one token to the next."""
+    """Return the fields that all tests share. `gaps` are the nanoseconds between tokens."""
     rates, summary = [test.tokens / (ns / 1e9) for ns in samples], _summary(model)
     late = [round(float(ns)) for ns in np.percentile(gaps, (50, 90, 99))] if gaps else [0, 0, 0]
     return BenchResult(
@@ -238,9 +239,9 @@ class _Run(NamedTuple):
 
 
 def _run(model: Model, session: Session, test: Test, tokens: list[int]) -> _Run:
-    """Time one run over `tokens` after the depth."""
+    """Time one run over `tokens`, with `test.depth` tokens already in the cache."""
     rest, gaps = tokens[test.depth :], []
-    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # tokens that windows have dropped
+    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # that windows have dropped
     start = last = perf_counter_ns()
     if test.prompt:
         _evaluate(model, session, rest[: test.prompt])
@@ -271,17 +272,17 @@ def _model_type(model: Model, summary: Summary) -> str:
 
 
 def _decoding(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str]:
-    """Apply only to tests that decode at memory speed; other tests leave the cell empty."""
+    """Fill the cell only for tests that decode at memory speed."""
     return lambda r: text(r) if r.bytes_per_token else ""
 
 
 def _share(r: BenchResult) -> str:
-    """Return the percentage of the roof; nothing if the roof was measured while other programs used the memory."""
+    """Return the percentage of the bandwidth; "" if other programs disturbed its measurement."""
     return f"{100 * r.roof_share:.0f}" if r.roof_share <= Roof.MOST_SHARE else ""
 
 
 def _each_token(ns: Callable[[BenchResult], int]) -> Callable[[BenchResult], str]:
-    """Milliseconds from one decoded token to the next."""
+    """Return the milliseconds between decoded tokens."""
     return lambda r: f"{ns(r) / 1e6:.2f}" if r.n_gen else ""
 
 
@@ -320,7 +321,9 @@ _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x p
 
 
 def _columns(own: Bench, energy: Energy) -> tuple[str, ...]:
-    """Return the cache columns if the types are not the default, as in llama-bench, and what is used or measured."""
+    """Return the columns to show: cache columns if their types are not the default, as in llama-bench, and measured
+    values.
+    """
     cache = {*own.cache_type_k, *own.cache_type_v} != {"f16"}
     layers = () if own.gpu_layers != ("auto",) else ("ngl",)
     absent = {*layers, *(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
@@ -345,7 +348,9 @@ def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
 
 
 def _records(names: tuple[str, ...]) -> Show:
-    """Return what prints a block for each result, with the model before its first one: a table is too wide."""
+    """Return a function that prints each result as a block, with the model before its first one. A table would be too
+    wide.
+    """
     last: tuple[str, ...] = ()
 
     def show(result: BenchResult) -> None:

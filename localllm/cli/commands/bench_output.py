@@ -1,4 +1,4 @@
-"""Results of `localllm bench` for programs: JSON, a JSON line each, CSV, or SQL. A result is any dataclass."""
+"""Machine-readable results of `localllm bench`: JSON, JSON lines, CSV or SQL. A result is any dataclass."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _csv(kind: type) -> Iterator[Show]:
 
 @contextmanager
 def _sql(kind: type) -> Iterator[Show]:
-    """Print statements that make a table and fill it, as llama-bench does; `sqlite3 FILE` reads them."""
+    """Print statements that create and fill a table, as llama-bench does; `sqlite3 FILE` reads them."""
     names = _columns(kind)
     columns = ",\n".join(f"  {name} {sql_type}" for name, sql_type in names.items())
     print(f"CREATE TABLE IF NOT EXISTS {TABLE} (\n{columns}\n);\n", flush=True)
@@ -58,7 +58,7 @@ def _sql(kind: type) -> Iterator[Show]:
 
 
 def _columns(kind: type) -> dict[str, str]:
-    """Return the fields that are one value each, and their types in SQL."""
+    """Return the scalar fields and their types in SQL."""
     return {field.name: _SQL_TYPES[str(field.type)] for field in fields(kind) if str(field.type) in _SQL_TYPES}
 
 

@@ -1,6 +1,6 @@
-"""What `localllm bench --plot` and `--compare` add: a picture of the results, and ratios to an older run.
+"""`localllm bench --plot` and `--compare`: a plot of the results, and ratios to an older run.
 
-The file's place, matplotlib and the older run are checked before anything is measured.
+The output path, matplotlib and the older run are checked before the measurement starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNKNOWN = Speed(0, 0.0, 0.0, ())
 
 
 class Pictured:
-    """The results of one run, kept for a picture and for ratios."""
+    """Collects the results of one run, for a plot and for ratios."""
 
     def __init__(self, own: Bench, names: Sequence[str]) -> None:
         self._own = own
@@ -41,11 +41,11 @@ class Pictured:
                 say(f"the roofs may be too low: {'; '.join(self.speed.remarks)}", YELLOW)
 
     def add(self, result: Any) -> None:
-        """Keep a result, which is a dataclass."""
+        """Add a result, which is a dataclass."""
         self._results.append(asdict(result))
 
     def end(self) -> None:
-        """Print the ratios and write the picture. Ratios go to stderr where stdout is for programs."""
+        """Print the ratios and write the plot. Ratios go to stderr if stdout is machine-readable."""
         if not self._own.plot and self._old is None:
             return
         new = run_of(NEW, self._results)

@@ -1,7 +1,7 @@
-"""The gain of speculation, for `localllm bench`: greedy answers to three texts, plain and speculative in turn.
+"""The speedup of speculation, for `localllm bench`: greedy answers to three texts, alternately plain and speculative.
 
-Rates are tokens per second from the first to the last token of an answer, drafting included. Both answers must be
-equal.
+Rates are tokens per second from the first to the last token of an answer, including the time of drafting. Both answers
+must be equal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 
-TEXTS = {  # one text repeats itself, one does so a little, one does not
+TEXTS = {  # the first text repeats itself, the second a little, the third not at all
     "code": (
         "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n    return "
         "width * height * depth\n\n\ndef perimeter(width, height):\n    return 2 * width + 2 * height\n\n\ndef surface("
@@ -29,23 +29,27 @@ TEXTS = {  # one text repeats itself, one does so a little, one does not
         "the beach, and the children climbed on them and looked out for ships. One morning"
     ),
 }
-LONGEST_TEXT = 512  # tokens per text, for any vocabulary
+LONGEST_TEXT = 512  # maximum tokens per text, for any vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Guessed:
-    """Answers to one text, a sample per repetition: nanoseconds plain and speculative, tokens drafted and accepted."""
+    """Samples of the answers to one text, one per repetition: nanoseconds plain and speculative, tokens drafted and
+    accepted.
+    """
 
     plain_ns: tuple[int, ...]
     guessed_ns: tuple[int, ...]
     drafted: int
     accepted: int
-    rounds: int  # passes that verified drafts
-    gaps_ns: tuple[int, ...]  # from one token to the next, of speculative answers
+    rounds: int  # verify passes
+    gaps_ns: tuple[int, ...]  # between the tokens of speculative answers
 
 
 def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool) -> Guessed:
-    """Time `count` tokens after the first. LocalLLMError if the answers differ, which would be our bug."""
+    """Time `count` tokens after the first. Raise LocalLLMError if the answers differ, which would be a bug of
+    localllm.
+    """
     speculation, ids = model.speculation, model.tokenize(TEXTS[text])
     times: dict[bool, list[int]] = {False: [], True: []}
     gaps: list[int] = []

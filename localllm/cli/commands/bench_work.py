@@ -1,7 +1,7 @@
-"""The operations and the bytes of one run of a test: what a roofline needs, and what rates are made of.
+"""The operations and bytes of one run of a test, for rooflines and rates.
 
-A pass of a prompt reads every weight and every cached row once, whatever its number of rows. So the bytes of a prompt
-are the least that it can read, and its operations per byte the most.
+A pass over a prompt is assumed to read every weight and every cached row once, whatever the number of rows. So the
+bytes of a prompt are a lower bound, and its operations per byte an upper bound.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ class Work:
 
 
 def work_of(model: Model, test: Test) -> Work:
-    """Return the work of one run: first the prompt, then the decoded tokens, after what the cache holds."""
+    """Return the work of one run: prefill, then decode, on top of the cached tokens."""
     parts = [_prompt(model, test)] if test.prompt else []
     parts += [_decoding(model, test)] if test.answer else []
     return Work(sum(part.operations for part in parts), sum(part.bytes for part in parts))
 
 
 def bytes_per_token(model: Model, test: Test) -> int:
-    """Return the bytes that a decoded token reads, averaged over the test."""
+    """Return the bytes read to decode one token, averaged over the test."""
     return round(model.executable.memory.read_after(_middle(test)))
 
 
 def weights_read(plan: Plan, rows: int) -> int:
-    """Return the bytes of weights, as the file stores them, that a pass of `rows` rows reads.
+    """Return the bytes of weights, as stored in the file, that a pass of `rows` rows reads.
 
-    A row reads part of the experts and of the embedding. Rows are taken to read different parts, up to the whole.
+    A row reads a part of the experts and of the embedding. Rows are assumed to read different parts, up to all of
+    them.
     """
     return sum(read.weight.bytes * min(read.used * rows, read.of) // read.of for read in plan.reads)
 
 
 def _middle(test: Test) -> float:
-    """Return how many tokens attention sees, on average over the decoded tokens."""
+    """Return the number of tokens that attention reads, averaged over the decoded tokens."""
     return test.depth + test.prompt + (test.answer + 1) / 2
 
 
@@ -53,7 +54,7 @@ def _decoding(model: Model, test: Test) -> Work:
 
 
 def _prompt(model: Model, test: Test) -> Work:
-    """Count each matrix for every token, the output once per pass, and attention."""
+    """Return the work of the prompt: each matrix for every token, the output once per pass, and attention."""
     assert model.plan is not None
     assert model.config is not None
     summary, memory, batch = _summary(model), model.executable.memory, model.batch_rows

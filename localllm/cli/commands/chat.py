@@ -44,10 +44,10 @@ def chat(
     sampling: Mapping[str, Any],
     format_: Family | None = None,
 ) -> None:
-    """Chat until the user leaves, from the turns of `going_on`. `format_` replaces the chat template."""
+    """Chat until the user leaves, after the turns of `going_on`. `format_` replaces the chat template."""
     check_place(keeping)
     with renderer() as confined:
-        confined.start()  # starts while the model loads
+        confined.start()  # start while the model loads
         with LoadProgress() as progress:
             model = load(name, opening.options, progress=progress)
         with model:
@@ -55,7 +55,7 @@ def chat(
 
 
 def last_talked(own: Chat, keeping: Keeping) -> Talked | None:
-    """Return the conversation that --continue names; None without it. UsageError if there is none."""
+    """Return the conversation that --continue selects; None without --continue. Raise UsageError if there is none."""
     if not own.go_on:
         return None
     if keeping.prompt_cache:
@@ -125,11 +125,11 @@ def _recall(going_on: Talked, display: Display) -> None:
 
 
 def _can_edit() -> bool:
-    """Return whether there is a terminal for the line editor."""
+    """Return whether the terminal supports the line editor."""
     shown = sys.stdout.isatty() or sys.stderr.isatty()
     return sys.stdin.isatty() and shown and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 def _lasting(name: str) -> str:
-    """Return a model's name that means the same in another folder."""
+    """Return a model's name that is valid in any working directory."""
     return os.path.abspath(name) if Path(name).exists() else name

@@ -1,4 +1,4 @@
-"""`localllm config`: show every option with its value and where it comes from, or check the configuration."""
+"""`localllm config`: show every option with its value and source, or check the configuration."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ TITLE = "all commands"
 
 
 class Row(NamedTuple):
-    """An option as it is shown."""
+    """An option as shown."""
 
     each: Declared
     found: Found | None  # None: the default
 
     @property
     def origin(self) -> tuple[str, str]:
-        """The kind of place that the value comes from, and the place itself."""
+        """Return the kind of source, and the source."""
         return (self.found.source, self.found.where) if self.found is not None else ("default", "")
 
 
 def config(own: Config, commands: Mapping[str, Command]) -> None:
-    """Show the options of one command, or of all; or the file's name, or only whether all is well."""
+    """Show the options of one command or of all; or print the file's path, or only the result of the check."""
     wanted = " ".join(own.words)
     if wanted == PATH:
         print(file_path(own.config, os.environ)[0])
@@ -48,7 +48,7 @@ def config(own: Config, commands: Mapping[str, Command]) -> None:
         hint = nearest(wanted, [*known, PATH, CHECK])
         raise UsageError(f"expected a command, path or check, got {wanted!r}{hint}")
     given = {"preset": own.preset} if own.preset else {}
-    sections = {name: list(_rows(sources, name, given)) for name in (SHARED, *known)}  # so that all is checked
+    sections = {name: list(_rows(sources, name, given)) for name in (SHARED, *known)}  # check all
     if wanted == CHECK:
         state = "no errors" if sources.has_file else "no such file, so the defaults count"
         print(printable(f"{sources.path}: {state}", None))
@@ -66,7 +66,9 @@ def _rows(sources: Sources, command: str, given: Mapping[str, Any]) -> Iterator[
 
 
 def _shortened(sections: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
-    """Return every option once: what commands share, then what only one has or takes from another place."""
+    """Return every option once: shared ones, then those of one command only, or with another source than the shared
+    one.
+    """
     shared = {row.each.name: row.origin for row in sections[SHARED]}
     own = {name: [row for row in rows if shared.get(row.each.name) != row.origin] for name, rows in sections.items()}
     return {SHARED: sections[SHARED], **{name: rows for name, rows in own.items() if rows}}
@@ -85,7 +87,7 @@ def _as_text(sources: Sources, preset: str, sections: Mapping[str, list[Row]]) -
 
 
 def _value(row: Row) -> str:
-    """Return a value as a flag takes it, or as help shows a default; a key is a secret."""
+    """Return a value as a flag takes it, or as help shows a default. A key stays hidden."""
     option, default = row.each.option, row.each.default
     if row.found is None:
         return typed(option.shown) or (str(default).lower() if isinstance(default, int | float) else "-")
@@ -102,7 +104,7 @@ def _value(row: Row) -> str:
 
 
 def _source(row: Row, sources: Sources) -> str:
-    """Return the place of a value; of the file, whose path stands above, only the name."""
+    """Return the source of a value; for the file only its name, because the header gives its path."""
     source, where = row.origin
     where = where.replace(str(sources.path), sources.path.name)
     if source == "default" and row.each.option.key:
@@ -131,7 +133,7 @@ def _raw(row: Row) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in JSON's types."""
+    """Return a value as a JSON type."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, tuple | list):

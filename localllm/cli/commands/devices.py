@@ -1,4 +1,4 @@
-"""`localllm devices`: the devices that can run models, and the copy speed of each within its memory."""
+"""`localllm devices`: the devices that can run models, and the bandwidth of a copy within the memory of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEASURED = 256 << 20  # bytes copied: several times the size of any processor ca
 
 
 def devices(own: Devices) -> None:
-    """List the devices. If a kind of device cannot be used, print the reason."""
+    """List the devices. For a kind of device that cannot be used, print the reason."""
     found, reasons = find_devices()
     if own.json:
         print(json.dumps({"devices": found, "missing": reasons}, indent=2))
@@ -33,7 +33,7 @@ def devices(own: Devices) -> None:
 
 
 def device_lines(device: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the facts of a device as (label, text)."""
+    """Return the properties of a device as (label, text)."""
     free = f", {size(device['free'])} free" if device["free"] < device["memory"] else ""
     copies = f"{device['copy_bandwidth'] / 1e9:.1f} GB/s, read and written" if device["copy_bandwidth"] else ""
     return [
@@ -45,7 +45,7 @@ def device_lines(device: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def find_devices() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the facts of every device, and the reason for every backend without a device."""
+    """Return the properties of every device, and the reason for every backend without a device."""
     from localllm.backends.base import BackendError
 
     found: list[dict[str, Any]] = [_processor()]
@@ -59,7 +59,7 @@ def find_devices() -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
-    """Return what a device reports, and its copy speed or why it could not be measured."""
+    """Return the reported properties of a device, and its copy bandwidth or the reason why it was not measured."""
     from localllm.backends.base import BackendError
     from localllm.backends.gpu.budget import copy_bandwidth
 
@@ -83,9 +83,9 @@ def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[st
 
 
 def openings() -> dict[str, Callable[[], list[Callable[[], Any]]]]:
-    """Return for every backend with devices the function that lists them, each as a function that opens it.
+    """Return, by backend, a function that lists its devices; each device is a function that opens it.
 
-    BackendError if a backend has none.
+    The function raises BackendError if the backend has no device.
     """
     return {"cuda": _cuda, "opencl": _opencl}
 
@@ -124,5 +124,5 @@ def _processor() -> dict[str, Any]:
 
 
 def copied(main: Memory) -> int:
-    """Return how many bytes a measurement may take: less than MEASURED if memory is short."""
+    """Return the number of bytes that a measurement may copy: less than MEASURED if memory is short."""
     return max(1 << 20, min(MEASURED, main.free // 8 or MEASURED))

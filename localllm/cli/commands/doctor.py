@@ -1,4 +1,4 @@
-"""`localllm doctor`: what a bug report needs to know about this computer, and the caches with `--clean`."""
+"""`localllm doctor`: facts about this computer for a bug report; `--clean` removes the caches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from localllm.machine.processor import Processor, processor
 from localllm.template.chat_template import renderer
 
 Rows = list[tuple[str, str]]
-WIDTH = 76  # characters of a long list in a line
+WIDTH = 76  # characters of a long list per line
 _DOTS = {
     "vnni512": "AVX-512 VNNI, 64 products of bytes in one instruction",
     "vnni256": "AVX-VNNI, 32 products of bytes in one instruction",
@@ -35,7 +35,7 @@ _DOTS = {
 
 
 def doctor(own: Doctor) -> None:
-    """Print the report, or remove what can be made again."""
+    """Print the report, or delete caches that can be rebuilt."""
     if own.clean:
         _clean(own)
         return
@@ -79,7 +79,7 @@ def doctor(own: Doctor) -> None:
 
 
 def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print a title and its rows. A long text continues on the next lines, in its column."""
+    """Print a title and its rows. A long text wraps within its column."""
     lines = []
     for label, text in rows:
         for number, part in enumerate(wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]):
@@ -88,7 +88,7 @@ def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def confinement() -> list[str]:
-    """Return what confines chat templates here: "limits", "landlock 7", "seccomp"..."""
+    """Return the confinement of chat templates on this system: "limits", "landlock 7", "seccomp"..."""
     with renderer() as child:
         return ["limits", *child.rights()]
 
@@ -97,13 +97,13 @@ def confinement() -> list[str]:
 
 
 def kernel_facts() -> dict[str, Any]:
-    """Return the instruction set that kernels are compiled for, and what the better ones lack here."""
+    """Return the instruction set that kernels are compiled for, and the missing features of better sets."""
     from localllm.backends.cpu.isa import X86_ROWS, host
 
     isa = host()
     features = [name[1:] for name in isa.features.split(",") if name.startswith("+")]
     lacking = {}
-    for name, (needed, *_) in X86_ROWS.items() if isa.pause else ():  # only x86 has the instruction to pause
+    for name, (needed, *_) in X86_ROWS.items() if isa.pause else ():  # only x86 has a pause instruction
         if name == isa.name:
             break
         lacking[name] = [feature for feature in needed if feature not in features]
@@ -190,7 +190,7 @@ def _files(count: int) -> str:
 
 
 def _clean(own: Doctor) -> None:
-    """Remove compiled code, and prefixes if their folder is given, after asking."""
+    """Delete compiled code, and prefixes if their folder is given, after asking."""
     caches = [each for each in find_caches(own.cache_dir) if each.files]
     count, held = sum(len(each.files) for each in caches), sum(each.bytes for each in caches)
     removed = freed = 0

@@ -1,7 +1,7 @@
-"""What localllm keeps on disk, for `localllm doctor`: compiled code, prefixes of a server, pulled models.
+"""The files of localllm on disk, for `localllm doctor`: compiled code, a server's saved prefixes, pulled models.
 
-`clean` removes compiled code and prefixes, which come back by themselves. It looks at every file: only one with a name
-that localllm gives, and of this user, is removed. Models are never removed here; `localllm rm` does that.
+`clean` deletes compiled code and prefixes, which are rebuilt when needed. It checks every file, and deletes only those
+of this user with a name that localllm gives. It never deletes models; `localllm rm` does that.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from localllm.store.owned import is_owned
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One folder of files that localllm has made."""
+    """A folder of files that localllm created."""
 
     name: str
     folder: Path
-    files: tuple[Path, ...]  # those that `clean` may remove
+    files: tuple[Path, ...]  # files that `clean` may delete
     bytes: int
-    others: int  # files that localllm does not know
+    others: int  # number of files that localllm does not know
 
     def facts(self) -> dict[str, object]:
         return {
@@ -42,7 +42,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models on this computer, by who fetched them."""
+    """The number and size of models on this computer, by the program that fetched them."""
 
     folder: Path
     pulled: int
@@ -58,7 +58,7 @@ class Models:
 
 
 def _is_prefix(path: Path, inside: tuple[str, ...]) -> bool:
-    """Return whether the server wrote this file: by its name and its first bytes."""
+    """Return whether the server wrote this file, judging by its name and first bytes."""
     if len(inside) != 1 or not re.fullmatch(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}", path.name):
         return False
     try:
@@ -69,7 +69,7 @@ def _is_prefix(path: Path, inside: tuple[str, ...]) -> bool:
 
 
 def _named(name: str, folders: str = "") -> Callable[[Path, tuple[str, ...]], bool]:
-    """Return a check for files of this name, directly in the folder or below folders of that name."""
+    """Return a check for files of this name, directly in the folder or at any depth below folders of that name."""
 
     def check(path: Path, inside: tuple[str, ...]) -> bool:
         placed = bool(re.fullmatch(folders, inside[0])) if folders and len(inside) > 1 else len(inside) == 1
@@ -79,7 +79,7 @@ def _named(name: str, folders: str = "") -> Callable[[Path, tuple[str, ...]], bo
 
 
 _DIGEST = "[0-9a-f]{40}"
-_CODE = {  # folder: what it holds, and which files of it are ours
+_CODE = {  # folder: description, and the check for our files
     "kernels": ("compiled code of the CPU", _named(rf"{_DIGEST}\.o")),
     "quant": ("compiled code of quantizers", _named(r".+\.nb[ic]", "[0-9a-f]{24}")),
     "gpu": ("compiled code of graphics cards", _named(_DIGEST)),
@@ -87,7 +87,7 @@ _CODE = {  # folder: what it holds, and which files of it are ours
 
 
 def find_caches(prefixes: str = "") -> list[Cache]:
-    """Return the caches of compiled code, and the folder of a server's prefixes if one is given."""
+    """Return the caches of compiled code, and the folder of a server's prefixes if given."""
     found = []
     for kind, (name, is_ours) in _CODE.items():
         folder = default_folder(kind)
@@ -102,7 +102,7 @@ def find_caches(prefixes: str = "") -> list[Cache]:
 
 
 def find_models() -> Models:
-    """Return how many models the stores hold, and their bytes."""
+    """Return the number and bytes of the models in the stores."""
     places = Places.here()
     models = [each for each in everything(places) if not each.problem]
     pulled = [each for each in models if is_owned(each, places.hub)]
@@ -111,14 +111,14 @@ def find_models() -> Models:
 
 
 def clean(caches: list[Cache]) -> tuple[int, int]:
-    """Remove the files of these caches, and folders that are empty then. Return how many, and the bytes freed."""
+    """Delete the files of these caches and folders left empty. Return the number of files and the bytes freed."""
     count = freed = 0
     for cache in caches:
         for path in cache.files:
             try:
                 size = path.lstat().st_size
                 path.unlink()
-            except FileNotFoundError:  # another process was faster
+            except FileNotFoundError:  # another process deleted it first
                 continue
             except OSError as error:
                 raise LocalLLMError(f"{path} cannot be removed: {error.strerror}; {count} files were") from None
@@ -135,7 +135,7 @@ def _scan(name: str, folder: Path, is_ours: Callable[[Path, tuple[str, ...]], bo
     for path in _files(folder):
         try:
             facts = path.lstat()
-        except OSError:  # removed meanwhile
+        except OSError:  # deleted meanwhile
             continue
         mine = not hasattr(os, "geteuid") or facts.st_uid == os.geteuid()
         if stat.S_ISREG(facts.st_mode) and mine and is_ours(path, path.relative_to(folder).parts):
@@ -147,7 +147,7 @@ def _scan(name: str, folder: Path, is_ours: Callable[[Path, tuple[str, ...]], bo
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder that is not a folder. Links are not followed."""
+    """Yield everything below a folder except folders. Links are not followed."""
     for place, folders, names in os.walk(folder):
         links = [each for each in folders if os.path.islink(os.path.join(place, each))]
         yield from (Path(place, each) for each in (*names, *links))

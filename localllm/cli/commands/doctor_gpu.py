@@ -1,4 +1,4 @@
-"""`localllm doctor --gpu`: check every kernel on every device, print a table, and write a report to send."""
+"""`localllm doctor --gpu`: check every kernel on every device, print a table, and write a report file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES = ("numpy", "pyopencl", "pycuda", "nvidia-cuda-nvrtc")
 
 
 def check_devices(output: str) -> None:
-    """Check the devices and write the report. LocalLLMError if a device fails, or if none was found."""
+    """Check the devices and write the report. Raise LocalLLMError if a device fails or none is found."""
     path = Path(output or f"localllm-gpu-{datetime.now():%Y%m%d-%H%M%S}.json")
     check_target(path, False)
     devices: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ def check_devices(output: str) -> None:
 
 
 def _devices(missing: dict[str, str]) -> Iterator[tuple[str, int, Callable[[], Any]]]:
-    """(backend, number, function that opens it) of every device. Fills `missing`: backend -> reason."""
+    """Return (backend, number, function that opens it) of every device. Fills `missing`: backend -> reason."""
     from localllm.backends.base import BackendError
 
     for backend, found in openings().items():
@@ -88,7 +88,7 @@ def _checked(backend: str, number: int, open_device: Callable[[], Any]) -> dict[
             _show(title)
             broken = _check(device, rows)
     finally:
-        with suppress(*device.errors):  # a failed device may not close
+        with suppress(*device.errors):  # closing a failed device may fail too
             device.close()
     counts = {status: sum(row["status"] == status for row in rows) for status in ("passed", "failed", "skipped")}
     if rows:
@@ -97,12 +97,12 @@ def _checked(backend: str, number: int, open_device: Callable[[], Any]) -> dict[
 
 
 def _show(text: str) -> None:
-    """Print one line: names of devices and errors of drivers may hold anything."""
+    """Print one line, escaped: device names and driver errors may contain control characters."""
     print(printable(text, None), flush=True)
 
 
 def _check(device: Device, rows: list[dict[str, Any]]) -> str:
-    """Fill `rows` with the result of every operation; return why the check says nothing of the device, or ""."""
+    """Fill `rows` with the result of every operation. Return "", or the reason why the check is inconclusive."""
     from localllm.backends.gpu.conformance.catalogue import LIMITS, catalogue
     from localllm.backends.gpu.conformance.verdicts import examine
 

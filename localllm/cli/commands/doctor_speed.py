@@ -1,6 +1,7 @@
-"""The two roofs of the processor for `localllm doctor`: reading memory, and multiplying bytes.
+"""The two limits of the processor for `localllm doctor`: memory bandwidth, and int8 multiplication.
 
-Each is the best of several short passes. Another program that runs meanwhile makes them too low; the remarks say so.
+Each is the best of several short passes. Other programs that run meanwhile make the numbers too low; remarks report
+that.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from localllm.backends.base import BackendError
 from localllm.cli.flags import typed
 from localllm.machine.memory import Memory
 
-READ = 256 << 20  # bytes, if memory allows: several times the size of any processor cache
+READ = 256 << 20  # bytes, memory permitting: several times the size of any processor cache
 PASSES = 9
-SECONDS = 0.02  # of one pass of products
+SECONDS = 0.02  # duration of one pass of products
 FIRST_TURNS = 1 << 12
-FIRST_PASSES = 8  # a program that interrupts one makes it a thousand times as long
-STEADY = 1.25  # the best of the passes is at most this much above the median
-OURS = 0.9  # share of the time in which our threads had a processor
-LOAD = 0.5  # programs that wanted to run before the measurement
+FIRST_PASSES = 8  # a program that interrupts a pass makes it a thousand times as long
+STEADY = 1.25  # maximum ratio of the best pass to the median
+OURS = 0.9  # minimum share of the time in which our threads had a processor
+LOAD = 0.5  # maximum number of runnable programs before the measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What was measured, per second, with all threads; 0 with a remark if it could not be."""
+    """Rates per second with all threads; 0 with a remark if one could not be measured."""
 
     threads: int
     read_bytes: float
@@ -50,7 +51,7 @@ def measure_speed(main: Memory) -> Speed:
         library, pool = backend.library, backend.pool
         arena = Arena(max(1 << 20, min(READ, main.free // 8 or READ)), "a measurement of bandwidth")
         at = arena.take(arena.size)
-        arena.view(at, arena.size)[:] = 1  # pages that were never written are all the same one
+        arena.view(at, arena.size)[:] = 1  # the system maps unwritten pages to one zero page
         reading = _watch(pool.threads, lambda: read_rates(library, pool, at, arena.size, PASSES))
         rate = max(product_rates(library, pool, FIRST_TURNS, FIRST_PASSES))
         per_turn = product_operations(pool.threads)
@@ -65,7 +66,7 @@ def measure_speed(main: Memory) -> Speed:
 
 
 def product_operations(threads: int) -> int:
-    """Return the operations of one turn of `product_rates`."""
+    """Return the operations of one iteration of `product_rates`."""
     from localllm.backends.cpu.kernels.peak import OPERATIONS
 
     return threads * OPERATIONS
@@ -73,7 +74,7 @@ def product_operations(threads: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The rates of some passes, and in what share of the time each thread had a processor."""
+    """The rates of some passes, and the share of the time in which each thread had a processor."""
 
     rates: list[float]
     ours: float
@@ -86,7 +87,7 @@ def _watch(threads: int, measure: Callable[[], list[float]]) -> Watched:
 
 
 def _doubts(what: str, watched: Watched) -> list[str]:
-    """Return why a measurement may be too low."""
+    """Return the reasons why a measurement may be too low."""
     found = []
     if watched.ours < OURS:
         found.append(f"while {what}, other programs took {1 - watched.ours:.0%} of the processors")
@@ -97,7 +98,7 @@ def _doubts(what: str, watched: Watched) -> list[str]:
 
 
 def _load() -> str:
-    """Return a remark if other programs want to run; the system averages over a minute."""
+    """Return a remark if other programs are running, judging by the load average over a minute."""
     try:
         waiting = os.getloadavg()[0]
     except (AttributeError, OSError):

@@ -1,4 +1,4 @@
-"""The versions of localllm, Python, the system and the packages, for `localllm doctor`. No package is imported."""
+"""The versions of localllm, Python, the system and the packages, for `localllm doctor`. It imports no package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOME = os.path.expanduser("~")
 
 
 def versions() -> dict[str, str]:
-    """Return the version of everything that matters; "" for a package that is not installed."""
+    """Return the versions to report; "" for a package that is not installed."""
     return {
         "localllm": f"{version()} in {without_home(Path(__file__).resolve().parents[3])}",
         "python": f"{platform.python_implementation()} {platform.python_version()}, {without_home(sys.executable)}",
@@ -36,7 +36,7 @@ def installed_packages(names: Sequence[str]) -> dict[str, str]:
 
 
 def without_home(path: str | Path) -> str:
-    """Return a path without the user's name: this is pasted into public reports."""
+    """Return a path without the home folder, because users paste the report in public."""
     text = str(path)
     inside = text == _HOME or text.startswith(_HOME.rstrip(os.sep) + os.sep)
     return "~" + text[len(_HOME.rstrip(os.sep)) :] if inside and os.sep != _HOME else text

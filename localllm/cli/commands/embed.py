@@ -19,7 +19,7 @@ from localllm.regular import read_text
 
 
 def embed(own: Embed, name: str, given: Sequence[str], opening: Opening) -> None:
-    """Print a line for every text: its numbers, or its score."""
+    """Print a line for every text: its embedding, or its score."""
     texts = _texts(own, given)
     if own.query and own.pooling not in ("auto", "rank"):
         raise LocalLLMError(f"--query ranks documents; it goes with --pooling rank, not {own.pooling}")
@@ -38,7 +38,7 @@ def embed(own: Embed, name: str, given: Sequence[str], opening: Opening) -> None
 
 
 def _texts(own: Embed, given: Sequence[str]) -> list[str]:
-    """The words of the command line, then the lines of a file or of stdin."""
+    """Yield the texts of the command line, then the lines of a file or of stdin."""
     texts = list(given)
     if own.file:
         texts += read_text(own.file).splitlines()

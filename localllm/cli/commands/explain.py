@@ -1,4 +1,4 @@
-"""`localllm explain`: answer one prompt, and show how the answer was made."""
+"""`localllm explain`: answer one prompt, and show how the answer was generated."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def explain(
     sampling: Mapping[str, Any],
     format_: Family | None = None,
 ) -> None:
-    """Answer `prompt` as `run` does, then show what happened. KeyboardInterrupt after Ctrl-C stopped the answer.
+    """Answer `prompt` as `run` does, then print the explanation. Raise KeyboardInterrupt if Ctrl-C stopped the answer.
 
-    `where`: the place of each option that is not on the command line.
+    `where`: the source of each option that is not on the command line.
     """
     from localllm.template import renderer
 
     target = Path(own.html) if own.html else None
-    if target is not None:  # before the model takes its time
+    if target is not None:  # fail before the model loads
         check_target(target, opening.force, reading=[name, *([own.file] if own.file else [])])
     check_place(keeping)
     with renderer() as confined:
@@ -75,7 +75,9 @@ def explain(
 
 
 def _answer(own: Explain, recorder: Recorder, asked: Asked) -> str:
-    """Write the answer as it comes, and record how. Control characters are escaped in pipes too: it is a report."""
+    """Stream the answer and record its steps. Control characters are escaped in pipes too, because the output is a
+    report.
+    """
     parts = list[str]()
     with recorder.watching():
         for piece in asked.reply:

@@ -1,4 +1,4 @@
-"""The terminal view of `localllm explain`, with rich. Long lists are cut here; the page has all of them."""
+"""The terminal view of `localllm explain`, with rich. Long lists are cut; the page shows them whole."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from localllm.explain.record import Choice, Record
 from localllm.explain.text import amount, bytes_of, draft_line, plural, share, short_stage, shown, time
 from localllm.printable import printable
 
-PROMPT_ENDS = 40  # tokens of the prompt's beginning and end
-STEPS = 12  # tokens of the answer
-LISTED = 4  # candidates of a token
-BAR = 60  # characters of the time line
-WIDTH = 120  # columns, for a pipe
+PROMPT_ENDS = 40  # first and last tokens of the prompt that are shown
+STEPS = 12  # tokens of the answer that are shown
+LISTED = 4  # candidates shown per token
+BAR = 60  # characters of the timeline
+WIDTH = 120  # columns, if stdout is a pipe
 STYLES = {"prompt": "blue", "decoding": "green", "verifying": "yellow", "draft": "magenta", "sampling": "red"}
 LETTERS = {"prompt": "P", "decoding": "d", "verifying": "v", "draft": "m", "sampling": "s"}
 
@@ -66,7 +66,7 @@ def _heading(text: str) -> Text:
 
 
 def _table(*columns: tuple[str, bool]) -> Table:
-    """Return an empty table; a column is its name, and whether it holds numbers."""
+    """Return an empty table. A column is a name and whether it is numeric."""
     found = Table(box=None, pad_edge=False, header_style="dim")
     for name, number in columns:
         found.add_column(name, justify="right" if number else "left", overflow="fold")
@@ -90,7 +90,7 @@ def _prompt(it: Explanation) -> Text:
 
 
 def _line(record: Record) -> Text:
-    """Return the answer as a line of letters, each what took most of its share of the time."""
+    """Return a timeline of letters: each stands for the step that took most of its interval."""
     total, chunks = record.ended or 1.0, {id(step) for step in record.chunks()}
     shares: list[dict[str, float]] = [{} for _ in range(BAR)]
 

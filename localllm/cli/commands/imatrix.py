@@ -1,4 +1,4 @@
-"""`localllm imatrix`: measure which columns of every matrix matter on a text, for quantize and llama-quantize."""
+"""`localllm imatrix`: measure the importance of every matrix's columns on a text, for quantize and llama-quantize."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from localllm.printable import printable
 def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
     """Evaluate the text, write the file, and print a summary.
 
-    KeyboardInterrupt after Ctrl-C, if the file was written over the windows that were done.
+    Raise KeyboardInterrupt after Ctrl-C, once the file covers the windows that were done.
     """
     target = Path(own.output)
     check_target(target, own.force, [own.file, *model_files(name)])
@@ -46,7 +46,7 @@ def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
 
 
 def _perplexity(windows: Windows, progress: RunningProgress) -> Callable[[int, int, F32], None]:
-    """Return what shows the perplexity of the windows so far: that of `localllm perplexity`."""
+    """Return a display of the perplexity so far, computed as `localllm perplexity` does."""
     running = RunningPerplexity(progress)
 
     def seen(window: int, start: int, logits: F32) -> None:

@@ -1,4 +1,4 @@
-"""`localllm list`: the models on this computer, of localllm and of other programs."""
+"""`localllm list`: the models on this computer, fetched by localllm and by other programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADER = ("name", "size", "quantization", "where", "last used")
 
 
 def list_models(own: ListModels) -> None:
-    """Print a line for every model, or all facts as JSON. Models that cannot be opened follow on stderr."""
+    """Print a line for every model, or all facts as JSON. Unreadable models follow on stderr."""
     places = Places.here()
     models = sorted(everything(places), key=lambda each: -each.used)
     if own.json:
@@ -43,7 +43,7 @@ def _row(each: Found, places: Places) -> tuple[str, ...]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return the rows as a table; two lines for each if the terminal is too narrow."""
+    """Return the rows as a table, with two lines per row if the terminal is too narrow."""
     wide = columns([_HEADER, *rows], indent=0)
     room = get_terminal_size().columns if sys.stdout.isatty() else 0
     if not room or max(map(len, wide.split("\n"))) <= room:
@@ -65,7 +65,7 @@ def _facts(each: Found, places: Places) -> dict[str, object]:
 
 
 def _quantization(each: Found) -> str:
-    """Return what the name tells, or what most bytes of the file are in."""
+    """Return the quantization that the name gives, or the format of most of the file's bytes."""
     if each.label:
         return each.label
     from localllm.gguf import open_gguf

@@ -1,4 +1,4 @@
-"""The web page's address, and the browser that shows it."""
+"""The URL of the web page, and opening it in a browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def page_address(address: str, port: int) -> str:
 
 
 def show_page(url: str) -> None:
-    """Open a page in the user's browser, or say its address. Returns at once: some browsers run until closed."""
+    """Open a page in the user's browser, or print its URL. Returns at once: some browsers run until they are closed."""
 
     def show() -> None:
         if not open_page(url):
@@ -28,7 +28,7 @@ def show_page(url: str) -> None:
 
 
 def open_page(url: str) -> bool:
-    """Open a page in the user's browser, and return whether there is one that can show it."""
+    """Open a page in the user's browser. Return False if no browser can show it."""
     try:
         browser = webbrowser.get()
     except webbrowser.Error:

@@ -1,4 +1,6 @@
-"""`localllm perplexity`: measure how well a model predicts a text, as llama.cpp does, and how far it is from a base."""
+"""`localllm perplexity`: measure how well a model predicts a text, as llama.cpp does, and its divergence from a
+base.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ _STRIDE = Setting("ppl_stride")
 
 
 def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
-    """Evaluate the text and print the results. After Ctrl-C those of the windows that were done, then it is raised."""
+    """Evaluate the text and print the results. After Ctrl-C, print those so far and raise KeyboardInterrupt."""
     target = Path(own.save_base) if own.save_base else None
     if own.ppl_stride and target is not None:
         raise LocalLLMError(Notice(Setting("save_base"), " cannot hold overlapping windows; leave out ", _STRIDE))
@@ -70,7 +72,7 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
         parts, running = list[Scores](), RunningPerplexity(progress)
         interrupted = False
         try:
-            with saving as keep:  # writes no file after Ctrl-C
+            with saving as keep:  # does not write the file after Ctrl-C
                 for part in evaluate(windows, source, base, progress, keep):
                     parts.append(part)
                     running.add(float(part.nll.sum()), len(part.nll))
@@ -106,7 +108,7 @@ def read_text(file: str) -> str:
 
 
 def model_files(name: str) -> tuple[Path, ...]:
-    """Return the files of a model (all its parts), or the base-logits file of this name."""
+    """Return all files (parts) of a model, or the base-logits file of this name."""
     if not name:
         return ()
     path = resolve(name)
@@ -124,7 +126,7 @@ def _load(name: str, opening: Measuring, own: Perplexity, ctx_size: int, progres
 
 @contextmanager
 def _logits_file(name: str) -> Iterator[LogitsFile | None]:
-    """Open the base if it is a file of log-probabilities; None if it is a model or not given."""
+    """Open the base if it is a file of log-probabilities; return None if it is a model or not given."""
     path = resolve(name) if name else None
     if path is None or not path.is_file() or not is_logits_file(path):
         yield None
@@ -137,7 +139,7 @@ def _logits_file(name: str) -> Iterator[LogitsFile | None]:
 
 
 def _windows(model: Model, ctx_size: int, own: Perplexity, stored: LogitsFile | None) -> Windows:
-    """Return the windows to evaluate. A base file contains them; a text given as well must match."""
+    """Return the windows to evaluate. A base file contains them; if a text is given too, it must match."""
     limit = own.chunks or None
     if stored is None:
         return cut(model, read_text(own.file), ctx_size, limit, own.ppl_stride)
@@ -171,7 +173,7 @@ def _as_json(
 def _lines(
     name: str, device: str, windows: Windows, done: int, result: Result, divergence: Divergence | None
 ) -> list[tuple[str, str]]:
-    """Return (label, number) pairs with as many digits as llama.cpp prints."""
+    """Return (label, number) pairs with the same number of digits as llama.cpp."""
     of_all = f" of {len(windows.tokens)}" if done < len(windows.tokens) else ""
     strided = f", {windows.stride} apart" if windows.stride else ""
     lines = [

@@ -1,4 +1,6 @@
-"""`localllm pull`: fetch a model from the Hugging Face hub. `-hf` does the same if the model is not here yet."""
+"""`localllm pull`: fetch a model from the Hugging Face hub. `-hf` does the same if the model is not on this
+computer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from localllm.store.reference import Reference, reference
 
 
 def pull(own: Pull) -> None:
-    """Fetch a model, and print the name that finds it."""
+    """Fetch a model and print its local name."""
     if len(own.words) != 1:
         given = f", got {len(own.words)}: {', '.join(own.words)}" if own.words else ""
         raise UsageError(f"expected one USER/REPO[:QUANT]{given}")
@@ -25,7 +27,7 @@ def pull(own: Pull) -> None:
 
 
 def fetched(text: str) -> Path:
-    """Return the file of USER/REPO[:QUANT]: where any program has kept it, or fetched now."""
+    """Return the file of USER/REPO[:QUANT], from any program's cache or fetched now."""
     asked = reference(text)
     try:
         return locate(str(asked))

@@ -1,4 +1,4 @@
-"""`localllm quantize`: turn the command line into jobs, one per tensor, and the jobs into a file."""
+"""`localllm quantize`: turn the command line into jobs, one per tensor, and write their results to a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AUTO, COPY, MIXED = "auto", "COPY", "MIX"
 
 
 class _Asked(NamedTuple):
-    """The parsed command line. `mix` is None for COPY, and when a goal replaces the type."""
+    """The parsed command line. `mix` is None for COPY, and if a goal replaces the type."""
 
     source: str
     target: str
@@ -82,7 +82,7 @@ def quantize(own: Quantize) -> None:
             show(source, jobs, imatrix, own)
             return
         check(jobs, [job.name for job in jobs] if own.method else _known(imatrix), own.allow_requantize)
-        # A method trades errors of weights for errors of outputs, so only the text can judge it.
+        # A method accepts larger errors of weights for smaller errors of outputs, so only a text can judge it.
         errors: dict[str, Error] | None = {} if own.report and not own.method else None
         with _method(own, source, jobs, text, progress) as method:
             how = Settings(_threads(own), imatrix, method, errors, progress)
@@ -96,12 +96,12 @@ def quantize(own: Quantize) -> None:
 
 
 def _needs_model(own: Quantize) -> bool:
-    """Return whether the model itself must run, which requires a file."""
+    """Return whether the model must run, which requires a GGUF file."""
     return bool(_measuring(own) or (own.report and own.test + own.file))
 
 
 def _measuring(own: Quantize) -> str:
-    """Return the option that requires a text to measure on, if any."""
+    """Return an option that requires a calibration text, or ""."""
     asked = {
         "--imatrix auto": own.imatrix == AUTO,
         f"--method {own.method}": own.method,
@@ -112,7 +112,7 @@ def _measuring(own: Quantize) -> str:
 
 
 def _texts(own: Quantize) -> tuple[str, str]:
-    """Read the texts to measure and to report on. Read them first, because the work in between may take long."""
+    """Read the calibration and report texts first, because the work in between may take long."""
     option = _measuring(own)
     if option and not own.file:
         raise UsageError(f"{option} needs a text to measure on; give one with -f FILE")
@@ -126,7 +126,7 @@ def _known(imatrix: Imatrix | None) -> Collection[str]:
 
 @contextmanager
 def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
-    """Convert a folder to a temporary file beside the target while the block runs. Errors name the folder."""
+    """Convert a folder to a temporary file beside the target for the duration of the block. Errors name the folder."""
     with scratch(target) as path:
         try:
             with conversion(copy_jobs(source), source.tensors, Settings(_threads(own))) as tensors:
@@ -141,7 +141,7 @@ def _threads(own: Quantize) -> int:
     return own.threads or usable_threads()
 
 
-# -- what is asked for ---------------------------------------------------------------------------------------------
+# -- parsing -------------------------------------------------------------------------------------------------------
 
 
 def _asked(own: Quantize) -> _Asked:
@@ -195,7 +195,7 @@ def _format(option: str, name: str) -> str:
 
 
 def _read_files(source: Source, own: Quantize) -> list[str | Path]:
-    """Return the files that are read: all parts of the model, and the files that options name."""
+    """Return the input files: all parts of the model, and files that options name."""
     parts = source.paths if isinstance(source, GGUFFile) else source.path.iterdir()
     return [*parts, *(name for name in (own.imatrix, own.file, own.test) if name)]
 
@@ -207,7 +207,7 @@ def _jobs(source: Source, asked: _Asked, options: Options) -> list[Job]:
     return copy_jobs(source) if asked.mix is None else plan_jobs(source, asked.mix, options)
 
 
-# -- doing it ------------------------------------------------------------------------------------------------------
+# -- running -------------------------------------------------------------------------------------------------------
 
 
 def _measured(own: Quantize, source: Source, text: str, progress: RateProgress) -> Imatrix:

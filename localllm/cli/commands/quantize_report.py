@@ -22,7 +22,7 @@ from localllm.quantize.target import CONTEXT
 
 
 def show(source: Source, jobs: Sequence[Job], imatrix: Imatrix | None, own: Quantize) -> None:
-    """Print the jobs, the file size, and reasons why it would fail."""
+    """Print the jobs, the file size, and reasons why the job would fail."""
     print(job_table(jobs))
     print(f"{summary(jobs)}; a file of {size(size_of(source, jobs))}")
     for note in _notes(jobs, imatrix, own):
@@ -45,7 +45,7 @@ def job_table(jobs: Sequence[Job]) -> str:
 
 
 def summary(jobs: Sequence[Job]) -> str:
-    """Total size of all tensors, bits per weight, and the formats."""
+    """Return the total tensor size, the bits per weight, and the formats."""
     before, after = sum(s.bytes_before for s in jobs), sum(s.bytes_after for s in jobs)
     values = sum(s.values for s in jobs)
     formats = sorted({job.after for job in jobs if job.changes}) or ["as it was"]
@@ -63,7 +63,7 @@ def _notes(jobs: Sequence[Job], imatrix: Imatrix | None, own: Quantize) -> Itera
 
 
 def error_table(jobs: Sequence[Job], errors: Mapping[str, Error]) -> str:
-    """Per tensor: root mean square error, relative error, weighted relative error, largest error."""
+    """Return, per tensor, the root mean square error, relative error, weighted relative error and largest error."""
     rows = []
     for job in jobs:
         error = errors.get(job.name)
@@ -76,7 +76,7 @@ def error_table(jobs: Sequence[Job], errors: Mapping[str, Error]) -> str:
 
 
 def text_report(before: Path, after: Path, text: str, own: Quantize, progress: RateProgress) -> str:
-    """Perplexity of the text (--test or -f) before and after, and the divergence of the distributions."""
+    """Return the perplexity of the text (--test or -f) before and after, and the divergence of the distributions."""
     name = own.test or own.file
     with ExitStack() as stack:
         models = [

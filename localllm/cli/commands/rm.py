@@ -1,4 +1,4 @@
-"""`localllm rm`: delete a model that `pull` has fetched."""
+"""`localllm rm`: delete a model that `pull` fetched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from localllm.store.search import named
 
 
 def remove(own: Remove) -> None:
-    """Delete a model after asking. LocalLLMError if it is not one that `pull` has fetched."""
+    """Delete a model after asking. Raise LocalLLMError if `pull` did not fetch it."""
     if len(own.words) != 1:
         given = f", got {len(own.words)}: {', '.join(own.words)}" if own.words else ""
         raise UsageError(f"expected one NAME{given}")

@@ -1,4 +1,4 @@
-"""`localllm run`: answer one prompt; stdout gets only the answer."""
+"""`localllm run`: answer one prompt; only the answer goes to stdout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def read_prompt(given: Sequence[str], file: str) -> str:
-    """Return the prompt: command line, file and stdin, if given, in this order, separated by newlines."""
+    """Return the prompt: the command line's text, the file and stdin, as far as given, joined by newlines."""
     parts = [text for text in given if text]
     if file and file != "-":
         parts.append(read_text(file))
@@ -52,13 +52,13 @@ def read_prompt(given: Sequence[str], file: str) -> str:
 
 
 def run(name: str, asked: Asking) -> None:
-    """Answer a prompt. KeyboardInterrupt after Ctrl-C stopped the answer."""
+    """Answer a prompt. Raise KeyboardInterrupt if Ctrl-C stopped the answer."""
     from localllm.template import renderer
 
     check_place(asked.keeping)
     with renderer() as confined:
         if not asked.own.raw:
-            confined.start()  # starts while the model loads
+            confined.start()  # start while the model loads
         with _loaded(name, asked) as model:
             if model.diffuses:
                 from localllm.cli.commands.run_diffusion import run_diffusion
@@ -69,7 +69,7 @@ def run(name: str, asked: Asking) -> None:
 
 
 def _loaded(name: str, asked: Asking) -> Model:
-    """Load a model. If it takes no drafts, and only the configuration asks for some, load it without."""
+    """Load a model. If it cannot speculate and only the configuration asks for it, load it without."""
     options = asked.opening.options
     try:
         with LoadProgress() as progress:
@@ -82,14 +82,14 @@ def _loaded(name: str, asked: Asking) -> Model:
 
 
 class Asked(NamedTuple):
-    """A prompt whose answer comes piece by piece, as soon as someone reads it."""
+    """A prompt whose answer is generated lazily, as it is read."""
 
     reply: Reply
-    prompt: list[int]  # its tokens, if it is continued as plain text
-    conversation: Conversation | None  # None if it is
+    prompt: list[int]  # tokens, if the prompt is continued as plain text
+    conversation: Conversation | None  # None if the prompt is continued as plain text
 
     def evaluated(self) -> list[int]:
-        """Return the tokens of prompt and answer that are in the cache, once the answer has ended."""
+        """Return the tokens of prompt and answer in the cache; valid once the answer has ended."""
         if self.conversation is not None:
             return self.conversation.tokens
         return [*self.prompt, *self.reply.tokens][: self.reply.end.held]
@@ -107,7 +107,7 @@ def ask(
     where: Mapping[str, str],
     observer: AnswerObserver | None = None,
 ) -> Asked:
-    """Put a prompt to a model, as one turn of a chat or, if `raw`, as plain text. `where`: as in `Asking`."""
+    """Submit a prompt to a model, as one turn of a chat or, if `raw`, as plain text. `where`: as in `Asking`."""
     conversation = None if raw or model.encodes else _conversation(model, confined, answering, sampling, format_)
     if conversation is not None:
         conversation.observer = observer

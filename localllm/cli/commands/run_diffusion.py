@@ -1,4 +1,6 @@
-"""`localllm run` with a diffusion model: the canvas settles on a terminal; a pipe gets the final text only."""
+"""`localllm run` with a diffusion model: a terminal shows the canvas while it is filled; a pipe gets only the final
+text.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ from localllm.printable import printable
 if TYPE_CHECKING:
     from localllm.confined import Confined
 
-MASK = "\u2591"  # shown for a place that has not settled
+MASK = "\u2591"  # stands for a position that is still masked
 
 
 def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:
-    """Fill in the answer and print it. KeyboardInterrupt after Ctrl-C; then nothing is printed."""
+    """Fill in the answer and print it. After Ctrl-C print nothing and raise KeyboardInterrupt."""
     _refuse(asked)
     with interruptible() as cancel:
         tell(model)
@@ -55,7 +57,7 @@ def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:
 
 
 def _refuse(asked: Asking) -> None:
-    """Refuse, or leave out if configured, what needs an answer that is written from left to right. LocalLLMError."""
+    """Raise LocalLLMError for typed options that need left-to-right generation; configured ones get a note."""
     cache = ["prompt_cache"] if asked.keeping.prompt_cache else []
     structure = [name for name in ("json_schema", "grammar") if asked.answering.values()[name] not in (None, "")]
     asked.leave_out(cache, "a diffusion model computes all tokens in each step", "a diffusion model")
@@ -63,7 +65,7 @@ def _refuse(asked: Asking) -> None:
 
 
 def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int], tuple[str, ...]]:
-    """Return the ids of the prompt, as a turn of a chat if there is a template, and the texts that end an answer."""
+    """Return the ids of the prompt, as a chat turn if there is a template, and the stop strings."""
     from localllm.conversation import is_plain, template_of
     from localllm.template import ChatEncoder
 
@@ -86,7 +88,7 @@ def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int],
 
 
 def cut(text: str, stops: tuple[str, ...]) -> str:
-    """Return a text up to the first of the texts that end it."""
+    """Return a text up to the first stop string."""
     return text[: min([found for stop in stops if (found := text.find(stop)) >= 0], default=len(text))]
 
 
@@ -100,9 +102,10 @@ def _write(text: str, asked: Asking) -> None:
 
 @contextmanager
 def _shown(model: Model, asked: Asking) -> Iterator[Any]:
-    """Yield what shows a canvas: on a terminal the text so far, on a screen of its own; elsewhere nothing.
+    """Yield a function that shows a canvas: the text so far on a terminal's alternate screen; elsewhere it does
+    nothing.
 
-    Drawn in place among other lines it would leave a copy of itself whenever the terminal gets narrower.
+    Drawn in place among other lines, it would leave a copy of itself whenever the terminal becomes narrower.
     """
     out = raw(sys.stdout)
     if not out.isatty() or os.environ.get("TERM", "dumb") == "dumb" or asked.display.plain:
@@ -126,14 +129,14 @@ def _shown(model: Model, asked: Asking) -> Iterator[Any]:
 
 
 def around_first(lines: list[str], height: int) -> list[str]:
-    """Return as many lines as fit, with the first that has masked tokens among them; the last ones if none has any."""
+    """Return `height` lines that include the first one with masked tokens, or the last lines if no token is masked."""
     first = next((number for number, line in enumerate(lines) if MASK in line), len(lines))
     start = max(0, min(first - height // 2, len(lines) - height))
     return lines[start : start + height]
 
 
 def picture(model: Model, canvas: Canvas) -> str:
-    """Return the answer so far as harmless text, with MASK where nothing has settled."""
+    """Return the answer so far as printable text, with MASK at masked positions."""
     parts: list[str] = []
     run: list[int] = []
     ended = False

@@ -1,4 +1,4 @@
-"""`localllm serve`: answer programs over HTTP."""
+"""`localllm serve`: answer HTTP requests."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from localllm.server.shelf import Shelf, models_in
 from localllm.sizes import size
 from localllm.template import given_template
 
-UVICORN = "uvicorn.error"  # what uvicorn calls the log of its own starts and stops
-ALIGNED = 256  # tokens: on a card prompts are cut at multiples of this
+UVICORN = "uvicorn.error"  # uvicorn's logger for starts and stops
+ALIGNED = 256  # tokens: prompt chunks on a GPU are multiples of this
 
 
 def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str, Any], browser: bool = False) -> None:
-    """Serve one model, or all of a folder, until SIGTERM or Ctrl-C. `browser`: open the web page when it is ready."""
+    """Serve one model, or all models of a folder, until SIGTERM or Ctrl-C. `browser`: open the web page once ready."""
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
     settings = Settings.of(own, own.max_tokens)
@@ -60,7 +60,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             danger = f"other users can write {folder}, and delete the prompts that are kept there"
             say(f"note: {danger}; chmod go-w {folder}", YELLOW)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until all is ready: an error while opening is one line
+    logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until ready, so that an error while loading is one line
     metrics, admission = Metrics(), Admission(settings.limits)
 
     def opened(path: Path) -> Served:
@@ -103,14 +103,14 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
         run(make_app(service, settings, metrics, admission), settings, admission, sockets, ready)
     finally:
         loading = shelf.end()
-    if loading:  # the load's own threads would keep the program until it is done
+    if loading:  # the threads of an unfinished load would keep the process alive
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)
 
 
 def plan_line(served: Served, parallel: int) -> str:
-    """Return what memory the model takes, and for how many tokens."""
+    """Return a line about the model's memory and the tokens that it holds."""
     model, total = served.model, served.bytes
     memory = model.executable.memory
     if served.embeds:

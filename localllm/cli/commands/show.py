@@ -1,4 +1,4 @@
-"""`localllm show`: print what a model file holds, and the memory it needs for a context. It reads no weights.
+"""`localllm show`: print the contents of a model file, and the memory needed for a context, without reading weights.
 
 A model that cannot run (unsupported architecture or format) is shown with the reason.
 """
@@ -32,15 +32,15 @@ from localllm.plan import Plan, summarize
 from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
-_SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # items of a long array, characters of a long text
+_SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # maximum items of a long array, maximum characters of a long text
 
 
 def show(own: Show, name: str) -> None:
-    """Print the facts of a model file. GGUFError if it cannot be read at all."""
+    """Print the facts of a model file. Raise GGUFError if it cannot be read."""
     from localllm.template import renderer
 
     with renderer() as confined, open_gguf(resolve(name)) as file:
-        confined.start()  # ready when its answer is needed
+        confined.start()  # start now; the result is needed later
         facts = describe(file, own.ctx_size, own.tensors, CacheTypes(own.cache_type_k, own.cache_type_v), confined)
     if own.json:
         print(json.dumps(facts, indent=2))
@@ -55,9 +55,9 @@ def describe(
     cache: CacheTypes = F16_CACHE,
     confined: Confined | None = None,
 ) -> dict[str, Any]:
-    """Return the facts of a model file, ready for JSON. A part that cannot be determined is {"problem": why}.
+    """Return the facts of a model file as JSON values. A fact that cannot be determined is {"problem": reason}.
 
-    `confined` is the child that checks the chat template (default: a new one).
+    `confined` is the process that checks the chat template (default: a new one).
     """
     facts: dict[str, Any] = {
         "file": str(file.path),
@@ -69,7 +69,7 @@ def describe(
         "sampling": _sampling(file),
         "memory": _told(lambda: _memory(file, ctx_size, cache)),
         "formats": _by_format(file),
-        "chat_template": _told(lambda: _template(file, confined)),  # last: its process starts meanwhile
+        "chat_template": _told(lambda: _template(file, confined)),  # last, because its process is still starting
         "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
     }
     if every_tensor:
@@ -155,7 +155,7 @@ def _sampling(file: GGUFFile) -> dict[str, Any]:
 
 
 def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
-    """Return the memory in bytes for a context on the CPU with all processors."""
+    """Return the memory in bytes that a context needs on the CPU with all processors."""
     if not file.tensors:
         return {"problem": "nothing to run"}
     from localllm.backends.cpu.backend import default_threads
@@ -208,7 +208,7 @@ def _by_format(file: GGUFFile) -> dict[str, dict[str, int]]:
 
 
 def _abbreviated(value: Any) -> Any:
-    """Return a metadata value for JSON; long arrays and texts are truncated, arrays with their total."""
+    """Return a metadata value for JSON. Long arrays and texts are truncated; arrays show their length."""
     if isinstance(value, np.ndarray | StringArray):
         items = [_abbreviated(item) for item in value[:_SHOWN_ITEMS]]
         return items if len(value) <= _SHOWN_ITEMS else [*items, f"... {len(value)} total"]
@@ -237,12 +237,12 @@ def _lines(facts: dict[str, Any], room: int) -> Iterator[str]:
 
 
 def _each(value: Any) -> str:
-    """Return a number, or the different numbers of the layers."""
+    """Return a number, or the distinct numbers of the layers."""
     return " or ".join(str(one) for one in sorted(set(value))) if isinstance(value, list) else str(value)
 
 
 def _heads(model: dict[str, Any]) -> str:
-    """Return the heads of attention as a part of a list; "" if no layer has any."""
+    """Return the number of attention heads as a part of a list; "" if no layer has any."""
     if not model["heads"]:
         return ""
     keys_and_values = f"({_each(model['kv_heads'])} for keys and values)"

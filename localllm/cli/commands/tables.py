@@ -1,4 +1,4 @@
-"""The support matrix as text, made from the program's own tables; `localllm show` and the documents print it."""
+"""The support matrix as text, generated from the program's tables; `localllm show` and the documents print it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localllm.cli.terminal.formatting import markdown, table
 if TYPE_CHECKING:
     from localllm.models.architecture import Architecture
 
-INTEGERS = ("I8", "I16", "I32", "I64")  # formats that files hold but weights never use
+INTEGERS = ("I8", "I16", "I32", "I64")  # formats that occur in files but never hold weights
 
 
 def formats(room: int = 0) -> str:
@@ -37,7 +37,7 @@ def formats(room: int = 0) -> str:
 
 
 def architectures(room: int = 0) -> str:
-    """Return the table of architectures, with the properties that a model file does not hold.
+    """Return the table of architectures, with the properties that are not in a model file.
 
     It fits a terminal of `room` columns.
     """
@@ -102,7 +102,7 @@ def _state(row: Architecture, attends: bool) -> str:
 
 
 def tokenizers() -> str:
-    """Return the table of tokenizer models, and what each adds to a text where the file says nothing."""
+    """Return the table of tokenizer models, and the special tokens that each adds by default."""
     from localllm.tokenizer.kinds import VOCAB_KINDS
 
     rows = [
@@ -113,7 +113,7 @@ def tokenizers() -> str:
 
 
 def pre_tokenizers() -> str:
-    """Return the names of `tokenizer.ggml.pre`, one row for each rule, and the flags that a name implies."""
+    """Return the names of `tokenizer.ggml.pre`, one row per rule, and the flags that a name implies."""
     from localllm.tokenizer.pretokenize import PRE_RULES, PreRule
 
     names: dict[PreRule, list[str]] = {}

@@ -1,1 +1,1 @@
-"""Pictures of speed: results of `localllm bench` as a roofline, curves and a table, drawn by matplotlib."""
+"""Plots of speed: results of `localllm bench` as a roofline, curves and a table, drawn by matplotlib."""

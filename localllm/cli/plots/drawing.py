@@ -1,7 +1,7 @@
-"""Draws a picture with matplotlib as SVG or PNG. The same picture gives the same SVG: no dates, ids from hashes.
+"""Draw a picture with matplotlib as SVG or PNG. The SVG is reproducible: it has no dates, and its ids are hashes.
 
-An SVG has the colours of both themes. Its style sheet swaps ink and paper where the reader's theme is dark; the colours
-of data have enough contrast on both. Text stays text. A PNG has white paper.
+An SVG has the colours of both themes: its style sheet swaps foreground and background if the reader's theme is dark,
+and the data colours have enough contrast on both. Text stays text. A PNG has a white background.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from localllm.cli.plots.style import (
 from localllm.errors import LocalLLMError
 
 PNG_DOTS = 120  # per inch
-BAR = 0.22  # inches of a test
-MOST_CURVES = 9  # of a panel, so that its legend stays short
+BAR = 0.22  # inches per test
+MOST_CURVES = 9  # maximum curves per panel, so that the legend stays short
 
 
 class PlotError(LocalLLMError):
-    """A picture that cannot be drawn here."""
+    """A picture that cannot be drawn on this system."""
 
 
 def check_installed() -> None:
-    """Raise PlotError, with the command that installs it, if matplotlib is missing."""
+    """Raise PlotError, with the installation command, if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -53,7 +53,7 @@ def draw(picture: Picture, kind: str, titled: bool = True) -> bytes:
     from matplotlib.figure import Figure
 
     with mpl.rc_context(SETTINGS), catch_warnings():
-        filterwarnings("ignore", "Glyph ")  # letters that the font lacks; an SVG's reader may have them
+        filterwarnings("ignore", "Glyph ")  # glyphs that the font lacks; an SVG viewer may have them
         roofline = bool(picture.points or picture.roofs)
         count = roofline + len(picture.panels)
         rows = -(-count // 2)
@@ -62,7 +62,7 @@ def draw(picture: Picture, kind: str, titled: bool = True) -> bytes:
         if titled:
             figure.suptitle(short(picture.title, 100), color=INK, fontsize=12)
         grid = figure.add_gridspec(rows + 1, 2, height_ratios=heights)
-        wide = count % 2  # the last one of an odd number has its row for itself
+        wide = count % 2  # the last panel of an odd number takes the whole row
         places = [grid[n // 2, n % 2] if n < count - wide else grid[n // 2, :] for n in range(count)]
         axes = iter([figure.add_subplot(place) for place in places])
         if roofline:
@@ -77,7 +77,7 @@ def draw(picture: Picture, kind: str, titled: bool = True) -> bytes:
 
 
 def _curves(axes: Any, panel: Panel, picture: Picture) -> None:
-    """Tokens per second against one quantity, with the spread of the runs."""
+    """Plot tokens per second against one quantity, with the spread of the runs."""
     labels = list(dict.fromkeys(series.label for series in panel.series))[:MOST_CURVES]
     shown = [series for series in panel.series if series.label in labels]
     for series in shown:
@@ -111,7 +111,7 @@ def _curves(axes: Any, panel: Panel, picture: Picture) -> None:
 
 
 def _rates(axes: Any, picture: Picture) -> None:
-    """All tests, one below the other: a point for each run on a logarithmic axis."""
+    """Plot all tests, one per line, with a point for each run on a logarithmic axis."""
     bars = list(enumerate(picture.bars))
     for place, bar in bars:
         if min(bar.rates) > 0:
@@ -129,7 +129,7 @@ def _rates(axes: Any, picture: Picture) -> None:
     axes.set_yticks(range(len(bars)), [short(bar.label) for bar in picture.bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     rates = [rate for bar in picture.bars for rate in bar.rates if rate]
-    axes.set(xscale="log", xlabel="tokens a second", xlim=(min(rates) / 1.3, max(rates) * 2.5))  # with room for words
+    axes.set(xscale="log", xlabel="tokens a second", xlim=(min(rates) / 1.3, max(rates) * 2.5))  # with room for labels
     plain(axes.xaxis)
     rest = f" ({picture.left_out} more not shown)" if picture.left_out else ""
     axes.set_title(f"All tests{rest}")
@@ -139,7 +139,7 @@ def _rates(axes: Any, picture: Picture) -> None:
 
 
 def _told(rates: Sequence[float]) -> str:
-    """Return the rates of a test in words: "48.1", or "48.1, before 40.2 = 1.20x"."""
+    """Return the label of a test's rates: "48.1", or "48.1, before 40.2 = 1.20x"."""
     new, *old = (f"{rate:,.{0 if rate >= 1000 else 1}f}" if rate else "" for rate in rates)
     if not old or not old[0]:
         return new
@@ -147,7 +147,7 @@ def _told(rates: Sequence[float]) -> str:
 
 
 def _themed(svg: bytes) -> bytes:
-    """Add the colours of a dark theme, for readers that have one."""
+    """Add the colours of a dark theme."""
     rules = "".join(
         f'[style*="{name}: {light}"]{{{name}:{dark} !important}}'
         for light, dark in DARK.items()

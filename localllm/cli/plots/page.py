@@ -1,4 +1,6 @@
-"""A picture of speed as one HTML file: the SVG inline, and a table of every test. It loads nothing and runs nothing."""
+"""A picture of speed as one HTML file: the inline SVG and a table of every test. It loads no resources and has no
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ HEADER = (
 
 
 def page(title: str, svg: bytes, runs: Sequence[Run]) -> bytes:
-    """Return the file."""
+    """Return the HTML file."""
     text = svg.decode("utf-8")
     inline = text[text.index("<svg") :]
     parts = [_ratios(runs[0], runs[1])] if len(runs) > 1 else []

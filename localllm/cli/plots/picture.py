@@ -1,6 +1,7 @@
-"""What a picture of speed shows, as plain numbers: a roofline; curves against depth, prompt length and threads; rates.
+"""The contents of a picture of speed as plain numbers: roofline; rates; curves against depth, prompt length and
+threads.
 
-rows -> `picture_of` -> Picture -> `drawing.draw` (matplotlib), or the table of the HTML page
+    rows -> `picture_of` -> Picture -> `drawing.draw` (matplotlib), or the table of the HTML page
 """
 
 from __future__ import annotations
@@ -10,28 +11,28 @@ from dataclasses import dataclass
 
 from localllm.cli.plots.runs import Row, Run
 
-SURE = 1.05  # a test can be this much above a roof that was measured well
-MOST_TESTS = 30  # in the panel of all tests; the HTML page has a table of all
+SURE = 1.05  # a rate may exceed a well-measured limit by this factor
+MOST_TESTS = 30  # maximum in the panel of all tests; the HTML page lists all
 
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """The upper limits of a machine; 0 if one is unknown."""
+    """The upper limits of a machine; 0 if unknown."""
 
     run: int
-    gb: float  # GB/s that it reads
-    gop: float  # GOP/s that it computes
-    disturbed: bool = False  # other programs ran while its products were measured
+    gb: float  # memory bandwidth in GB/s
+    gop: float  # int8 products in GOP/s
+    disturbed: bool = False  # other programs ran while the products were measured
 
     @property
     def ridge(self) -> float:
-        """Operations per byte from which on arithmetic is the limit; 0 if unknown."""
+        """Operations per byte above which arithmetic is the limit; 0 if unknown."""
         return self.gop / self.gb if self.gb else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A test in the roofline."""
+    """A test on the roofline."""
 
     run: int
     model: int
@@ -43,7 +44,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: what its tests share, and (x, tokens per second, spread) of each, by x."""
+    """A curve: the properties that its tests share, and (x, tokens per second, spread) of each, by x."""
 
     run: int
     label: str
@@ -61,7 +62,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A test, and its rate in each run; 0 where it was not run."""
+    """A test, and its rate in each run; 0 if the run lacks it."""
 
     label: str
     rates: tuple[float, ...]
@@ -70,16 +71,16 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All that is drawn."""
+    """A complete picture."""
 
     title: str
-    runs: tuple[str, ...]  # their names; the new one first
+    runs: tuple[str, ...]  # names of the runs, the new one first
     models: tuple[str, ...]
     roofs: tuple[Roof, ...]
     points: tuple[Point, ...]
     panels: tuple[Panel, ...]
     bars: tuple[Bar, ...]
-    left_out: int  # tests that have no bar
+    left_out: int  # number of tests without a bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,11 @@ class _Axis:
     label: str
     takes: Callable[[Row], bool]
     value: Callable[[Row], float]
-    rest: Callable[[Row], tuple[str, ...]]  # what the tests of a curve share, in words
+    rest: Callable[[Row], tuple[str, ...]]  # labels of the properties that the tests of a curve share
 
 
 def _kind(row: Row) -> str:
-    """Return the test without its depth: tg128."""
+    """Return the name of the test without its depth: tg128."""
     return row.test.partition(" @ ")[0]
 
 
@@ -121,7 +122,7 @@ _AXES = (
 
 
 def picture_of(runs: Sequence[Run]) -> Picture:
-    """Return what to draw for the new run, and for an older one if there are two."""
+    """Return the picture of a new run, or of a new and an older run."""
     models = tuple(dict.fromkeys(row.model for run in runs for row in run.rows))
     numbered = [(number, row) for number, run in enumerate(runs) for row in run.rows]
     several, of_threads = len(models) > 1, len({row.threads for run in runs for row in run.rows}) > 1
@@ -144,15 +145,16 @@ def picture_of(runs: Sequence[Run]) -> Picture:
 
 
 def _machine(run: Run, of_threads: bool) -> str:
-    """Return the processor of a run; with its threads if all tests had as many."""
+    """Return the processor of a run, with the number of threads if all tests used the same."""
     words, _, last = run.processor.rpartition(", ")
     return words if of_threads and "thread" in last else run.processor or "this machine"
 
 
 def _roof(number: int, run: Run) -> Roof | None:
-    """Return the highest limits that a run measured: before it, or around one of its tests.
+    """Return the highest limits measured in a run, before it or around one of its tests.
 
-    A test that is faster than the machine's products of bytes shows that these were disturbed: they are left out.
+    A test with more operations per second than the measured int8 products shows that the measurement was disturbed, so
+    that limit is omitted.
     """
     gb = max((max(row.roof, row.machine_gb) for row in run.rows), default=0.0)
     gop = max((row.machine_gop for row in run.rows), default=0.0)
@@ -161,7 +163,7 @@ def _roof(number: int, run: Run) -> Roof | None:
 
 
 def _panel(axis: _Axis, rows: Sequence[tuple[int, Row]], several: bool) -> Panel | None:
-    """Return the curves that have two points or more; None if there are none."""
+    """Return a panel of the curves with at least two points; None if there are none."""
     curves: dict[tuple[int, str], dict[float, tuple[float, float, float]]] = {}
     for number, row in rows:
         if axis.takes(row):

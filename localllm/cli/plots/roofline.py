@@ -1,6 +1,6 @@
-"""The roofline: operations per byte against operations per second, under what the machine reads and computes.
+"""The roofline: operations per second against operations per byte, under the limits of bandwidth and arithmetic.
 
-A test left of the ridge waits for memory, one right of it for arithmetic.
+A test left of the ridge is limited by memory, one right of it by arithmetic.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from localllm.cli.plots.picture import Picture, Point, Roof
 from localllm.cli.plots.style import INK, LINES, below, colour, handle, plain
 
-ROOM = (330.0, 210.0)  # points of the panel, about
-LETTER, LINE = 4.3, 9.0  # points of a label's letter and of its line
-_PLACES = ((6, 3), (6, -9), (-6, 3), (-6, -9), (6, 13), (6, -19), (-6, 13), (-6, -19))  # of labels beside a point
+ROOM = (330.0, 210.0)  # approximate size of the panel in points
+LETTER, LINE = 4.3, 9.0  # width of a label's letter, and height of a line, in points
+_PLACES = ((6, 3), (6, -9), (-6, 3), (-6, -9), (6, 13), (6, -19), (-6, 13), (-6, -19))  # offsets of labels
 
 
 def draw_roofline(axes: Any, picture: Picture) -> None:
-    """Draw limits and tests. Tests of the older run are hollow and have no label."""
+    """Draw limits and tests. Markers of the older run are hollow and have no label."""
     axes.set(xscale="log", yscale="log", xlabel="operations per byte read", ylabel="billions of operations a second")
     axes.set_title("Roofline")
     at = [point.intensity for point in picture.points] + [roof.ridge for roof in picture.roofs if roof.ridge]
@@ -64,7 +64,7 @@ def _told(picture: Picture, roof: Roof) -> str:
 def _labels(
     points: list[Point], across: tuple[float, float], along: tuple[float, float]
 ) -> Iterator[tuple[Point, tuple[int, int]]]:
-    """Yield the points that have room for a label, and where it is, in points right of and above them."""
+    """Yield each point whose label fits, and the label's offset to the right and upwards, in points."""
     spots = {point: (_share(point.intensity, across) * ROOM[0], _share(point.gop, along) * ROOM[1]) for point in points}
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in spots.values()]
     for point, (x, y) in spots.items():

@@ -1,7 +1,7 @@
-"""Results of `localllm bench` as rows to draw and to compare, whether just measured or read from a file.
+"""Results of `localllm bench` as rows to plot and to compare, measured now or read from a file.
 
-A file is what `bench -o json` or `-o jsonl` printed; llama-bench's has the same names. It may hold anything: every
-number and text is checked here, so that drawing needs no checks.
+The file is output of `bench -o json` or `-o jsonl`; llama-bench's has the same names. It is untrusted: every number and
+text is validated here, so that drawing needs no checks.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ MOST_BYTES = 32 << 20
 MOST_ROWS = 10_000
 MOST_TEXT = 60
 MOST_NAME = 4096
-LARGEST = 1e18  # of any number: beyond it nothing was measured
+LARGEST = 1e18  # maximum of any number; no measurement is larger
 
 
 class RunError(LocalLLMError):
-    """A file that holds no results of `localllm bench`."""
+    """Raised for a file without results of `localllm bench`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One test of one model. Numbers that were not measured are 0."""
+    """One test of one model. Values that were not measured are 0."""
 
     model: str  # architecture, size and format
-    file: str  # name of the model's file, without its folder
+    file: str  # the model's file name without its folder
     test: str  # pp512, tg128 @ d4096
     threads: int
-    placed: str  # layers on a card and cache types, where they are not the default
+    placed: str  # GPU layers and cache types that are not the default
     prompt: int  # tokens
     answer: int
     depth: int
     rate: float  # tokens per second
     spread: float
-    text: str = ""  # the text of an answer with speculation
+    text: str = ""  # prompt of a speculation test
     operations: float = 0.0  # of one run
-    bytes: float = 0.0  # that one run reads
+    bytes: float = 0.0  # read in one run
     seconds: float = 0.0  # of one run
     roof: float = 0.0  # GB/s, measured around the test
     machine_gb: float = 0.0  # GB/s
@@ -52,23 +52,23 @@ class Row:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two rows the same test."""
+        """Return a key that is equal for two rows of the same test."""
         return self.file, self.test, self.threads, self.placed
 
     @property
     def intensity(self) -> float:
-        """Operations per byte; 0 if unknown."""
+        """Return operations per byte; 0 if unknown."""
         return self.operations / self.bytes if self.bytes else 0.0
 
     @property
     def gop(self) -> float:
-        """Billions of operations per second; 0 if unknown."""
+        """Return billions of operations per second; 0 if unknown."""
         return self.operations / self.seconds / 1e9 if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows of one run of the program; `name` tells it from another in a picture."""
+    """The rows of one run of the program. `name` identifies it in a picture."""
 
     name: str
     rows: tuple[Row, ...]
@@ -77,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A test that both runs have."""
+    """A test that occurs in both runs."""
 
     new: Row
     old: Row
@@ -88,12 +88,12 @@ class Ratio:
 
     @property
     def apart(self) -> bool:
-        """Whether the rates differ by more than both spreads."""
+        """Return whether the rates differ by more than both spreads."""
         return abs(self.new.rate - self.old.rate) > self.new.spread + self.old.spread
 
 
 def run_of(name: str, results: Iterable[Mapping[str, Any]]) -> Run:
-    """Return results as rows. RunError if one is not a result."""
+    """Convert results to rows. Raise RunError if one is invalid."""
     rows, processor = [], ""
     for number, result in enumerate(results, 1):
         try:
@@ -105,7 +105,7 @@ def run_of(name: str, results: Iterable[Mapping[str, Any]]) -> Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read the results in a file. RunError in one line if it holds none."""
+    """Read the results in a file. Raise RunError with a one-line message if there are none."""
     try:
         with open_regular(path) as file:
             data = file.read(MOST_BYTES + 1)
@@ -125,13 +125,13 @@ def read_run(path: Path) -> Run:
 
 
 def matched(new: Run, old: Run) -> list[Ratio]:
-    """Return the tests that both runs have, in the order of the new one. The last of equal tests counts."""
+    """Return the tests that occur in both runs, in the order of the new one. The last of equal tests counts."""
     known = {row.key: row for row in old.rows}
     return [Ratio(row, known[row.key]) for row in {row.key: row for row in new.rows}.values() if row.key in known]
 
 
 def _values(data: bytes) -> list[Mapping[str, Any]]:
-    """Return the objects of a JSON list, or of lines. RunError or ValueError if it is neither."""
+    """Return the objects of a JSON list or of JSON lines. Raise RunError or ValueError if it is neither."""
     text = data.decode("utf-8")
     try:
         found = json.loads(text)
@@ -181,7 +181,7 @@ def _usual_name(prompt: int, answer: int, depth: int) -> str:
 
 
 def _placed(result: Mapping[str, Any]) -> str:
-    """Return layers on a card and cache types, without those that are as usual."""
+    """Return the GPU layers and cache types that are not the default."""
     layers = result.get("n_gpu_layers", "auto")
     keys, values = (_text(result, name, "f16") for name in ("type_k", "type_v"))
     parts = [] if layers in ("auto", -1) else [f"ngl {_short(layers)}"]
@@ -189,7 +189,7 @@ def _placed(result: Mapping[str, Any]) -> str:
 
 
 def _text(result: Mapping[str, Any], name: str, default: str | None, most: int = MOST_TEXT) -> str:
-    """Return a text in one line; ValueError if it is required (no default) and missing."""
+    """Return a text as one line. Raise ValueError if it is required (no default) and missing."""
     value = result.get(name, default)
     if not isinstance(value, str) or (not value and default is None):
         raise ValueError(f"{name} is not a text")

@@ -1,4 +1,4 @@
-"""How all panels look: colours, legends, and numbers on axes."""
+"""The style of all panels: colours, legends, and axis numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import log10
 from typing import Any
 
 WIDTH, HEIGHT = 5.6, 4.2  # inches of a panel
-LONGEST, ACROSS = 52, 96  # letters of a label, and of a line of a legend
+LONGEST, ACROSS = 52, 96  # characters of a label, and of a line of a legend
 INK, PAPER, LINES = "#1f2328", "#ffffff", "#8c959f"
 DARK = {INK: "#e6edf3", PAPER: "#0d1117", LINES: "#6e7681"}
 COLOURS = ("#0a7bc2", "#d1570a", "#0f8a5f", "#a64fbf", "#8a7a10", "#c23b60")
@@ -15,7 +15,7 @@ MARKERS = ("o", "s", "^", "D", "v")  # one less than colours: 30 pairs
 SETTINGS = {
     "svg.hashsalt": "localllm",
     "svg.fonttype": "none",
-    "text.parse_math": False,  # names of models may have a dollar
+    "text.parse_math": False,  # model names may contain a dollar sign
     "font.family": "sans-serif",
     "font.size": 9.0,
     "axes.edgecolor": LINES,
@@ -50,13 +50,13 @@ def handle(marker: str, colour: str, label: str, line: str = "", hollow: bool = 
     """Return a line of a legend."""
     from matplotlib.lines import Line2D
 
-    shown = f" {short(label)}"  # matplotlib leaves out what begins with _
+    shown = f" {short(label)}"  # matplotlib hides labels that begin with _
     fill = "none" if hollow else colour
     return Line2D([], [], linestyle=line, marker=marker, markersize=5, color=colour, markerfacecolor=fill, label=shown)
 
 
 def below(axes: Any, handles: Sequence[Any], height: float = HEIGHT) -> None:
-    """Put a legend below a panel of this height in inches, where it covers nothing."""
+    """Put a legend below a panel of this height in inches, outside its axes."""
     if handles:
         place = (0.5, -0.6 / height)
         longest = max(len(each.get_label()) for each in handles)
@@ -65,12 +65,12 @@ def below(axes: Any, handles: Sequence[Any], height: float = HEIGHT) -> None:
 
 
 def short(text: str, most: int = LONGEST) -> str:
-    """Return a text that leaves a panel room for what it shows."""
+    """Truncate a text so that a panel keeps room for its data."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def plain(axis: Any) -> None:
-    """Write the numbers of a logarithmic axis as people do: 1, 2, 5, 10; powers of ten alone where there are many."""
+    """Label a logarithmic axis with 1, 2, 5, 10; only powers of ten if there are many."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     low, high = axis.get_view_interval()
@@ -80,7 +80,7 @@ def plain(axis: Any) -> None:
 
 
 def number_on_axis(value: float, place: int = 0) -> str:
-    """Return 512, 2048, 10k, 1.5M."""
+    """Return a short number: 512, 2048, 10k, 1.5M."""
     for most, unit, name in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if value >= most:
             return f"{value / unit:g}{name}"

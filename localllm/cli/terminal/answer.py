@@ -1,4 +1,4 @@
-"""Functions that `chat` and `run` share: stream an answer to stdout, let Ctrl-C stop it, and print statistics."""
+"""Functions that `chat` and `run` share: stream an answer to stdout, stop it on Ctrl-C, and print statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEASURE_SECONDS = 0.03
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets. It raises no exception, so that no model step stops halfway."""
+    """Yield an event that Ctrl-C sets instead of raising, so that no model step stops halfway."""
     cancel = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -44,13 +44,12 @@ def interruptible() -> Iterator[threading.Event]:
 
 
 def write(reply: Reply, display: Display, conversation: Conversation | None = None) -> Finished:
-    """Print an answer as it arrives, then end its line. Piped output is the model's text, unchanged if that is
-    readable."""
+    """Stream an answer to stdout, then end its line. Piped output is the model's text, unchanged if it is printable."""
     from localllm.answer.parts import Content, Reasoning
 
     if conversation is not None and conversation.data:
         display = display.changed({"plain": True})
-    # In the text of a grammar, only words wrap: what looks like Markdown means itself.
+    # Grammar output is wrapped at words only, because characters that look like Markdown are literal there.
     shown = shown_on(sys.stdout, display, markdown=conversation is None or not conversation.structured)
     try:
         for piece in reply:
@@ -68,7 +67,7 @@ def write(reply: Reply, display: Display, conversation: Conversation | None = No
 
 
 def tell(model: Model) -> None:
-    """Print what loading decided: where the model runs, the cache types, a guessed tokenizer rule."""
+    """Print decisions made while loading: the devices, the cache types, a guessed tokenizer rule."""
     for note in (model.placed, model.cache.note):
         if note:
             say(note)
@@ -90,7 +89,7 @@ def converse(
     asked: Mapping[str, Any],
     context_shift: bool = False,
 ) -> Conversation:
-    """Make a conversation from the options."""
+    """Create a conversation from the options."""
     from localllm.conversation import Conversation
 
     return Conversation(
@@ -111,13 +110,15 @@ def explain_end(model: Model) -> str:
 
 
 def read_bandwidth(model: Model) -> float:
-    """Measure the bytes per second at which this machine reads the weights: the best of several short reads."""
+    """Measure the bandwidth, in bytes per second, at which this machine reads the weights: the best of several short
+    reads.
+    """
     return max(_reads(model, MEASURE_SECONDS))
 
 
 def _reads(model: Model, seconds: float) -> list[float]:
     start, found = perf_counter(), []
-    while True:  # one read is enough for large weights; small ones need several
+    while True:  # one read is enough for large weights
         found.append(model.executable.read_bandwidth())
         if perf_counter() - start > seconds:
             return found
@@ -126,7 +127,7 @@ def _reads(model: Model, seconds: float) -> list[float]:
 class Roof:
     """The read bandwidth of this machine, for comparison with that of an answer.
 
-    Other programs disturb a measurement. It holds if the median of many reads comes close to the best one.
+    Other programs can disturb the measurement. It is valid if the median of many reads is close to the best one.
     """
 
     SECONDS, STEADY, MOST_SHARE = 0.1, 0.8, 1.05
@@ -135,7 +136,7 @@ class Roof:
         self._model, self._best = model, 0.0
 
     def share(self, bandwidth: float) -> tuple[float, float]:
-        """Return the share of the roof that a bandwidth is, and the roof, in bytes per second; (0, 0) if unknown."""
+        """Return a bandwidth as a share of the maximum, and the maximum in bytes per second; (0, 0) if unknown."""
         reads = sorted(_reads(self._model, self.SECONDS))
         steady = reads[len(reads) // 2] >= self.STEADY * reads[-1]
         self._best = max(self._best, reads[-1] if steady else 0.0)
@@ -144,7 +145,7 @@ class Roof:
 
 
 def statistics_line(s: Usage, used: int, context: int) -> str:
-    """Return what a reader of the answer wants to know; `used` are the tokens of the context so far."""
+    """Return the short statistics of an answer; `used` is the number of context tokens so far."""
     parts = []
     if s.answer_tokens:
         parts.append(f"first token {s.first_token_seconds:.2f} s")
@@ -154,7 +155,7 @@ def statistics_line(s: Usage, used: int, context: int) -> str:
 
 
 def full_statistics(s: Usage, roof: Roof) -> str:
-    """Return one line of everything that was measured."""
+    """Return all measured statistics in one line."""
     reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
     parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_number(s.prompt_rate)} tokens/s"]
     if s.answer_tokens:

@@ -8,7 +8,7 @@ from localllm.cli.app import UsageError
 
 
 def agrees(question: str) -> bool:
-    """Return whether the user answers yes. UsageError if nobody can be asked."""
+    """Return whether the user answers yes. Raise UsageError if stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise UsageError("give --yes to delete without being asked")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

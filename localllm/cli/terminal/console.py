@@ -73,12 +73,12 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 
 def room() -> int:
-    """Return the columns of the terminal on stdout; 0 if there is none, or if it does not know them."""
+    """Return the columns of the terminal on stdout; 0 if there is none or its width is unknown."""
     return width_of(sys.stdout, 0) if sys.stdout.isatty() else 0
 
 
 def say(text: str, style: str = DIM) -> None:
-    """Print one line on stderr, after flushing stdout. A terminal breaks it at words."""
+    """Print one line on stderr, after flushing stdout. On a terminal it wraps at words."""
     sys.stdout.flush()
     line, width = printable(typed(text), None), width_of(sys.stderr, 0) if sys.stderr.isatty() else 0
     shown = "\n".join(broken(line, width)) if width else line
@@ -114,7 +114,7 @@ class LoadProgress:
             from rich.console import Console
             from rich.progress import Progress
 
-            # Lines written meanwhile go above the bars. A stream redirected to a file is not replaced.
+            # Lines written meanwhile appear above the bars. A stream redirected to a file is not replaced.
             redirect, console = sys.stdout.isatty(), Console(file=raw(sys.stderr))
             self._bars = Progress(*self._columns(), console=console, transient=True, redirect_stdout=redirect)
             self._bars.start()
@@ -152,7 +152,7 @@ class DownloadProgress(LoadProgress):
 
 
 class RateProgress(LoadProgress):
-    """A bar for long work on many weights, with its rate and the time left."""
+    """A bar for long work on many weights, with the rate and the time left."""
 
     def _columns(self) -> tuple[ProgressColumn, ...]:
         from rich.progress import ProgressColumn, Task, TextColumn, TimeRemainingColumn

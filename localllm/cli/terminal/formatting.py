@@ -12,7 +12,7 @@ _AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "h
 
 
 def age(seconds: float) -> str:
-    """Return how long ago something was: "3 days ago"."""
+    """Return the age of something as text: "3 days ago"."""
     for unit, name in _AGES:
         if seconds >= unit:
             count = int(seconds // unit)
@@ -26,7 +26,7 @@ def parameters(count: int) -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
-    """Return a Markdown table with aligned columns; those named in `right` align right."""
+    """Return a Markdown table with aligned columns. Columns in `right` are right-aligned."""
     rows = [_cells(row) for row in rows]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     rule = [("-" * (w - 1) + ":") if name in right else "-" * w for name, w in zip(header, widths, strict=True)]
@@ -34,9 +34,9 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), room: int = 0) -> str:
-    """Return a Markdown table. In a terminal of `room` columns, empty columns are dropped if it does not fit.
+    """Return a Markdown table. If it exceeds a terminal of `room` columns, empty columns are dropped.
 
-    If it still does not fit, it is turned on its side: a block for every row, a line for every cell that is not empty.
+    If it still does not fit, it is transposed: a block for every row, and a line for every cell that is not empty.
     """
     whole = markdown(header, rows, right)
     if not room or len(whole.partition("\n")[0]) <= room:
@@ -50,7 +50,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 
 def record(header: Sequence[str], row: Sequence[str], room: int) -> str:
-    """Return a row of a table on its side: a line for every cell that is not empty."""
+    """Return a row of a transposed table: a line for every cell that is not empty."""
     pairs = [(name, cell) for name, cell in zip(header, row, strict=True) if cell.strip()]
     return columns(pairs, indent=0, room=room)
 
@@ -64,14 +64,15 @@ def markdown_row(header: Sequence[str], row: Sequence[str], widths: Sequence[int
 
 
 def _cells(row: Sequence[str]) -> list[str]:
-    """Return cells that each fit one line, whatever the file put into them."""
+    """Return cells as single lines; values from a file may contain line breaks."""
     return [printable(cell, None) for cell in row]
 
 
 def columns(rows: Sequence[Sequence[str]], indent: int = 2, room: int = 0) -> str:
     """Align rows in columns; the last column is ragged.
 
-    In a terminal of `room` columns the last one breaks at words. If the others leave it too little, it stands below.
+    In a terminal of `room` columns the last column wraps at words, or moves to the next line if the others leave too
+    little room.
     """
     rows = [_cells(row) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []

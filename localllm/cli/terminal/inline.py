@@ -1,7 +1,7 @@
-"""Emphasis and code within a line of Markdown, for text that comes character by character.
+"""Emphasis and code within a line of Markdown, for text that arrives character by character.
 
-A marker is held back until its partner comes. If none comes in the same line and soon, it is text: what is shown does
-not depend on how the text was cut into pieces.
+A marker is held back until its partner arrives. Without a partner soon and in the same line it is text. So the output
+does not depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterator
 
 BOLD, ITALIC, STRUCK, CODE = "1", "3", "9", "36"
-_MOST_HELD = 200  # characters
+_MOST_HELD = 200  # maximum characters held back
 _OPENERS = "`*_~\\"
-_SPANS = (  # a whole span: the text in it, its style
+_SPANS = (  # a whole span: the pattern, and its style
     (re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)"), CODE),
     (re.compile(r"(\*\*\*)(?=[^\s*])(.+?)(?<=[^\s*])\*\*\*(?!\*)"), f"{BOLD};{ITALIC}"),
     (re.compile(r"(\*\*)(?=[^\s*])(.+?)(?<=\S)\*\*(?!\*)"), BOLD),
     (re.compile(r"(\*|_)(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![*_\w])"), ITALIC),
     (re.compile(r"(~~)(?=[^\s~])(.+?)(?<=[^\s~])~~(?!~)"), STRUCK),
 )
-_COUNTS = {"*": (1, 2, 3), "_": (1,), "~": (2,)}  # __init__ is a name, and no bold text
+_COUNTS = {"*": (1, 2, 3), "_": (1,), "~": (2,)}  # _ has no 2: __init__ is a name, not bold text
 _ESCAPED = "`*_~\\#"
 
 Segment = tuple[str, str]  # text and style
@@ -30,10 +30,10 @@ class Inline:
 
     def __init__(self) -> None:
         self._held = ""
-        self._before = " "  # the last character that was passed on
+        self._before = " "  # the last character of the output
 
     def push(self, letter: str) -> Iterator[Segment]:
-        """Yield what one more character of the line decides."""
+        """Add one character, and yield the segments that are now certain."""
         if not self._held and letter not in _OPENERS:
             self._before = letter
             yield letter, ""
@@ -41,17 +41,17 @@ class Inline:
         self._held += letter
         held = self._held
         if 4 < len(held) <= _MOST_HELD and held[-2] != held[0]:
-            return  # neither a marker's start nor its partner, so nothing is decided: this is what happens most often
+            return  # neither the start of a marker nor its partner: the common case
         yield from self._decide(False)
 
     def end(self) -> Iterator[Segment]:
-        """The line has ended: yield what was held back."""
+        """End the line: yield the characters that were held back."""
         while self._held:
             yield from self._decide(True)
         self._before = " "
 
     def _decide(self, ended: bool) -> Iterator[Segment]:
-        """Yield the span that `_held` begins with, or its first character if it begins none."""
+        """Yield the span at the start of `_held`, or its first character if none starts there."""
         held = self._held
         if held[0] == "\\":
             if len(held) > 1 or ended:
@@ -76,13 +76,13 @@ class Inline:
         yield text, ""
 
     def _again(self) -> Iterator[Segment]:
-        """Read what was held back behind a span or a marker that is none."""
+        """Process the characters that were held back behind a span or an unmatched marker."""
         rest, self._held = self._held, ""
         for letter in rest:
             yield from self.push(letter)
 
     def _can_open(self) -> bool:
-        """Return whether a span may begin with what is held."""
+        """Return whether the held characters may begin a span."""
         marker, rest = self._held[0], self._held.lstrip(self._held[0])
         if marker == "`" or not rest:
             return True
@@ -91,7 +91,7 @@ class Inline:
         return not rest[0].isspace() and not inside and count in _COUNTS[marker]
 
     def _span(self, ended: bool) -> tuple[Segment, str] | None:
-        """Return the span at the start of what is held, and the rest. A span needs to see one character behind it."""
+        """Return the span at the start of the held characters, and the rest. It needs one character of lookahead."""
         held = self._held
         if not self._can_open() or (not ended and held[-2:-1] != held[0]):
             return None

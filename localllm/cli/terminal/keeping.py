@@ -1,4 +1,4 @@
-"""`--prompt-cache`, `/save` and `/load`: conversations in files, and the lines printed about them."""
+"""`--prompt-cache`, `/save` and `/load`: conversations in files, and the messages about them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_place(keeping: Keeping) -> None:
-    """Raise, before any work, if the file of `--prompt-cache` could not be written at the end."""
+    """Raise early if the file of `--prompt-cache` cannot be written."""
     if not keeping.prompt_cache or keeping.prompt_cache_ro:
         return
     path = Path(keeping.prompt_cache)
@@ -43,8 +43,8 @@ class PromptCache:
         if keeping.prompt_cache_ro and self._path is None:
             say("note: --prompt-cache-ro has no effect without --prompt-cache FILE", YELLOW)
         self._model, self._force = model, force
-        self._found = False  # whether the file existed at the start: only then is it replaced
-        self._tokens: list[int] = []  # state when it was read
+        self._found = False  # whether the file existed at the start; only then it is replaced
+        self._tokens: list[int] = []  # cached tokens when it was read
         self._messages: list[dict[str, str]] = []
 
     def take_up(self) -> None:
@@ -56,7 +56,7 @@ class PromptCache:
             _tell_problem(kept)
 
     def keep(self, tokens: Sequence[int], messages: Sequence[dict[str, str]]) -> None:
-        """Save what the cache holds of `tokens`, unless it is unchanged or the file holds a conversation."""
+        """Save the cached part of `tokens`, unless it is unchanged or the file holds a conversation."""
         if self._path is None or not self._write or list(tokens) == self._tokens:
             return
         if self._messages and not self._force:
@@ -85,7 +85,7 @@ class PromptCache:
 
 
 def take_up(conversation: Conversation, path: Path) -> None:
-    """Continue the conversation in a file."""
+    """Load a conversation from a file, to continue it."""
     kept = conversation.load(path)
     say(f"{path}: {_turns(kept.messages)}, {len(kept.tokens)} tokens")
     _tell_problem(kept)

@@ -1,7 +1,7 @@
 """Markdown on a terminal while it streams: headings, lists, quotes, code, tables and emphasis.
 
-What is written stays: there is no cursor movement, so answers may be longer than the screen. The start of a line, a
-line of code and a table are held back until they are whole. The text must be printable (`localllm.printable`).
+Output is final: the cursor never moves back, so answers may be longer than the screen. The start of a line, a line of
+code and a table are held back until they are complete. The text must be printable (`localllm.printable`).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from localllm.cli.terminal.inline import BOLD, Inline, parsed
 from localllm.cli.terminal.wrapping import Wrapped, cells, painted
 
 DIM, HEADING, QUOTE = "2", "1;4", "2"
-_LANGUAGES = (  # whose highlighting is known to be quick on any text
+_LANGUAGES = (  # languages whose highlighting is known to be quick on any text
     "bash", "c", "cpp", "css", "diff", "go", "html", "ini", "java", "javascript", "js", "json", "php", "py", "python",
     "ruby", "rust", "sh", "shell", "sql", "toml", "ts", "typescript", "xml", "yaml",
 )  # fmt: skip
-_MOST_LINE = 400  # characters of a line of code that is highlighted
-_MOST_ROWS = 200  # rows of a table that are held back
+_MOST_LINE = 400  # maximum characters of a line of code that is highlighted
+_MOST_ROWS = 200  # maximum rows of a table that are held back
 _FENCE = re.compile(r"( *)(`{3,}|~{3,})([^`]*)$")
 _RULE = re.compile(r"(?:-{3,}|\*{3,}|_{3,}) *$")
 _DELIMITER = re.compile(r"\|? *:?-+:? *(\| *:?-+:? *)*\|? *$")
 
 Start = Literal["heading", "item", "quote", "row", "fence", "text"]
-_STARTS: tuple[tuple[Start, re.Pattern[str], re.Pattern[str]], ...] = (  # what begins it, and what may still begin it
+_STARTS: tuple[tuple[Start, re.Pattern[str], re.Pattern[str]], ...] = (  # complete start, and possible beginning of one
     ("heading", re.compile(r"#{1,6} +"), re.compile(r"#{1,6}")),
     ("item", re.compile(r"(?:[-*+]|\d{1,3}[.)]) +(?=\S)"), re.compile(r"[-*+] *|\d{1,3}(?:[.)] *)?")),
     ("quote", re.compile(r"> ?"), re.compile(r">")),
     ("row", re.compile(r"\|"), re.compile(r"(?!)")),
     ("fence", re.compile(r"`{3}|~{3}"), re.compile(r"`{1,2}|~{1,2}")),
-    ("text", re.compile(r"(?![-*_])"), re.compile(r"-{1,80} *|\*{1,80} *|_{1,80} *")),  # it may become a rule
+    ("text", re.compile(r"(?![-*_])"), re.compile(r"-{1,80} *|\*{1,80} *|_{1,80} *")),  # may become a rule
 )
 
 
@@ -41,15 +41,15 @@ class Markdown:
 
     def __init__(self, out: Wrapped) -> None:
         self._out, self._inline = out, Inline()
-        self._start: str | None = ""  # the start of a line, until it is known what it begins; None: it is known
-        self._whole: Start | None = None  # what the whole line is held back for
+        self._start: str | None = ""  # the start of a line while its kind is unknown; None: known
+        self._whole: Start | None = None  # the kind of a line that is held back whole
         self._style = ""
         self._fence = ""  # the marker that ends the code
         self._language = ""
         self._rows: list[str] = []
 
     def text(self, text: str) -> None:
-        """Write more of the text."""
+        """Write a chunk of the text."""
         for letter in text:
             if letter == "\n":
                 self._end_line()
@@ -62,7 +62,7 @@ class Markdown:
         self._out.flush()
 
     def end(self) -> None:
-        """The text has ended; so has its last line."""
+        """End the text and its last line."""
         if self._start or self._start is None:
             self._end_line()
         self._end_table()
@@ -71,7 +71,7 @@ class Markdown:
     # -- lines -----------------------------------------------------------------------------------------------------
 
     def _begin(self, ended: bool) -> None:
-        """Decide what the start of a line begins, and write the start."""
+        """Determine the kind of line from its start, and write the start."""
         assert self._start is not None
         body = self._start.lstrip(" ")
         indent = self._start[: len(self._start) - len(body)]
@@ -103,7 +103,7 @@ class Markdown:
             self._write(letter)
 
     def _mark(self, mark: str, style: str) -> None:
-        """Write what stands before the text of a line; it moves in further lines of the same text."""
+        """Write the marker of a line, and indent continuation lines to match."""
         mark = mark if cells(mark) < self._out.width // 2 else mark.lstrip(" ")
         self._out.whole(painted(mark, style), cells(mark))
         self._out.hang(painted(mark, style) if style else " " * cells(mark), cells(mark))
@@ -146,7 +146,7 @@ class Markdown:
     # -- code ------------------------------------------------------------------------------------------------------
 
     def _open(self, line: str) -> None:
-        """Begin a block of code, if the whole line is a fence."""
+        """Begin a code block if the line is a valid fence."""
         self._end_table()
         found = _FENCE.fullmatch(line)
         if found is None:
@@ -161,7 +161,7 @@ class Markdown:
         self._out.line()
 
     def _code(self, line: str) -> None:
-        """Write a line of code, or the fence that ends it."""
+        """Write a line of code, or end the block at its closing fence."""
         line = line.expandtabs(4)
         bare = line.strip()
         if bare.startswith(self._fence) and not bare.strip(self._fence[0]):
@@ -192,7 +192,7 @@ def _cells(row: str) -> list[str]:
 
 
 def _ansi(renderable: object, width: int) -> list[str]:
-    """Return what rich makes of something, line by line, in the colours that every terminal has."""
+    """Return the lines that rich renders, in the 16 standard colours."""
     from rich.console import Console
 
     stream = StringIO()
@@ -202,7 +202,7 @@ def _ansi(renderable: object, width: int) -> list[str]:
 
 
 def highlighted(line: str, language: str) -> str:
-    """Return a line of code in colours, if its language has some."""
+    """Return a line of code with syntax highlighting, if the language is supported."""
     if language not in _LANGUAGES or len(line) > _MOST_LINE:
         return line
     from rich.syntax import Syntax

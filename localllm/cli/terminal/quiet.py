@@ -1,4 +1,4 @@
-"""Keys that are typed while a program writes: they are not shown in its output, and wait for the next prompt."""
+"""Keys typed while a program writes: they are not echoed, and wait for the next prompt."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from types import FrameType
 
 try:
     import termios
-except ImportError:  # a system without such terminals
+except ImportError:  # a system without termios
     termios = None  # type: ignore[assignment]
 
 _INPUT, _LOCAL = 0, 3  # indices into the attributes of a terminal
 
 
 class Quiet:
-    """Context manager: within it the terminal does not echo. It does nothing if stdin is not a terminal.
+    """Context manager that switches the terminal's echo off. It does nothing if stdin is not a terminal.
 
-    `by_key`: an editor reads the waiting keys, so they are passed on one by one. Ctrl-Z gives the shell the terminal as
-    it was before. Ctrl-C means nothing where nobody listens: it may come just when an answer has ended.
+    `by_key`: an editor reads the waiting keys, so they are passed on one by one. Ctrl-Z restores the terminal for the
+    shell. Ctrl-C is ignored when no answer runs, because it may arrive just after an answer has ended.
     """
 
     def __init__(self, by_key: bool) -> None:
@@ -45,21 +45,21 @@ class Quiet:
             self._before = None
 
     def apply(self) -> None:
-        """Switch the echo off, also if another program has switched it on."""
+        """Switch the echo off again, in case another program has switched it on."""
         if self._before is None:
             return
         quiet = list(self._before)
         local, keys = quiet[_LOCAL], quiet[_INPUT]
         assert isinstance(local, int)
         assert isinstance(keys, int)
-        # Without NOFLSH, Ctrl-C would drop the waiting keys and a part of the output.
+        # Without NOFLSH, Ctrl-C would discard waiting keys and part of the output.
         quiet[_LOCAL] = (local | termios.NOFLSH) & ~termios.ECHO & ~(termios.ICANON if self._by_key else 0)
         quiet[_INPUT] = keys & ~(termios.ICRNL if self._by_key else 0)
         self._set(quiet)
 
     @contextmanager
     def paused(self, interrupts: bool = False) -> Iterator[None]:
-        """Within the block the terminal is as before, for another program; with `interrupts` Ctrl-C counts, too."""
+        """Restore the terminal within the block, for another program. With `interrupts` Ctrl-C works too."""
         if self._before is None:
             yield
             return
@@ -82,10 +82,10 @@ class Quiet:
         assert self._before is not None
         self._set(self._before)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)  # continues here
+        os.kill(os.getpid(), signal.SIGTSTP)  # execution continues here after fg
         signal.signal(signal.SIGTSTP, self._stop)
         self.apply()
 
 
 def _ignored(number: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C by doing nothing. Programs that are started do not inherit this, unlike SIG_IGN."""
+    """Ignore Ctrl-C. Unlike SIG_IGN, child processes do not inherit this."""

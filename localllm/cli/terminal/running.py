@@ -24,7 +24,7 @@ class RunningProgress(LoadProgress):
 
     @property
     def shown(self) -> bool:
-        """Whether anybody sees the value."""
+        """Return whether the bar is visible."""
         return self._wanted
 
     def _columns(self) -> tuple[ProgressColumn, ...]:
@@ -41,7 +41,7 @@ class RunningProgress(LoadProgress):
 
 
 class RunningPerplexity:
-    """e to the mean of the negative log-likelihoods so far, written into the bar."""
+    """The perplexity so far (e to the mean negative log-likelihood), written into the bar."""
 
     def __init__(self, progress: RunningProgress) -> None:
         self._progress = progress
@@ -56,7 +56,7 @@ class RunningPerplexity:
 
 @contextmanager
 def stoppable(progress: RunningProgress) -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt."""
+    """Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt."""
     pressed = False
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -1,6 +1,6 @@
-"""How an answer is shown: as it is in a pipe, or with --plain; as Markdown on a terminal, with the thought before it.
+"""How an answer is displayed: unchanged in a pipe or with --plain; as Markdown on a terminal, after the reasoning.
 
-The text of a model is hostile. On a terminal all of it passes `printable` before anything else sees it.
+The text of a model is untrusted. On a terminal all of it passes `printable` first.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from localllm.printable import printable
 
 
 class Shown(Protocol):
-    """Takes the parts of one answer."""
+    """Receives the parts of one answer."""
 
-    parted: bool  # whether it wants thoughts apart from content
+    parted: bool  # whether reasoning arrives separately from content
 
     def thought(self, text: str) -> None: ...
     def content(self, text: str) -> None: ...
     def end(self) -> None:
-        """The answer has ended: end its last line."""
+        """End the answer's last line."""
 
 
 def shown_on(stream: TextIO, display: Display, markdown: bool = True) -> Shown:
-    """Return what shows an answer on a stream; without `markdown` a terminal wraps words and changes nothing else."""
+    """Return the display for a stream. Without `markdown` a terminal only wraps words."""
     out = raw(stream)
     if not out.isatty() or os.environ.get("TERM", "dumb") == "dumb" or display.plain:
         return Plain(cast(TextIO, Guard(out)) if out.isatty() else out, display.hide_think)
@@ -36,14 +36,14 @@ def shown_on(stream: TextIO, display: Display, markdown: bool = True) -> Shown:
 
 
 class Plain:
-    """Writes the text as it comes; thoughts only if they are not hidden."""
+    """Writes the text as it arrives, with reasoning unless that is hidden."""
 
     def __init__(self, out: TextIO, hide: bool) -> None:
         self._out, self.parted = out, hide
         self._last = "\n"
 
     def thought(self, text: str) -> None:
-        """Drop the thought: thoughts come apart from content only to be hidden."""
+        """Drop the reasoning. It arrives separately only when it is hidden."""
 
     def content(self, text: str) -> None:
         if text:
@@ -58,14 +58,14 @@ class Plain:
 
 
 class Rendered:
-    """Renders Markdown, wraps words, and dims thoughts, or says only how long they are."""
+    """Renders Markdown, wraps words, and dims reasoning or shows only its duration."""
 
     parted = True
 
     def __init__(self, out: TextIO, hide: bool, colours: bool, markdown: bool = True) -> None:
         self._out, self._hide = Wrapped(out), hide
         self._dim = DIM if colours else ""
-        styled = colours and markdown  # without styles, the markers stay
+        styled = colours and markdown  # without styles the markers must stay visible
         self._markdown = Markdown(self._out) if styled else None
         self._thinking = False
         self._began, self._pieces = 0.0, 0

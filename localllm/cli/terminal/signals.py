@@ -1,4 +1,4 @@
-"""Make SIGTERM and SIGHUP (on Windows SIGBREAK) end a command as Ctrl-C does, so that unfinished files are removed."""
+"""End a command on SIGTERM and SIGHUP (on Windows SIGBREAK) as on Ctrl-C, so that unfinished files are removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-# Windows has no SIGHUP; its consoles send SIGBREAK for Ctrl-Break and when they are closed.
+# Windows has no SIGHUP; its consoles send SIGBREAK for Ctrl-Break and when they close.
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 
 
@@ -18,7 +18,7 @@ def unwinding() -> Iterator[None]:
     """Within the block, the first of these signals raises SystemExit(128 + number). Ignored signals stay ignored
     (nohup).
     """
-    if threading.current_thread() is not threading.main_thread():  # outside the main thread Python sets no handlers
+    if threading.current_thread() is not threading.main_thread():  # Python sets handlers only in the main thread
         yield
         return
     caught = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]

@@ -1,4 +1,4 @@
-"""Text that wraps at words while it streams. Nothing that is written is ever taken back, so resizing breaks nothing."""
+"""Word wrapping of streamed text. Output is never rewritten, so resizing the terminal is harmless."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import re
 from typing import TextIO
 
-FALLBACK = 80  # columns of a terminal that does not know its width
+FALLBACK = 80  # columns if the terminal's width is unknown
 NARROWEST = 20
 
 
 def width_of(stream: TextIO, fallback: int = FALLBACK) -> int:
-    """Return the columns of the terminal behind a stream now; `fallback` if there is none or it does not know them."""
+    """Return the current width in columns of the terminal behind a stream; `fallback` if there is none or it is
+    unknown.
+    """
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):
@@ -20,7 +22,7 @@ def width_of(stream: TextIO, fallback: int = FALLBACK) -> int:
 
 
 def broken(text: str, width: int, hanging: str = "") -> list[str]:
-    """Return the lines of a text that breaks at words, all but the first with `hanging` before them."""
+    """Wrap a text at words and return its lines; all but the first begin with `hanging`."""
     lines, line = [], ""
     for word in re.findall(r" *[^ ]+", text):
         if line.strip() and cells(line) + cells(word) > width:
@@ -32,7 +34,7 @@ def broken(text: str, width: int, hanging: str = "") -> list[str]:
 
 
 def cells(text: str) -> int:
-    """Return the columns that a text takes."""
+    """Return the display width of a text in columns."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -41,10 +43,10 @@ def cells(text: str) -> int:
 
 
 class Wrapped:
-    """Writes styled text to a terminal, whole words at a time.
+    """Writes styled text to a terminal, wrapped at words.
 
-    Styles are numbers of ANSI's "select graphic rendition" ("1;36"); "" is none. The text must be printable: nothing
-    here escapes it. Lines after a break within a paragraph begin with what `hang` was given.
+    Styles are ANSI "select graphic rendition" numbers ("1;36"); "" is none. The text must be printable: nothing here
+    escapes it. Continuation lines of a paragraph begin with the text given to `hang`.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -61,18 +63,18 @@ class Wrapped:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing stands in the line yet."""
+        """Return whether the current line is empty."""
         return not self.column and not self._word and not self._gap
 
     def text(self, text: str, style: str = "") -> None:
-        """Write text of one line."""
+        """Write text without newlines."""
         for letter in text:
             if letter in " \t":
                 self._end_word()
                 self._gap += " " if letter == " " else "    "
                 continue
             size = cells(letter)
-            if size == 2:  # lines may break around wide characters
+            if size == 2:  # a line may break around wide characters
                 self._end_word()
             self._word.append((letter, style))
             self._length += size
@@ -80,14 +82,14 @@ class Wrapped:
                 self._end_word()
 
     def whole(self, text: str, size: int) -> None:
-        """Write finished text of `size` columns, with its own styles, which the terminal breaks if it must."""
+        """Write finished text of `size` columns, with its own styles; only the terminal may wrap it."""
         self._end_word()
         self._stream.write(self._gap + text)
         self.column += len(self._gap) + size
         self._gap = ""
 
     def hang(self, text: str = "", size: int = 0) -> None:
-        """Begin further lines of the paragraph with finished text of `size` columns."""
+        """Set the finished text of `size` columns that begins continuation lines."""
         self._hanging, self._indent = text, size
 
     def line(self) -> None:
@@ -98,11 +100,11 @@ class Wrapped:
         self.column = 0
 
     def flush(self) -> None:
-        """Show what is finished."""
+        """Flush the stream."""
         self._stream.flush()
 
     def end(self) -> None:
-        """End the last word, and its line if there is one."""
+        """End the last word, and its line if one is open."""
         if not self.empty:
             self.line()
         self.flush()
@@ -119,7 +121,7 @@ class Wrapped:
 
 
 def painted(text: str, style: str) -> str:
-    """Return text in a style."""
+    """Return a text with a style applied."""
     return f"\x1b[{style}m{text}\x1b[0m" if style and text else text
 
 

@@ -1,6 +1,6 @@
-"""Asks a server for its numbers: GET /metrics and GET /slots, with limits of time and size.
+"""Asks a server for its numbers: GET /metrics and GET /slots, with limits on time and size.
 
-Whatever answers may be another program. What is not a number from 0 on is left out, and no text is kept whole.
+The peer may be another program, so values that are not non-negative numbers are dropped, and no text is kept whole.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from localllm.notice import Notice, Setting
 from localllm.printable import printable
 
 USUAL = "http://127.0.0.1:8080"
-SECONDS = 5.0  # for a connection, and between two pieces of an answer
-MOST_SECONDS = 10.0  # for an answer
+SECONDS = 5.0  # to connect, and between two chunks of a response
+MOST_SECONDS = 10.0  # for a whole response
 MOST_BYTES = 8 << 20
 MOST_SLOTS = 1024
 MOST_TEXT = 60
-LARGEST = 1e18  # of any number
-OURS = "localllm_"  # how the names of a localllm server's own numbers begin
+LARGEST = 1e18  # maximum of any number
+OURS = "localllm_"  # prefix of the metrics that a localllm server defines
 
 
 class TopError(LocalLLMError):
-    """A server that cannot be watched; one line says why."""
+    """Raised if a server cannot be watched; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens; `path` is what stands before its routes, without a slash at the end."""
+    """Where a server listens. `path` is the prefix of its routes, without a trailing slash."""
 
     secure: bool
     host: str
@@ -58,7 +58,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An answer that is being written."""
+    """A slot with a running request."""
 
     number: int
     task: int
@@ -66,22 +66,24 @@ class Slot:
     cached: int
     processed: int  # of the prompt, without those cached
     written: int
-    left: int  # of the answer; -1: no limit
+    left: int  # tokens still allowed in the answer; -1: no limit
     rate: float  # tokens per second since its first one; 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a server said at one moment."""
+    """The state of a server at one moment."""
 
     at: float  # seconds of the monotonic clock
     samples: Mapping[str, Sequence[Sample]]
     slots: tuple[Slot, ...] = ()
-    places: int = 0  # slots, idle ones included; 0: the server does not tell
+    places: int = 0  # total number of slots, with idle ones; 0 if the server does not report it
 
 
 def address_of(text: str) -> Address:
-    """Read http://HOST:PORT, HOST:PORT or HOST, with a path before the routes. UsageError if it is none."""
+    """Parse http://HOST:PORT, HOST:PORT or HOST, optionally with a path before the routes. Raise UsageError
+    otherwise.
+    """
     problem = f"{printable(text)!r} is not the address of a server, such as {USUAL}"
     try:
         found = urlsplit(text if "://" in text else f"http://{text}")
@@ -97,7 +99,7 @@ def address_of(text: str) -> Address:
 
 
 class Client:
-    """Asks one server."""
+    """Polls one server."""
 
     def __init__(self, address: Address, key: str = "") -> None:
         self.address = address
@@ -105,7 +107,7 @@ class Client:
         self._key = key
 
     def look(self) -> Look:
-        """Return what the server says now. TopError in one line if it is not a localllm server that tells."""
+        """Return the state of the server now. Raise TopError if it is not a localllm server with metrics."""
         status, data = self._get("/metrics")
         if status != 200:
             raise TopError(self._refusal(status))
@@ -118,7 +120,7 @@ class Client:
         return Look(at, samples, slots, places)
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        """Return the status and the body of an answer."""
+        """Return the status and the body of a response."""
         kind = http.client.HTTPSConnection if self.address.secure else http.client.HTTPConnection
         connection = kind(self.address.host, self.address.port, timeout=SECONDS)
         headers = self._headers | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
@@ -167,7 +169,7 @@ class Client:
 
 
 def samples_of(data: bytes) -> dict[str, list[Sample]]:
-    """Return the numbers of a text in Prometheus's format, by name; nothing if it is another text."""
+    """Parse a text in Prometheus's format and return its numbers by name; nothing if it is not in that format."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, list[Sample]] = {}
@@ -177,13 +179,13 @@ def samples_of(data: bytes) -> dict[str, list[Sample]]:
                 value = float(sample.value)
                 if 0 <= value <= LARGEST:
                     found.setdefault(sample.name, []).append(Sample(dict(sample.labels), value))
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):  # what the parser raises for other texts
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):  # raised by the parser for other texts
         return {}
     return found
 
 
 def slots_of(data: bytes) -> tuple[int, tuple[Slot, ...]]:
-    """Return how many slots there are, and those at work; (0, ()) if the text is something else."""
+    """Return the number of slots, and the busy ones; (0, ()) if the text is something else."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):

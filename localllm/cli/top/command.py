@@ -1,7 +1,7 @@
-"""`localllm top`: look at a server again and again, and show its numbers until q or Ctrl-C.
+"""`localllm top`: poll a server and show its numbers until q or Ctrl-C.
 
-A thread asks, so that keys are heard while a server is slow. If the server goes away, the last numbers stay and a line
-says so. A terminal that cannot move its cursor (TERM=dumb) gets the numbers one below the other.
+A thread polls, so that keys work while the server is slow. If the server goes away, the last numbers stay and a line
+reports it. A terminal that cannot move its cursor (TERM=dumb) gets the numbers as plain lines.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from localllm.cli.top.numbers import Recent, view_of
 from localllm.cli.top.screen import screen
 from localllm.server.settings import keys_in
 
-FIRST_SECONDS = 3 * MOST_SECONDS  # until a server that answers byte by byte is given up
-ONCE_SECONDS = 1.0  # between the two looks of --once, so that there are rates
+FIRST_SECONDS = 3 * MOST_SECONDS  # limit for a server that sends its first response byte by byte
+ONCE_SECONDS = 1.0  # between the two polls of --once, which rates need
 PIPE_WIDTH, PIPE_HEIGHT = 80, 1000
 KEY_SECONDS = 0.25
 
 
 def top(own: Top) -> None:
-    """Watch a server. TopError if there is none to begin with."""
+    """Watch a server. Raise TopError if it cannot be reached at the start."""
     if len(own.words) > 1:
         raise UsageError(f"expected one URL, got {len(own.words)}: {', '.join(own.words)}")
     given = (*keys_in(own.api_key_file)[:1], *own.api_key)
@@ -48,7 +48,7 @@ def top(own: Top) -> None:
 
 
 class _Asking:
-    """Looks at a server in a thread of its own, once in `interval` seconds."""
+    """Polls a server in its thread, once every `interval` seconds."""
 
     def __init__(self, client: Client, interval: float) -> None:
         self._client, self._interval = client, interval
@@ -66,7 +66,7 @@ class _Asking:
             pause.wait(max(self._interval - (monotonic() - began), 0.1))
 
     def first(self) -> Look:
-        """Wait for a look. TopError if there is none."""
+        """Wait for the first result. Raise TopError if polling failed."""
         try:
             found = self._found.get(timeout=FIRST_SECONDS)
         except Empty:
@@ -76,7 +76,7 @@ class _Asking:
         return found
 
     def news(self) -> Look | TopError | None:
-        """Return what came meanwhile."""
+        """Return the results since the last call."""
         try:
             return self._found.get_nowait()
         except Empty:
@@ -94,12 +94,12 @@ def _print(recent: Recent, client: Client, lately: bool, remark: str = "") -> No
     with console.capture() as capture:
         console.print(screen(view, str(client.address), width, PIPE_HEIGHT, _has_blocks(), remark))
     text = "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
-    stream.write(text)  # not through rich, which would end the program if nobody reads it
+    stream.write(text)  # not through rich, which would exit on a broken pipe
     stream.flush()
 
 
 def _plain(recent: Recent, client: Client, asking: _Asking) -> None:
-    """Print the numbers one below the other."""
+    """Print the numbers as lines, one name and value each."""
     _print(recent, client, lately=True)
     with keys(lambda: None, lambda: None) as key:
         while b"q" not in key(KEY_SECONDS).lower():
@@ -112,7 +112,7 @@ def _plain(recent: Recent, client: Client, asking: _Asking) -> None:
 
 
 def _live(recent: Recent, client: Client, asking: _Asking) -> None:
-    """Show the numbers on the whole terminal."""
+    """Show the numbers full-screen."""
     from rich.console import Console
     from rich.live import Live
 
@@ -144,7 +144,7 @@ def _live(recent: Recent, client: Client, asking: _Asking) -> None:
 
 
 def _has_blocks() -> bool:
-    """Whether the terminal's encoding has block characters."""
+    """Return whether the terminal's encoding has block characters."""
     try:
         "█▒░▁".encode(getattr(raw(sys.stdout), "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -1,4 +1,4 @@
-"""Single keys from the terminal, without Enter and without showing them. Without a terminal there are none."""
+"""Read single keys from the terminal, without Enter and without echo. Without a terminal there are none."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from types import FrameType
 
 from localllm.cli.terminal.quiet import Quiet
 
-Wait = Callable[[float], bytes]  # takes seconds; returns the key that was pressed, or nothing
+Wait = Callable[[float], bytes]  # waits up to this many seconds; returns the key that was pressed, or b""
 
 
 @contextmanager
 def keys(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[Wait]:
-    """Yield what waits for a key. Ctrl-C raises KeyboardInterrupt. Around a stop by Ctrl-Z, `leave` gives the shell
-    its screen and `come_back` takes it again."""
+    """Yield a function that waits for a key. Ctrl-C raises KeyboardInterrupt. Around a Ctrl-Z stop, `leave` gives the
+    screen back to the shell and `come_back` takes it again.
+    """
     if not sys.stdin.isatty() or not hasattr(signal, "SIGTSTP"):
         yield _no_keys
         return
     with Quiet(by_key=True):
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which Quiet would ignore; it restores what was
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Quiet ignores SIGINT; it restores the handler
         stop = signal.getsignal(signal.SIGTSTP)
         assert callable(stop)
 
@@ -45,7 +46,7 @@ def _key(seconds: float) -> bytes:
     found = os.read(descriptor, 64)
     if not found:  # the terminal has gone
         raise KeyboardInterrupt
-    return b"" if found.startswith(b"\x1b") else found  # arrows and their like
+    return b"" if found.startswith(b"\x1b") else found  # ignore arrows and other escape sequences
 
 
 def _no_keys(seconds: float) -> bytes:

@@ -1,7 +1,7 @@
-"""What `localllm top` shows, from what the server said lately: rates over seconds, percentiles from histograms.
+"""The values that `localllm top` shows, from recent samples: rates over seconds, and percentiles from histograms.
 
-The server only tells how many times were at most 0.1 s, 0.25 s and so on. A percentile is estimated within its bucket,
-as if the times in it were spread evenly: as Prometheus's histogram_quantile does.
+The server reports cumulative buckets: the number of times that were at most 0.1 s, 0.25 s and so on. A percentile is
+interpolated within its bucket, as Prometheus's histogram_quantile does.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from localllm.cli.top.asking import Look, Slot
 from localllm.printable import printable
 from localllm.server.limits import LOOKING
 
-RATE_SECONDS = 10.0  # over which rates are counted
-WINDOW_SECONDS = 60.0  # over which percentiles are
+RATE_SECONDS = 10.0  # window of rates
+WINDOW_SECONDS = 60.0  # window of percentiles
 QUANTILES = (0.5, 0.9, 0.99)
 TIMES = (
     ("TTFT", "localllm_first_token_seconds"),
     ("ITL", "localllm_inter_token_seconds"),
     ("wait", "localllm_queued_seconds"),
 )
-Buckets = tuple[tuple[float, float], ...]  # (upper bound in seconds, times at most that), by bound
+Buckets = tuple[tuple[float, float], ...]  # (upper bound in seconds, count up to that bound), by bound
 
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """A time in seconds; `beyond`: it is longer than that, the last bound."""
+    """A time in seconds. `beyond`: it exceeds this value, the last finite bound."""
 
     seconds: float
     beyond: bool = False
@@ -36,7 +36,7 @@ class Percentile:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Percentiles of one kind of time, and how many times there were."""
+    """Percentiles of one kind of time, and the number of samples."""
 
     name: str
     count: float
@@ -45,7 +45,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All numbers of one screen; None where the server does not tell."""
+    """All values of one screen; None if the server does not report them."""
 
     models: tuple[str, ...]
     version: str
@@ -58,19 +58,19 @@ class View:
     answers: float | None
     answer_rate: float | None  # tokens per second
     prompt_rate: float | None
-    cached_share: float | None  # of prompt tokens, since the start
-    accepted_share: float | None  # of drafted tokens, since the start
-    blocks: float | None  # of the cache
+    cached_share: float | None  # share of prompt tokens, since the start
+    accepted_share: float | None  # share of drafted tokens, since the start
+    blocks: float | None  # share of the cache in use or kept
     used: float  # blocks of running answers
-    kept: float  # blocks of finished ones
+    kept: float  # blocks of finished answers
     times: tuple[Times, ...]
-    since: float | None  # seconds that the percentiles are over; None: since the start
+    since: float | None  # window of the percentiles in seconds; None: since the start
     writing: tuple[Slot, ...]
     history: tuple[float, ...]  # tokens per second of answers between looks, oldest first
 
 
 class Recent:
-    """The looks of the last minute. A server that started again begins anew."""
+    """The samples of the last minute. A restart of the server clears them."""
 
     def __init__(self) -> None:
         self.looks: list[Look] = []
@@ -82,7 +82,9 @@ class Recent:
 
 
 def view_of(looks: Sequence[Look], now: float, lately: bool) -> View:
-    """Return what to show; `lately`: percentiles of the last minute, not since the start. `now` is Unix time."""
+    """Return the values to show. `lately`: percentiles cover the last minute instead of all time. `now` is Unix
+    time.
+    """
     new = looks[-1]
     recent = [each for each in looks if new.at - each.at <= RATE_SECONDS]
     started = total(new, "localllm_start_time_seconds")
@@ -120,13 +122,13 @@ def view_of(looks: Sequence[Look], now: float, lately: bool) -> View:
 
 
 def total(look: Look, name: str, **labels: str) -> float | None:
-    """Return the sum of the numbers of this name with these labels; None if there is none."""
+    """Return the sum of the metrics with this name and these labels; None without any."""
     found = [each.value for each in look.samples.get(name, ()) if labels.items() <= each.labels.items()]
     return sum(found) if found else None
 
 
 def buckets_of(look: Look, name: str) -> Buckets:
-    """Return the buckets of a histogram, which may have several series; () if there is none."""
+    """Return the buckets of a histogram, summed over its series; () without any."""
     found: dict[float, float] = {}
     for each in look.samples.get(f"{name}_bucket", ()):
         bound = _bound(each.labels)
@@ -136,7 +138,7 @@ def buckets_of(look: Look, name: str) -> Buckets:
 
 
 def percentile(buckets: Buckets, quantile: float) -> Percentile | None:
-    """Return the percentile of the times for this share (0 to 1); None without times."""
+    """Return the percentile for this share (0 to 1); None without samples."""
     count = buckets[-1][1] if buckets else 0.0
     if count <= 0:
         return None
@@ -159,7 +161,7 @@ def _times(name: str, metric: str, new: Look, old: Look | None) -> Times:
 
 
 def _rate(looks: Sequence[Look], name: str) -> float | None:
-    """Return the growth of a counter per second from the first look to the last."""
+    """Return the growth of a counter per second from the first sample to the last."""
     if len(looks) < 2 or looks[-1].at <= looks[0].at:
         return None
     first, last = total(looks[0], name), total(looks[-1], name)
@@ -173,9 +175,9 @@ def _cached(look: Look) -> float | None:
 
 
 def _requests(look: Look, *, failed: bool = False) -> float | None:
-    """Return how many requests there were, without those that only look, as this program does; None if unknown.
+    """Return the number of requests, without monitoring requests such as those of this program; None if unknown.
 
-    `failed`: those with status 400 and above, but for clients that went away (499).
+    `failed`: only those with status 400 and above, except clients that disconnected (499).
     """
     found = look.samples.get("localllm_requests_total")
     if found is None:

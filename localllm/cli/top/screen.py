@@ -1,6 +1,6 @@
-"""The screen of `localllm top`, drawn by rich for any width from 40 columns on. Also what `--once` prints.
+"""The screen of `localllm top`, drawn by rich for any width from 40 columns on; `--once` prints it too.
 
-A wide terminal has more columns of the table of answers; nothing else differs.
+A wide terminal shows more columns in the table of answers; nothing else differs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-WIDE, MEDIUM = 78, 56  # columns from which on the table of answers has all of its columns, or most
+WIDE, MEDIUM = 78, 56  # minimum terminal columns for all columns of the table of answers, and for most
 BAR = 20  # characters of the cache's bar
-ENOUGH = 8  # tokens that an answer's pace is told from; the first ones come in bursts
+ENOUGH = 8  # minimum tokens of an answer for a rate; the first ones come in bursts
 _STEPS = "▁▂▃▄▅▆▇█"
-_ABOVE = 20  # lines besides those of the answers
+_ABOVE = 20  # lines other than answers
 
 
 def screen(view: View, address: str, width: int, height: int, blocks: bool, remark: str = "") -> RenderableType:
-    """Return the whole screen. `blocks`: whether the terminal shows block characters; `remark`: in the last line."""
+    """Return the whole screen. `blocks`: the terminal shows block characters. `remark`: text of the last line."""
     from rich.console import Group
     from rich.text import Text
 
@@ -46,7 +46,7 @@ def screen(view: View, address: str, width: int, height: int, blocks: bool, rema
         _answers(view, width, max(height - _ABOVE, 1)),
     ]
     if remark:
-        parts.append(Text(printable(remark, None), style="dim"))  # in as many lines as it takes
+        parts.append(Text(printable(remark, None), style="dim"))  # wraps onto more lines if needed
     return Group(*parts)
 
 
@@ -57,7 +57,7 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _pairs(view: View) -> Table:
-    """What runs, and how fast, as names and values in columns."""
+    """Return the activity and the rates as names and values in columns."""
     table = _grid(4, left=(0, 2))
     running = f"{count(view.running)} of {view.places}" if view.places else count(view.running)
     for row in (
@@ -72,7 +72,7 @@ def _pairs(view: View) -> Table:
 
 
 def _cache(view: View, bar: int, blocks: bool) -> Text:
-    """A bar of the cache's blocks: those in use, those kept for later prompts, and free ones."""
+    """Return a bar of the cache's blocks: in use, kept for later prompts, and free."""
     if not view.blocks:
         return _line("cache       -")
     used, kept = (min(part / view.blocks, 1.0) for part in (view.used, view.kept))
@@ -102,7 +102,7 @@ def _times(times: tuple[Times, ...]) -> Table:
 
 
 def _answers(view: View, width: int, most: int) -> Table | Text:
-    """A line for each answer that is being written, as many as there is room for."""
+    """Return a line for each running answer, as far as they fit."""
     if not view.writing:
         return _line("no answer is being written" if view.places else "the server does not tell of its slots", "dim")
     names = ("slot", "state", "prompt", "cached", "written", "left", "t/s")
@@ -136,7 +136,7 @@ _CELLS: dict[str, Callable[[Slot], str]] = {
 
 
 def _grid(columns: int, left: tuple[int, ...] = (0,)) -> Table:
-    """A table without lines, with names in the columns `left` and numbers in the others."""
+    """Return a borderless table: names in the columns `left`, numbers in the others."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2, 0, 0))
