@@ -170,9 +170,7 @@ class _Cache:
         self.keys, self.values, self.stores = [], [], []
 
     def _blocks(self, layer: int) -> list[NDArray[np.uint8]]:
-        """Return block views of a layer: keys and values (blocks, BLOCK, kv_heads, bytes), or all numbers of a
-        store.
-        """
+        """Return block views of a layer: keys and values (blocks, BLOCK, kv_heads, bytes), or a store's numbers."""
         if not isinstance(self._layers[layer], CacheLayer):
             return [self.stores[layer].view(np.uint8)]
         own = self._layers[layer]

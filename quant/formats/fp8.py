@@ -1,4 +1,4 @@
-"""FP8 (E4M3): sign, 4 exponent bits (bias 7), 3 mantissa bits; maximum 448, no infinity. For caches, not GGUF files.
+"""FP8 (E4M3): sign, 4 exponent bits (bias 7), 3 mantissa bits; maximum 448, no infinity. For the KV cache, not GGUF.
 
 Source: Micikevicius et al., "FP8 formats for deep learning" (2022), the E4M3 encoding; 0x7F and 0xFF are NaN.
 """

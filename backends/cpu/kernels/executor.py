@@ -82,9 +82,7 @@ def _wait(f: Function, sync: Sync, where: Value, target: Value) -> None:
 
 
 def _futex(f: Function, sync: Sync, where: Value, operation: int, value: Value) -> None:
-    """Sleep while the lower half of `arrivals` equals the lower half of `value`, or wake at most `value` sleeping
-    threads.
-    """
+    """Sleep while `arrivals` equals `value` (in their lower halves), or wake at most `value` sleeping threads."""
     none = f.i64(0)
     f.call(sync.syscall, sync.futex, where + Sync.arrivals * SLOT, f.i64(operation), value, none, none, none)
 

@@ -295,9 +295,7 @@ class Head:
     def _weights(
         self, block: Value, at: Value, now: Value, decays: Value, q: Value, k: Value, by_key: Value, by_query: Value
     ) -> None:
-        """Compute exp(g_t - g_i) (k_i . k_t) for earlier rows i of the block, and the same with the query, up to row
-        t.
-        """
+        """Compute exp(g_t - g_i) (k_i . k_t) for rows i < t of the block, and with the query for rows i <= t."""
         f, of, keys = self.f, self.of, self.keys(block)
         number = f.splat(Value(f, f.builder.trunc(at.ir, I32)))
         with f.loop(0, at // LANES + 1) as panel:
