@@ -163,7 +163,7 @@ class _Cache:
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         parts = zip(self._parts(layer, content), (own.head_dim, own.value_dim), self.types, strict=True)
-        with np.errstate(invalid="ignore"):  # for NaN
+        with np.errstate(invalid="ignore"):  # content may hold NaN
             return all(np.isfinite(load(part, width, type_)).all() for part, width, type_ in parts if width)
 
     def free(self) -> None:

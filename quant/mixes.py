@@ -349,7 +349,7 @@ def _wanted(
 
 
 def _output(mix: Mix, geometry: Geometry, columns: int, options: Options) -> str:
-    if options.output:  # for token embeddings that serve as the output matrix
+    if options.output:  # applies to token embeddings that serve as the output matrix
         return options.output
     fits = columns % FORMATS[mix.format].block_values == 0
     return mix.output if fits and geometry.architecture != "falcon" else "Q8_0"

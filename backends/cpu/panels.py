@@ -33,8 +33,8 @@ SUPER_BLOCK = 256
 class Activations(Enum):
     """The formats of activations other than float32."""
 
-    BLOCKS = auto()  # of 32 integers that share a scale
-    SUPER_BLOCKS = auto()  # of 256 integers
+    BLOCKS = auto()  # blocks of 32 integers that share a scale
+    SUPER_BLOCKS = auto()  # blocks of 256 integers
     BFLOATS = auto()  # rounded to BF16
 
 

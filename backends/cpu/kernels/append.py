@@ -14,7 +14,7 @@ class AppendArguments(Struct):
     step: Address
     k: Rows
     v: Rows
-    k_cache: Target  # of the layer: (blocks, kv heads) in the layout of `backends.cpu.cache`
+    k_cache: Target  # the layer's blocks (blocks, kv heads), in the layout of `backends.cpu.cache`
     v_cache: Target
     heads: Int64
 

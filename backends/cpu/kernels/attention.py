@@ -65,7 +65,7 @@ class AttentionArguments(MergeArguments):
         AddressOrZero  # float32 (heads, EDGE + 2 reach + 1 + EDGE): biases by distance, with the outer ones repeated
     )
     partials: Target
-    pools_step: Address  # for pools: the step with their tables, and their cache
+    pools_step: Address  # step with the block tables of the pools, followed by their cache
     pool_keys: Address
     pool_values: Address
 
@@ -77,7 +77,7 @@ class Work(Struct):
     tile_rows: Address  # int32 (tiles, 2): first row, number of rows
     split: Int64  # 0: a task covers all partitions
     heads: Int64  # number of pieces per task
-    partitions: Int64  # of the longest row, counted from position 0
+    partitions: Int64  # number of partitions of the longest row, counted from position 0
 
 
 PARTITION = 4  # cache blocks
@@ -196,7 +196,7 @@ class _Rows:
         count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to any row
         scores(f, shape.keys, queries, keys, self.scores, self.rows, shape.head_dim, count, seen, due)
         softmax(f, self.scores, state, self.shrink)
-        coming = Reach(keys + key_bytes, key_bytes) if one else None  # of the next head
+        coming = Reach(keys + key_bytes, key_bytes) if one else None  # prefetches the next head
         weigh(
             f, shape.values, self.scores, values, state.outputs, self.shrink, self.scaled, self.rows, shape.value_dim,
             count, coming,

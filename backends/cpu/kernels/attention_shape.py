@@ -30,7 +30,7 @@ class Shape:
     after: bool = False  # see only positions after the encoder text
     reach: int = 0  # largest distance with a bias in `distances`; 0: no relative position bias
     selected: int = 0  # maximum number of positions that a row reads by selection; 0: no selection
-    slices: int = 1  # of a row's selection: one, or one per KV head
+    slices: int = 1  # number of slices in a row's selection: one, or one per KV head
     whole: bool = False  # the selection consists of whole cache blocks
     once: bool = False  # a row of keys starts with the row of values
     every: int = 0  # positions per pool; 0: rows read no pools

@@ -30,7 +30,7 @@ from localllm.plan import Gating
 LOWEST = -3.0e38
 UNROLLED = 32  # maximum of selected experts per row; no known model uses more
 SMALLEST_SUM = 2.0**-14  # minimum divisor of normalized weights
-CLOSE = 0.02  # of the sparse mixer, as `plan.Experts` defines it
+CLOSE = 0.02  # threshold of the sparse mixer, as `plan.Experts` defines it
 
 
 class RouteArguments(Struct):

@@ -69,7 +69,7 @@ class NormArguments(Struct):
     eps: Float32
     rows: Address  # address of the number of rows, as in all structs below
     group_stride: Int64  # bytes between the weights of groups; 0 if all groups share them
-    copies: Copies  # of y
+    copies: Copies  # quantized copies of y
 
 
 def norm(kind: NormKind) -> PlanKernel[NormArguments]:
@@ -140,7 +140,7 @@ def _write_copies(f: Function, to: Copies, y: Value, row: Value) -> None:
 class QuantizeArguments(Struct):
     x: Rows
     rows: Address
-    copies: Copies  # of x
+    copies: Copies  # quantized copies of x
 
 
 def quantize() -> PlanKernel[QuantizeArguments]:
@@ -161,7 +161,7 @@ class GluArguments(Struct):
     slices: Int64  # slices per row; 1 if the gate is as wide as the row
     limit: Float32
     rows: Address
-    copies: Copies  # of y
+    copies: Copies  # quantized copies of y
 
 
 def glu(activation: GluActivation, sliced: bool = False) -> PlanKernel[GluArguments]:

@@ -72,7 +72,7 @@ def selective_scan(of: ScanLayer) -> PlanKernel[ScanArguments]:
                 block = f.load_i32(table, column)
                 rows, states = a.rows + block * (BLOCK * at.row), a.states + block * at.size
                 before, newest = states + at.before, states + at.after
-                tag = states + (lanes + at.newest)  # for these channels only: other tasks write theirs
+                tag = states + (lanes + at.newest)  # tag of these channels; other tasks write their own
                 with f.when(offset.equals(0)):
                     with f.when(position.equals(0)), f.loop(0, of.state_dim) as n:
                         f.store(before + (n * width + lanes), f.zeros(f32x16))

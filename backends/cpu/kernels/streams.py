@@ -35,9 +35,9 @@ class MixArguments(Struct):
     y: Output
     coefficients: Rows  # stride 0: shared by all rows
     base: RowsOrNone
-    slices: Int64  # of x
+    slices: Int64  # slices per row of x
     made: Int64  # slices of y
-    width: Int64  # of a slice
+    width: Int64  # width of a slice
     rows: Address
 
 
@@ -66,8 +66,8 @@ class BlendArguments(Struct):
     last: Rows
     y: Output
     weight: Address
-    slices: Int64  # of x
-    width: Int64  # of a slice
+    slices: Int64  # slices per row of x
+    width: Int64  # width of a slice
     eps: Float32
     rows: Address
     scratch: Rows  # room for the weights of the slices, per thread
@@ -117,7 +117,7 @@ class MatchArguments(Struct):
     y: Output
     like: Rows
     like_width: Int64
-    width: Int64  # of a slice
+    width: Int64  # width of a slice
     groups: Int64
     eps: Float32
     rows: Address
