@@ -40,7 +40,7 @@ class Matrix:
 
 
 def factors(mean_squares: F32, exponent: float) -> F32:
-    """Return the factors of columns (columns,): the magnitude of their inputs to a power, centered on 1."""
+    """Return the factors of columns (columns,): the magnitude of their inputs to a power, centred on 1."""
     size = np.sqrt(np.maximum(mean_squares, 0, dtype=np.float64))
     size = np.maximum(size, 1e-4 * (size.max() or 1.0)) ** exponent
     centred: F32 = (size / np.sqrt(size.max() * size.min())).astype(np.float32)

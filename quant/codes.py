@@ -28,7 +28,7 @@ class Coded:
 
     @property
     def even(self) -> bool:
-        """Whether neighboring levels differ by one."""
+        """Whether neighbouring levels differ by one."""
         return bool((np.diff(self.levels) == 1).all())
 
     def nearest(self, y: F32) -> U8:

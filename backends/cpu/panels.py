@@ -133,7 +133,7 @@ class IntegerPanel:
         return Block(start + (here * narrow + within * wide), start + within * narrow, places)
 
     def lines(self, block: Block) -> list[Value]:
-        """Return the addresses of the block's cache lines; neighboring blocks may share one."""
+        """Return the addresses of the block's cache lines; neighbouring blocks may share one."""
         return [
             start + at
             for start, wide in ((block.narrow, False), (block.wide, True))

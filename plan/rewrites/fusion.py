@@ -47,7 +47,7 @@ def fuse_additions(plan: Plan, keep: Collection[Value] = ()) -> Plan:
 
 
 def fuse_linears(plan: Plan, keep: Collection[Value] = (), most: int = 3) -> Plan:
-    """Group neighboring linears with the same input and format, at most `most` per group.
+    """Group neighbouring linears with the same input and format, at most `most` per group.
 
     Fuse two linears with the glu right after them if only the glu reads them.
     """

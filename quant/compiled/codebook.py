@@ -1,4 +1,4 @@
-"""The codebooks of the IQ formats for searches: map rounded coordinates to a point, or to neighboring points.
+"""The codebooks of the IQ formats for searches: map rounded coordinates to a point, or to neighbouring points.
 
 Coordinates of points are counted as in ggml's search: level l is 2 * l + 1.
 """
@@ -18,7 +18,7 @@ from localllm.quant.formats.grids import levels_of
 
 I32 = NDArray[np.int32]
 
-# name: bits per level in a key, levels that a key may hold, neighbor distances to search
+# name: bits per level in a key, levels that a key may hold, neighbour distances to search
 _BOOKS = {
     "IQ1S": (2, 3, 3),
     "IQ2XXS": (2, 3, 2),

@@ -14,7 +14,7 @@ from localllm.quant.compiled.search import TINY, clamp, peak, ratio
 from localllm.quant.compiled.simd import LANES, Lanes, absolute, load, pick, rint, splat, store, store_bytes
 from localllm.quant.format import F32, U8
 
-# Boundaries halfway between neighboring levels, and the levels except the lowest one.
+# Boundaries halfway between neighbouring levels, and the levels except the lowest one.
 BETWEEN = (-115.5, -93.5, -74.0, -57.0, -42.0, -28.5, -16.0, -4.5, 7.0, 19.0, 31.5, 45.5, 61.0, 79.0, 101.0)
 LEVELS = (-104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
 LOWEST = np.float32(-127)

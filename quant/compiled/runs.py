@@ -1,7 +1,7 @@
 """Groups of values in the IQ2 and IQ3 formats: find the scale and the codebook points with the least loss.
 
 A group consists of runs of 8 or 4 magnitudes; each run becomes a point. The expensive parts of the search handle 16
-items at once: the scales tried for a group, and the neighboring points of a run. Sums run in ggml's order, so that the
+items at once: the scales tried for a group, and the neighbouring points of a run. Sums run in ggml's order, so that the
 same numbers give the same bytes.
 """
 
@@ -61,7 +61,7 @@ def nearest(x: np.float32) -> np.int64:
 
 @compiled
 def _point(value: F32, root: F32, at: int, place: int, scale: np.float32, book: Codebook) -> int:
-    """Return the point for the run at `at`: the exact one, or the neighbor with the least loss."""
+    """Return the point for the run at `at`: the exact one, or the neighbour with the least loss."""
     if place >= 0:
         return place
     first, here = -place, numbers()

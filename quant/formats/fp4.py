@@ -16,7 +16,7 @@ from localllm.quant.format import F32, U8
 from localllm.quant.pack import join, planes
 
 LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # doubled E2M1
-_BOUNDARIES = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)  # halfway between neighbors; a tie takes the lower level
+_BOUNDARIES = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)  # halfway between neighbours; a tie takes the lower level
 
 
 def half_e8m0(e: U8) -> F32:

@@ -5,7 +5,7 @@ partition, and merges them in order of position. One thread may compute all part
 them (`attention`, then `merge`): the order is the same, so the bits are equal. Hidden positions have weight exactly 0;
 blocks that no row of a tile sees are skipped. So a row's result does not depend on the tile or the batch.
 
-A task is a tile of neighboring rows of one sequence, some pieces, and one partition ("split") or all of them. A piece
+A task is a tile of neighbouring rows of one sequence, some pieces, and one partition ("split") or all of them. A piece
 is a KV head with its query heads, or with 16 of them if there are more. Split tasks take the maximum number of heads,
 because the heads of a block are adjacent in memory: a sequential read is two to three times as fast as reading 8 KiB at
 a time. If there are few tasks, the pieces of one head are divided among them; each task then reads the keys and values

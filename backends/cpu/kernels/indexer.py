@@ -2,7 +2,7 @@
 
 The score of a position is one chain of operations: over the width of a key for each head, then over the heads. With few
 rows, threads divide the work of a row: a task scores SHARE cache blocks of a row, and a second kernel selects. With
-more rows, a task scores and selects for some neighboring rows, keeping their scores in the thread's scratch; one read
+more rows, a task scores and selects for some neighbouring rows, keeping their scores in the thread's scratch; one read
 of the keys serves all of them. The scores are the same, and so is the selection.
 
 The selection uses integers in the order of the scores. A binary search finds the lowest selected one; all above it are
@@ -85,7 +85,7 @@ class Shape:
 
     @property
     def together(self) -> int:
-        """Number of neighboring rows that are scored with one read of the keys."""
+        """Number of neighbouring rows that are scored with one read of the keys."""
         return max(1, min(QUERIES // self.heads, LANES if self.coarse else TOGETHER))
 
     @property

@@ -1,6 +1,6 @@
 """The WKV scan of RWKV-6 and 7, as `plan.MatrixScan` defines it.
 
-A task is a head of one sequence of the batch, and processes the rows in order of position. Neighboring values are the
+A task is a head of one sequence of the batch, and processes the rows in order of position. Neighbouring values are the
 lanes, and every number has one chain of operations, as in `recurrence`.
 """
 

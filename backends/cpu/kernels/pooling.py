@@ -1,4 +1,4 @@
-"""Pools of neighboring rows, as `plan.Pool` defines them. Rows go through the store.
+"""Pools of neighbouring rows, as `plan.Pool` defines them. Rows go through the store.
 
 Every column is a lane, and processes the rows in order of position: once for the largest score, once for the sums.
 """

@@ -1,7 +1,7 @@
 """Recurrent layers: convolutions, linear attention and selective scans, as `plan.recurrence` defines them.
 
 A task is a head, or a run of channels, of one sequence of the batch: it processes the rows in order of position. Every
-number has one chain of operations, in the order of positions and dimensions, and neighboring outputs are the lanes. So
+number has one chain of operations, in the order of positions and dimensions, and neighbouring outputs are the lanes. So
 a row's result depends neither on the other rows of a step nor on the threads.
 """
 
