@@ -91,7 +91,7 @@ class Shell(ABC):
     def _set_cache(self, blocks: Blocks) -> None:
         self._cache, self.cache_layout, self.block_bytes = blocks, blocks.layout, blocks.block_bytes
 
-    # -- what a backend adds ---------------------------------------------------------------------------------------
+    # -- implemented by a backend ----------------------------------------------------------------------------------
 
     @abstractmethod
     def _take_in(self, batch: Batch) -> None:

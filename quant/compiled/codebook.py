@@ -48,7 +48,8 @@ def codebook(name: str) -> Codebook:
     near = np.empty(length, np.int32)
     _neighbours(points, bits, levels, distances, places, near)
     packed = (points.astype(np.uint32) << (4 * np.arange(points.shape[1], dtype=np.uint32))).sum(1, np.uint32)
-    near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))  # entries at counts are never read
+    # entries that hold counts are never looked up
+    near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))
     return Codebook(points, packed.view(np.int32), places, near, near_packed.view(np.int32))
 
 

@@ -65,7 +65,7 @@ class AttentionArguments(MergeArguments):
         AddressOrZero  # float32 (heads, EDGE + 2 reach + 1 + EDGE): biases by distance, with the outer ones repeated
     )
     partials: Target
-    pools_step: Address  # step with the block tables of the pools, followed by their cache
+    pools_step: Address  # step with the block tables of the pools; the next two are their cache
     pool_keys: Address
     pool_values: Address
 

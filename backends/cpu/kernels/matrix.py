@@ -84,7 +84,7 @@ class EmbedArguments(Struct):
     weights: Address
     blocks: Int64
     panel_bytes: Int64
-    last: Int64  # row
+    last: Int64  # number of the last row
     y: Output
 
 
