@@ -44,7 +44,7 @@ class Allocator(Generic[Form]):
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []  # all buffers, by number
         self._free: dict[tuple[Rows, int, int], list[Buffer]] = {}
-        self._held: dict[int, dict[Form, Buffer]] = {}  # by value
+        self._held: dict[int, dict[Form, Buffer]] = {}  # buffers by value index and form
         self._dying: dict[int, Value] = {}
 
     def take(self, rows: Rows, stride: int, times: int = 1) -> Buffer:

@@ -89,12 +89,12 @@ class Memory:
     cache: int
     scratch: int
     weights_per_token: int
-    cache_per_token: int  # in layers that read the whole context
-    window_per_token: int = 0  # in layers that see at most the last `window` tokens
+    cache_per_token: int  # bytes in layers that read the whole context
+    window_per_token: int = 0  # bytes in layers that see at most the last `window` tokens
     window: int = 0
     states: int = 0  # part of the cache used by recurrent layers
-    state_per_token: int = 0  # in recurrent layers, on average
-    selected_per_token: int = 0  # in layers that read at most `selected` tokens, selected by an indexer
+    state_per_token: int = 0  # bytes in recurrent layers, on average
+    selected_per_token: int = 0  # bytes in layers that read at most `selected` tokens, selected by an indexer
     selected: int = 0
 
     def read_after(self, tokens: float) -> float:
@@ -169,14 +169,15 @@ class Roofs(NamedTuple):
 
     bytes: float  # read from the weights; 0 if they are too small to measure
     operations: float  # int8 multiplications and additions
-    cycles: float  # of the clock used by `Clocked.clocks`
+    cycles: float  # rate of the clock used by `Clocked.clocks`
 
 
 @runtime_checkable
 class Clocked(Protocol):
     """Optional for executables: the time of every operation."""
 
-    operations: tuple[Operation, ...]  # of each kernel call, in order; an operation may have several calls
+    # the operation of each kernel call, in order; an operation may have several calls
+    operations: tuple[Operation, ...]
     barriers: tuple[bool, ...]  # whether a barrier follows each call; only the times between barriers are exact
 
     def clocks(self) -> NDArray[np.int64]:

@@ -91,7 +91,7 @@ def store(x: F32, type_: CacheType) -> U8:
     padded = np.zeros((x.size // head_dim, type_.padded(head_dim)), np.float32)
     padded[:, :head_dim] = x.reshape(-1, head_dim)
     assert type_.format.quantize is not None
-    with np.errstate(all="ignore"):  # for blocks of zeros
+    with np.errstate(all="ignore"):  # blocks of zeros divide by zero
         rows = type_.format.quantize(padded, None)
     return rows.reshape(*x.shape[:-1], -1)
 

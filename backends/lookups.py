@@ -19,7 +19,7 @@ class Lookups:
 
     def __init__(self, plan: Plan) -> None:
         self._operations = [op for op in plan.operations if isinstance(op, EmbedNgrams)]
-        self._found: dict[int, F32] = {}  # by value
+        self._found: dict[int, F32] = {}  # rows by value index
 
     def fetch(self, batch: Batch) -> None:
         """Read the rows for a checked batch. Raises the error of a file that cannot be read."""

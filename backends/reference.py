@@ -163,16 +163,14 @@ class _Cache:
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         parts = zip(self._parts(layer, content), (own.head_dim, own.value_dim), self.types, strict=True)
-        with np.errstate(invalid="ignore"):  # for NaN
+        with np.errstate(invalid="ignore"):  # content may hold NaN
             return all(np.isfinite(load(part, width, type_)).all() for part, width, type_ in parts if width)
 
     def free(self) -> None:
         self.keys, self.values, self.stores = [], [], []
 
     def _blocks(self, layer: int) -> list[NDArray[np.uint8]]:
-        """Return block views of a layer: keys and values (blocks, BLOCK, kv_heads, bytes), or all numbers of a
-        store.
-        """
+        """Return block views of a layer: keys and values (blocks, BLOCK, kv_heads, bytes), or a store's numbers."""
         if not isinstance(self._layers[layer], CacheLayer):
             return [self.stores[layer].view(np.uint8)]
         own = self._layers[layer]

@@ -93,7 +93,7 @@ def _head_linear(state: State, op: HeadLinear) -> None:
     weight = state.weight(op.weight)
     x = state.read(op.x).reshape(-1, len(weight), weight.shape[2])  # (rows, heads, columns)
     y = np.empty((len(x), op.out.width))
-    for row in range(len(x)):  # as in `_linear`
+    for row in range(len(x)):  # one product per row, as in `_linear`
         y[row] = np.concatenate([matrix @ own for matrix, own in zip(weight, x[row], strict=True)])
     state.write(op.out, y)
 

@@ -26,10 +26,10 @@ class State:
     cache_values: list[NDArray[np.uint8]]
     key_type: cache.CacheType
     value_type: cache.CacheType
-    stores: list[F32]  # of recurrent layers: (blocks, numbers per block)
+    stores: list[F32]  # stores of recurrent layers: (blocks, numbers per block)
     windowed: frozenset[int]  # layers with separate cache blocks
-    every: list[int]  # by cache layer: positions per row
-    routings: dict[int, Routing] = field(default_factory=dict)  # by index of the experts' output
+    every: list[int]  # positions per row, by cache layer
+    routings: dict[int, Routing] = field(default_factory=dict)  # routings by the index of the experts' output
     crossing: list[F32] = field(default_factory=list)  # values at a stage boundary
 
     def rows(self, value: Value) -> Batch:

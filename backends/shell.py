@@ -82,16 +82,16 @@ class Shell(ABC):
         self._vocabulary_in, self._window = plan.input_vocabulary, plan.window
         self._looks_up = bool(plan.lookups)
         self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # rows of the last batch
-        self._last_position = 0  # of the last batch
+        self._last_position = 0  # largest position of the last batch
         self._stage, self._stage_count = 0, len(plan.stages)  # next stage to run
         self._ropes = RopeTables((), 0, lambda rope, start, stop: None)
-        self._kept: dict[int, F32] = {}  # by value: (rows of the largest batch, width)
+        self._kept: dict[int, F32] = {}  # kept rows by value index: (rows of the largest batch, width)
         self._routings: dict[int, Routing] = {}
 
     def _set_cache(self, blocks: Blocks) -> None:
         self._cache, self.cache_layout, self.block_bytes = blocks, blocks.layout, blocks.block_bytes
 
-    # -- what a backend adds ---------------------------------------------------------------------------------------
+    # -- implemented by a backend ----------------------------------------------------------------------------------
 
     @abstractmethod
     def _take_in(self, batch: Batch) -> None:

@@ -45,7 +45,7 @@ class Sliding:
     only_rope: bool = False  # full-attention layers are not rotated
     depth: int = 0  # only models with this number of layers use windows; 0: all models
     chunked: bool = False  # a window is a chunk of the context instead
-    both_ways: bool = False  # windows are centered on the row: half before it, half after it
+    both_ways: bool = False  # windows are centred on the row: half before it, half after it
     half: bool = False  # full-attention layers rotate half of the dimensions
 
 
@@ -106,7 +106,7 @@ class Indexer:
 class Architecture:
     """One architecture.
 
-    Rope style `norm` rotates neighboring dimensions (2i, 2i + 1), `neox` rotates halves (i, i + n_rot/2).
+    Rope style `norm` rotates neighbouring dimensions (2i, 2i + 1), `neox` rotates halves (i, i + n_rot/2).
     """
 
     name: str  # `general.architecture`, and the prefix of its keys

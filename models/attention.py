@@ -27,11 +27,11 @@ class Attention:
 
     builder: Builder
     full: Ropes
-    sliding: Ropes  # of layers with a window
-    # cache layer by layer, for layers recorded so far that have one
+    sliding: Ropes  # rotations of layers with a window
+    # the cache layer of every model layer recorded so far that has one
     stored: dict[int, int] = field(default_factory=dict)
     after: bool = False  # rows attend only to positions after the text that an encoder has read
-    still: Ropes = NOT_ROTATED  # of unrotated layers, whose queries may have a position-dependent temperature
+    still: Ropes = NOT_ROTATED  # rotations of unrotated layers, whose queries may have a position-dependent temperature
     selector: Selector | None = None  # selects the positions that layers read
 
     def mixed(self, x: Value, layer: int) -> Value:

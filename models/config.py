@@ -43,8 +43,8 @@ class ExpertConfig:
     scale: float
     activation: GluActivation
     matrix_scales: bool  # apply `.scale` tensors
-    beside: bool  # in parallel with a dense feed-forward
-    limits: tuple[float, ...]  # of the activation, by layer; 0: none
+    beside: bool  # experts run in parallel with a dense feed-forward
+    limits: tuple[float, ...]  # limits of the activation, by layer; 0: none
     groups: int  # groups of experts; experts are selected from the best `groups_used` groups
     groups_used: int
     biased_gating: Gating  # gating of layers with a selection bias
@@ -71,7 +71,7 @@ class IndexerConfig:
     count: int
     block: int
     local: int
-    eps: float  # of the key norm
+    eps: float  # epsilon of the key norm
     # by layer: the layer whose selection it reads (itself or an earlier one); -1: it reads all positions
     chooses: tuple[int, ...]
 
@@ -183,7 +183,7 @@ class Config:
     head_dim: tuple[int, ...]  # width of a query or key head
     value_dim: tuple[int, ...]
     latent: LatentConfig | None
-    window_latent: LatentConfig | None  # of layers with a window
+    window_latent: LatentConfig | None  # widths in layers with a window
     indexer: IndexerConfig | None
     kv_layer: tuple[int, ...]  # by layer: the layer whose keys and values it reads, itself or an earlier one
     ffn_width: tuple[int, ...]
@@ -191,7 +191,7 @@ class Config:
     context_length: int
     eps: float
     rope: RopeConfig
-    window_rope: RopeConfig  # of layers with a window
+    window_rope: RopeConfig  # rotation in layers with a window
     rotated: tuple[bool, ...]
     windows: tuple[int, ...]  # number of positions that a row attends to; 0: all
     attention_scale: tuple[float, ...]
@@ -199,7 +199,7 @@ class Config:
     alibi: float  # largest ALiBi bias; 0: none
     buckets: int  # buckets of the relative position bias; 0: none
     unit_qk_norm: bool  # norm queries and keys of rotated layers, without weights
-    limits: tuple[float, ...]  # of dense feed-forwards, by layer; 0: none
+    limits: tuple[float, ...]  # limits of dense feed-forwards, by layer; 0: none
     # (positive, negative, beta, eps) by layer; empty for other activations
     xielu: tuple[tuple[float, float, float, float], ...]
     attention_softcap: float  # 0: none
@@ -229,6 +229,6 @@ class Config:
     recurs: tuple[bool, ...]  # whether the layer has a recurrent mixer
     heads_after: int  # number of next-token heads, which are the file's last layers (`models.next_token`)
     causal: bool  # rows do not attend to later rows
-    activation: Activation | Literal["xielu"]  # of dense feed-forwards
+    activation: Activation | Literal["xielu"]  # activation of dense feed-forwards
     pooling: Pooling  # how token embeddings become one embedding of a text
     classifier_pooling: Pooling  # the same, for the input of a classifier

@@ -173,7 +173,7 @@ class Slopes:
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         power = 1 << self.heads.bit_length() - 1  # largest power of two up to the number of heads
-        steps = [*range(2, 2 * power + 1, 2), *range(1, 2 * (self.heads - power), 2)]  # in half steps
+        steps = [*range(2, 2 * power + 1, 2), *range(1, 2 * (self.heads - power), 2)]  # exponents in half steps
         return (2.0 ** (-self.steepness / (2 * power) * np.array(steps))).astype(np.float32)[None].view(np.uint8)
 
 

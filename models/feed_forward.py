@@ -192,7 +192,7 @@ class FeedForward:
                 return up, up
             return self.stack(name + "ffn_gate_exps", experts, inner, width), up
         both = self.stack(name + "ffn_gate_up_exps", experts, fused, width).weight
-        scale = self.stack_scale(name + "ffn_up_exps", experts)  # of both
+        scale = self.stack_scale(name + "ffn_up_exps", experts)  # scale of both
         first, second = (both.rows_of_each(fused, at, at + fused // 2) for at in (0, fused // 2))
         return Stack(first, scale), Stack(second, scale)
 

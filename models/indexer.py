@@ -28,7 +28,7 @@ class Selector:
     config: IndexerConfig
     row: Indexer
     context: int  # number of positions that the plan serves
-    chosen: dict[int, Value] = field(default_factory=dict)  # by layer
+    chosen: dict[int, Value] = field(default_factory=dict)  # selections by layer
 
     @property
     def each(self) -> bool:

@@ -45,8 +45,9 @@ class LayerRecorder:
         if row.recurrent is not None and row.recurrent.alone:
             return self.alone(x, layer)
         normed = self.input_norm(name + row.attention_norm, x)
-        # Falcon 40B has a separate attention norm. Jina's code encoder uses the same name for another norm,
-        other = row.sum_norms or builder.config.recurs[layer]  # and so do MiniMax 01's recurrent layers
+        # Falcon 40B has a separate attention norm. In Jina's code encoder, this name belongs to another norm.
+        # MiniMax 01's recurrent layers use it for another norm, too
+        other = row.sum_norms or builder.config.recurs[layer]
         second = x if other else builder.optional_norm(name + "attn_norm_2", x)
         mixers = self.mixers(layer)
         mixed = [mixer.mixed(normed if second is x else second, layer) for mixer in mixers]

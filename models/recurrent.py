@@ -18,7 +18,7 @@ OUTPUTS: dict[Mixer, str] = {
     "short_conv": "shortconv.out_proj",
     "kda": "attn_output",
     "lightning": "attn_output",
-}  # of the others: ssm_out
+}  # the other mixers use ssm_out
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Tensors:
         return self._checked(name, (experts, rows, columns))
 
     def shared_stack(self, name: str, experts: int, group: int, rows: int, columns: int) -> Weight:
-        """Return a stack of one matrix per expert; the file holds one for each group of neighboring experts."""
+        """Return a stack of one matrix per expert; the file holds one for each group of neighbouring experts."""
         stack = self.stack(name, experts // group, rows, columns)
         return stack if group == 1 else Weight.of(derived.Shared(stack, group))
 

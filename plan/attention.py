@@ -145,7 +145,5 @@ class Attention(Producer):
 
     @property
     def flops_per_position(self) -> int:
-        """Two operations per multiply-add of scores and weighted sum; 0 if a row reads a bounded number of
-        positions.
-        """
+        """Two per multiply-add of scores and weighted sum; 0 if a row reads a bounded number of positions."""
         return 0 if self.window or self.selection else 2 * (self.q.width + self.out.width)

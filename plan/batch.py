@@ -37,9 +37,7 @@ class Batch:
     histories: Sequence[Sequence[int]] | None = None  # (sequences,): first position after the encoder text
 
     def ends(self) -> NDArray[np.int32]:
-        """Return the last position that each non-causal row sees, (T,): the end of its sequence's rows, or of its
-        text.
-        """
+        """Return the last position that each non-causal row sees, (T,): the end of its sequence or of its text."""
         if self.borders is not None:
             return self.borders[self.sequence] - 1
         last = np.append(self.sequence[1:] != self.sequence[:-1], True)

@@ -23,7 +23,7 @@ class Stack:
     weight: Weight  # (experts, rows, columns)
     scale: Weight | None = None  # (experts,)
     bias: Weight | None = None  # (experts, rows)
-    shared: int = 1  # number of neighboring experts that share one matrix of the file
+    shared: int = 1  # number of neighbouring experts that share one matrix of the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Experts(Unary):
     `normalize` the weights are divided by their sum, but at least by 2^-14. All weights are then multiplied by `scale`.
     With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).
 
-    With `groups` above 1, neighboring experts form this number of groups, and experts are selected from the best
+    With `groups` above 1, neighbouring experts form this number of groups, and experts are selected from the best
     `groups_used` groups only. A group's score is the sum of its two best experts; with "softmax" it is the best one
     (DeepSeek V2).
 

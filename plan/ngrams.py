@@ -23,7 +23,7 @@ class EmbedNgrams(Producer):
     """
 
     table: Weight  # (rows, width of a head)
-    multipliers: tuple[int, ...]  # for the row's token, the previous one, ...
+    multipliers: tuple[int, ...]  # multipliers of the row's token, the previous one, ...
     sizes: tuple[int, ...]  # rows of each head's part of the table
     firsts: tuple[int, ...]  # first row of each part
     end: int  # the token that ends a text

@@ -1,4 +1,4 @@
-"""The operation that pools neighboring rows into one: compressed keys and values, and keys of pools of positions."""
+"""The operation that pools neighbouring rows into one: compressed keys and values, and keys of pools of positions."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ class Summary:
     """Counts of a model. A weight that is used twice (a tied embedding) is stored and counted once."""
 
     parameters: int
-    weight_bytes: int  # of the weights held in memory, as stored in the file
-    table_bytes: int  # of tables that stay in the file
+    weight_bytes: int  # bytes of the weights held in memory, as stored in the file
+    table_bytes: int  # bytes of the tables that stay in the file
     table_bytes_per_token: int  # table bytes that a token reads
     bytes_per_token: int  # weights read to decode one token: every matrix and vector once, one row of the embedding
     flops_per_token: int  # two per weight of every matrix product, without attention

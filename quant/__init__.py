@@ -16,7 +16,7 @@ from localllm.quant.table import BY_TYPE_ID, CACHE_FORMATS, FORMATS
 
 __all__ = ["CACHE_FORMATS", "FORMATS", "Format", "QuantError", "by_type_id", "dequantize", "quantize", "row_bytes"]
 
-_CHUNK_VALUES = 1 << 17  # values per chunk: temporaries of half a megabyte each stay in the L2 cache
+_CHUNK_VALUES = 1 << 17  # values per chunk: temporaries of half a megabyte each fit into the L2 cache
 
 _LARGEST_IMPORTANCE = 1e15  # far above any activation; sums of weighted squares stay finite
 
@@ -29,12 +29,12 @@ def _format(name: str) -> Format:
 
 
 def by_type_id(type_id: int) -> Format:
-    """Return the format with this GGUF tensor type number; KeyError if there is none."""
+    """Return the format with this GGUF tensor type number; raise KeyError for an unknown number."""
     return BY_TYPE_ID[type_id]
 
 
 def row_bytes(name: str, values: int) -> int:
-    """Return the bytes of a row of `values` numbers; QuantError if they do not fill whole blocks."""
+    """Return the bytes of a row of `values` numbers; raise QuantError if they do not fill whole blocks."""
     fmt = _format(name)
     if values < 0 or values % fmt.block_values:
         raise QuantError(f"{name}: a row of {values} values does not fill whole blocks of {fmt.block_values}")
@@ -100,7 +100,7 @@ def quantize(x: F32, name: str, importance: F32 | None = None, threads: int = 1)
 
 
 def _for_each(convert: Callable[[int], None], starts: range, threads: int) -> None:
-    """Call `convert` for every start on several threads. Of several errors, raise the one with the first start."""
+    """Call `convert` for every start on several threads. If several calls fail, raise the error of the first start."""
     if threads <= 1 or len(starts) <= 1:
         for start in starts:
             convert(start)

@@ -1,8 +1,8 @@
-"""Files that appear complete or not at all: they are written under a hidden name in the same folder, then renamed.
+"""Files that appear completely or not at all: they are written under a hidden name in the same folder, then renamed.
 
 Used for caches of compiled code (`quant.codecache`) and outputs of commands (`localllm.outputs`). A killed process
-leaves its hidden file; a day later, the next process that writes to the folder removes it. An exception leaves none,
-even one that a signal raises between two instructions.
+leaves its hidden file behind; the next process that writes to the folder a day later removes it. Exceptions leave no
+file behind, even if a signal raises them between two instructions.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ def hidden_path(folder: Path) -> Path:
 
 
 class NewFile:
-    """A hidden file beside `path`. `commit` renames it to `path`; a `with` block without `commit` removes it."""
+    """A hidden file next to `path`. `commit` renames it to `path`; a `with` block without `commit` removes it."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         """`mode` is subject to the umask. OSError if no file can be created there."""
         sweep(path.parent)
         self.path = path
         self._hidden = hidden_path(path.parent)
-        # A signal may raise before the `with` block begins: the file then goes with this object, or with the process.
+        # A signal may raise before the `with` block begins: the file is then removed with this object, or with the
+        # process.
         self._remove = weakref.finalize(self, _remove, self._hidden, os.getpid())
         self.file = open(self._hidden, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
 
     def commit(self, durable: bool = True, replace: bool = True) -> None:
-        """Give the file its name; with `durable` it survives a power cut.
+        """Rename the file to `path`; with `durable` it survives a power failure.
 
-        Without `replace`, FileExistsError if a file of that name exists, even if another process has just made it.
+        Without `replace`, raise FileExistsError if `path` exists, even if another process has just created it.
         """
         assert self._remove.alive, "a file is committed once"
         self.file.flush()
@@ -75,12 +76,12 @@ class NewFile:
 
 def _remove(hidden: Path, process: int) -> None:
     if os.getpid() == process:  # a forked copy of the object does not own the file
-        with suppress(OSError):  # Windows does not remove an open file; a later process will
+        with suppress(OSError):  # Windows does not remove open files; a later process will remove it
             hidden.unlink()
 
 
 def _link(hidden: Path, path: Path) -> bool:
-    """Give a file a second name that must be new. Return False if the file system has no links and the name is free."""
+    """Link the file to a new name. Return False if the file system has no links and the name is free."""
     try:
         os.link(hidden, path)
     except FileExistsError:
@@ -93,7 +94,7 @@ def _link(hidden: Path, path: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove hidden files in `folder` that killed processes of this user left more than a day ago."""
+    """Remove hidden files in `folder` that killed processes of this user left behind more than a day ago."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             found = _HIDDEN.fullmatch(entry.name)
@@ -106,7 +107,7 @@ def _is_abandoned(entry: os.DirEntry[str], process: int) -> bool:
     facts = entry.stat(follow_symlinks=False)
     if not stat.S_ISREG(facts.st_mode) or time() - facts.st_mtime < ABANDONED:
         return False
-    if sys.platform == "win32":  # where a file that is open cannot be removed, and where signal 0 is Ctrl-C
+    if sys.platform == "win32":  # Windows cannot remove open files, and signal 0 is Ctrl-C there
         return True
     if facts.st_uid != os.geteuid():
         return False

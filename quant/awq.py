@@ -1,8 +1,8 @@
 """Activation-aware scaling (AWQ, Lin et al. 2023, arXiv:2306.00978).
 
-Columns with large inputs are scaled up before rounding, and their inputs scaled down by the same factors, so that they
-lose less. `search` finds the factors for matrices that read the same input; the caller folds the inverse factors into
-the operation that makes that input.
+Columns with large inputs are scaled up before rounding, and their inputs scaled down by the same factors, to reduce
+their rounding error. `search` finds the factors for matrices that read the same input; the caller folds the inverse
+factors into the operation that makes that input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localllm.quant.gptq import output_error
 F64 = NDArray[np.float64]
 
 EXPONENTS = tuple(i / 10 for i in range(10))  # powers of the input size; 0 changes nothing
-ROWS = 256  # maximum rows of a matrix to try: more take longer and give the same choice
+ROWS = 256  # maximum rows of a matrix to try: more rows take longer and give the same result
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Matrix:
 
 
 def factors(mean_squares: F32, exponent: float) -> F32:
-    """Return the factors of columns (columns,): the size of their inputs to a power, centred on 1."""
+    """Return the factors of columns (columns,): the magnitude of their inputs to a power, centred on 1."""
     size = np.sqrt(np.maximum(mean_squares, 0, dtype=np.float64))
     size = np.maximum(size, 1e-4 * (size.max() or 1.0)) ** exponent
     centred: F32 = (size / np.sqrt(size.max() * size.min())).astype(np.float32)

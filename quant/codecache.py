@@ -1,9 +1,9 @@
-"""The cache of compiled code on disk. Its content is executed, so only this user may be able to write it.
+"""The cache of compiled code on disk. Its content is executed, so it must be writable by this user only.
 
 `private_folder` checks a folder and every folder above it, up to the home directory (up to the root for a folder
 elsewhere); `CodeCache` keeps files in one. Windows has access lists instead of modes: there the folder must be in the
-user's profile, which other users cannot enter. A folder that fails is not used. Code is then compiled again at every
-start, and the warning `NoCodeCache` gives the reason; the command line shows it as a note.
+user's profile, which other users cannot enter. A folder that fails the check is not used. Code is then compiled again
+at every start, and the warning `NoCodeCache` gives the reason; the command line shows it as a note.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Refused(Exception):
 
 
 def default_folder(kind: str) -> Path | None:
-    """Return KIND under `~/.cache/localllm` or XDG_CACHE_HOME; None and a warning if there is no home.
+    """Return `kind` under `~/.cache/localllm` or XDG_CACHE_HOME; without a home directory, None and a warning.
 
-    On macOS it is under `~/Library/Caches/localllm`, on Windows under `localllm/Cache` in LOCALAPPDATA. Platformdirs,
-    which this room does without, names the same.
+    On macOS it is under `~/Library/Caches/localllm`, on Windows under `localllm/Cache` in LOCALAPPDATA. These are the
+    folders of platformdirs, which this package does not import.
     """
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA", "")
@@ -65,13 +65,13 @@ def private_folder(folder: Path | None) -> Path | None:
 
 
 def check_tree(folder: Path) -> bool:
-    """Return whether a private folder contains only files and folders of this user; warn of the first that is not.
+    """Return whether a private folder contains only files and folders of this user; warn about the first other one.
 
-    For a cache whose files another package opens. The modes inside do not matter, because nobody else can enter the
+    For a cache whose files another package opens. The modes inside do not matter, because other users cannot enter the
     folder.
     """
     if sys.platform == "win32":
-        return True  # `private_folder` has seen that it is in the profile
+        return True  # `private_folder` has checked that it is in the profile
     try:
         if os.stat(folder).st_mode & 0o077:
             raise _Refused(f"other users can read {folder}; chmod go= {folder}")
@@ -92,13 +92,13 @@ def check_tree(folder: Path) -> bool:
 
 
 class CodeCache:
-    """Files of compiled code in a private folder; None stores nothing. Files begin with the SHA-256 of the rest."""
+    """Files of compiled code in a private folder; None disables storing. Files begin with the SHA-256 of the rest."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._checked = folder, False
 
     def read(self, name: str) -> bytes | None:
-        """Return the data that `write` stored under this name; None if there is none, or if it cannot be trusted."""
+        """Return the data that `write` stored under this name; None if it is missing or not trusted."""
         folder = self._private()
         if folder is None:
             return None
@@ -112,7 +112,7 @@ class CodeCache:
         return data[_DIGEST:] if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST] else None
 
     def write(self, name: str, data: bytes) -> None:
-        """Store `data`. A failure only costs time at the next start; a warning says so."""
+        """Store `data`. A failure is only a warning, and costs time at the next start."""
         folder = self._private()
         if folder is None:
             return
@@ -152,7 +152,7 @@ def tell_unwritten(folder: Path, error: OSError) -> None:
 
 
 def _tell(problem: str) -> None:
-    """Warn. Python shows a warning with the same text from the same line only once."""
+    """Issue a warning. Python shows the same warning from the same line only once."""
     warnings.warn(f"compiled code is not kept and every start is slower: {problem}", NoCodeCache, stacklevel=1)
 
 
@@ -160,7 +160,7 @@ def _home() -> str | None:
     """Return the home directory, which must exist."""
     home = os.environ.get("HOME", "")
     if not home:
-        import pwd  # not on Windows
+        import pwd  # missing on Windows
 
         try:
             home = pwd.getpwuid(os.geteuid()).pw_dir
@@ -172,7 +172,7 @@ def _home() -> str | None:
 def _walk(folder: Path) -> str:
     """Return the real path of `folder`, checked component by component from the home directory or the root.
 
-    Because it is checked from the top, nobody else can exchange a component afterwards.
+    Because the check starts at the top, other users cannot exchange a component afterwards.
     """
     folder, home = folder.absolute(), _home()
     trusted = Path(home) if home is not None and folder.is_relative_to(home) else Path("/")
@@ -201,13 +201,14 @@ def _walk(folder: Path) -> str:
         _check(at, facts)
         place = at
     facts = os.stat(place)
-    if facts.st_uid != os.geteuid() or others_write(facts):  # root's, or sticky: acceptable only above
+    # owned by root, or sticky: acceptable only for parent folders
+    if facts.st_uid != os.geteuid() or others_write(facts):
         raise _Refused(f"{place} is not this user's own; set XDG_CACHE_HOME to a folder of your own")
     return place
 
 
 def _made(path: str) -> os.stat_result:
-    """Return lstat of `path`, after creating a folder for this user only if nothing is there."""
+    """Return lstat of `path`; create a folder for this user first if nothing exists there."""
     try:
         return os.lstat(path)
     except FileNotFoundError:
@@ -224,7 +225,8 @@ def _check(path: str, facts: os.stat_result) -> None:
         raise NotADirectoryError(20, "Not a directory", path)
     if facts.st_uid not in (0, os.geteuid()):
         raise _Refused(f"{path} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
-    if others_write(facts) and not facts.st_mode & stat.S_ISVTX:  # in a sticky folder nobody else can rename our files
+    # in a sticky folder other users cannot rename our files
+    if others_write(facts) and not facts.st_mode & stat.S_ISVTX:
         raise _Refused(f"other users can write {path}; chmod go-w {path}")
 
 

@@ -1,8 +1,8 @@
-"""Split blocks into scales and codes, for searches that choose the codes themselves (GPTQ).
+"""Splits blocks into scales and codes, for searches that choose the codes themselves (GPTQ).
 
 A format here stores one code per value: value = `offset + scale * level[code]`, with a scale and an offset per group.
-`write` replaces the codes of a block and keeps its scales. The scales are derived from `dequantize`, so they need no
-second reader.
+`write` replaces the codes of a block and keeps its scales. The scales are derived from `dequantize`, so no second
+reader is needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Define a block format: a frozen value with its name, sizes and NumPy conversions.
+"""Defines a block format: an immutable object with its name, sizes and NumPy conversions.
 
-`quant.table` lists every format; the rest of the package uses only these values.
+`quant.table` lists every format; the rest of the package uses only these objects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 
 
 class QuantError(Exception):
-    """A format, shape or value that cannot be converted; the message says what is required."""
+    """A format, shape or value that cannot be converted; the message names the requirement."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)

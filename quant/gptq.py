@@ -1,10 +1,9 @@
-"""Second-order error feedback (GPTQ, Frantar et al. 2022, arXiv:2210.17323) for block formats; the output is an
-ordinary row.
+"""Second-order error feedback (GPTQ, Frantar et al. 2022, arXiv:2210.17323) for block formats.
 
-Columns are rounded one after the other. Later columns compensate the rounding error of each, as far as the inputs of
-the matrix are correlated. When the turn of a block comes, the format's ordinary quantizer sets its scales; after that
-only codes are chosen. Formats without an entry in `quant.codes` feed back the error of whole blocks. If that does not
-help, as with the coarsest formats, rows are rounded normally.
+The output is ordinary rows. Columns are rounded one after the other, and later columns compensate the rounding error of
+each, as far as the inputs of the matrix are correlated. When the first column of a block is reached, the format's
+ordinary quantizer sets the block's scales; after that only codes are chosen. Formats without an entry in `quant.codes`
+feed back the error of whole blocks. If that does not help, as with the coarsest formats, rows are rounded normally.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from localllm.quant.format import F32, U8
 F64 = NDArray[np.float64]
 
 DAMPING = 0.01  # share of the mean that is added to the diagonal, to stabilize the inverse of a Hessian from few rows
-STRIPE = 32  # columns per update of the rest of the matrix
+STRIPE = 32  # columns per update of the remaining matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What matrices that read the same input share; it takes as long to find as to round a square matrix."""
+    """Data shared by matrices that read the same input; computing it takes as long as rounding a square matrix."""
 
     upper: F32  # (columns, columns): U with U^T U = (H + damping)^-1
     importance: F32  # (columns,): the weight of an error in each column if all later columns compensate it
@@ -48,7 +47,7 @@ def quantize(weights: F32, hessian: F64, format_name: str, shared: Feedback | No
 def _with_feedback(weights: F32, shared: Feedback, format_name: str) -> U8:
     upper, importance = shared.upper, shared.importance
     fmt, columns = quant.FORMATS[format_name], weights.shape[1]
-    w = np.ascontiguousarray(weights.T)  # (columns, rows): what remains of every column
+    w = np.ascontiguousarray(weights.T)  # (columns, rows): remaining values of every column
     out = []
     for start in range(0, columns, fmt.block_values):
         stop = start + fmt.block_values
@@ -65,7 +64,7 @@ def _with_feedback(weights: F32, shared: Feedback, format_name: str) -> U8:
 
 
 def _choose_codes(rows: U8, w: F32, upper: F32, start: int, stop: int, format_name: str) -> None:
-    """Write codes into the blocks `rows` (rows, bytes of one block), and carry the error into the later columns."""
+    """Write codes into the blocks `rows` (rows, bytes of one block), and feed the error back into the later columns."""
     coded = CODED[format_name]
     scale, offset = (np.ascontiguousarray(part.T) for part in grid(rows, format_name))  # (block, rows)
     with np.errstate(divide="ignore"):
@@ -86,7 +85,7 @@ def _choose_codes(rows: U8, w: F32, upper: F32, start: int, stop: int, format_na
 
 
 def feedback(hessian: F64) -> Feedback:
-    """Return how errors of columns are compensated; two decompositions of the Hessian."""
+    """Return the feedback for a Hessian; takes two decompositions."""
     h = hessian.astype(np.float64)
     diagonal = np.einsum("ii->i", h)
     diagonal[diagonal <= 0] = max(float(diagonal.mean()), 1e-12)

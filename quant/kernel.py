@@ -1,6 +1,6 @@
-"""Connect a format's row in the table with its compiled search (`quant.compiled`), which is loaded at the first call.
+"""Connects a format's row in the table with its compiled search (`quant.compiled`), which is loaded at the first call.
 
-Numba compiles a search in a few seconds at its first use ever, and caches it in the user's cache folder.
+Numba compiles a search in a few seconds at its very first use, and caches it in the user's cache folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Choose the format of every tensor as the types of llama-quantize do: the types as data, and one function for all.
+"""Chooses the format of every tensor like the types of llama-quantize: the types as data, and one function for all.
 
 `MIXES` has a row for every name. `choose` gives the same formats, tensor by tensor, as llama-quantize
 (src/llama-quant.cpp, llama.cpp of 2026-10-01). Its rules use the role in a tensor's name, the number of earlier tensors
@@ -21,7 +21,7 @@ FLOATS = ("F32", "F16", "BF16", "F64")  # not block formats, so neither rules no
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Properties of the model that the rules use; the numbers are those of the first layer."""
+    """Properties of the model that the rules use; head counts and sizes are taken from the first layer."""
 
     architecture: str
     layers: int  # all layers of the file
@@ -31,12 +31,12 @@ class Geometry:
 
     @property
     def group(self) -> int:
-        """Number of query heads per key-value head; 0 without attention."""
+        """The number of query heads per KV head; 0 without attention."""
         return self.heads // self.kv_heads if self.kv_heads else 0
 
     @property
     def is_70b(self) -> bool:
-        """Whether the number of layers is that of a 70B model, whose few key-value heads deserve more bits."""
+        """Whether the model has the layer count of a 70B model, whose few KV heads deserve more bits."""
         layers = {"llama": 80, "llama-embed": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
         same_heads = self.architecture.startswith("llama") and self.heads == self.kv_heads
         return self.layers == layers.get(self.architecture) and not same_heads
@@ -60,7 +60,7 @@ class Choice:
 
     name: str
     format: str
-    wanted: str  # the format by the rules; `format` differs if rows of the tensor do not fill whole blocks of it
+    wanted: str  # the format by the rules; `format` differs if the tensor's rows do not fill whole blocks
     needs_imatrix: bool  # llama-quantize requires an importance matrix
 
 
@@ -83,7 +83,7 @@ class Mix:
     rules: tuple[Rule, ...] = ()
     output: str = "Q6_K"  # format of the output matrix, or of token embeddings used as one
     embedding: str = ""  # format of other token embeddings; empty: `format`
-    low: bool = False  # whether a type below three bits has different rules for wide models
+    low: bool = False  # a type below three bits, which has different rules for wide models
     experts: str = ""  # format of stacked matrices; everything else is Q8_0
 
 
@@ -162,13 +162,13 @@ _ROWS = (
     Mix("IQ4_XS", 30, "IQ4_XS", _IQ4),
     Mix("TQ1_0", 36, "TQ1_0", embedding="Q4_K"),
     Mix("TQ2_0", 37, "TQ2_0", embedding="Q4_K"),
-    Mix("MXFP4", 38, "MXFP4"),  # not a type of llama-quantize: all matrices, not only those of experts
+    Mix("MXFP4", 38, "MXFP4"),  # not a type of llama-quantize: quantizes all matrices, not only experts
     Mix("MXFP4_MOE", 38, "MXFP4", output="Q8_0", experts="MXFP4"),
 )
 # fmt: on
 MIXES: dict[str, Mix] = {row.name: row for row in _ROWS}
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-_BY_NUMBER = {str(row.file_type): row.name for row in _ROWS}  # if two share a number, use the one of llama-quantize
+_BY_NUMBER = {str(row.file_type): row.name for row in _ROWS}  # if two share a number, use llama-quantize's
 
 _FALLBACK = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
@@ -211,7 +211,7 @@ _COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
 
 
 def find(name: str) -> Mix:
-    """Return the mix with this name (in any case) or number (15 is Q4_K_M); QuantError if there is none."""
+    """Return the mix with this name (in any case) or number (15 is Q4_K_M); QuantError for an unknown one."""
     upper = name.upper()
     mix = MIXES.get(ALIASES.get(upper) or _BY_NUMBER.get(upper, upper))
     if mix is None:
@@ -237,7 +237,7 @@ def allows(name: str, shape: Sequence[int], architecture: str) -> bool:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Return names in llama-quantize's order: first those outside layers, then layer by layer, each sorted."""
+    """Return names in llama-quantize's order: first names outside layers, then layer by layer, each sorted."""
     return sorted(names, key=lambda name: (_layer(name), name.encode()))
 
 
@@ -296,7 +296,7 @@ def choose(
 ) -> list[Choice]:
     """Choose a format for every tensor (name, row-major shape, current format), given in the order of `in_order`.
 
-    QuantError if a rule needs a layer number and the name has none, or if no format fits the rows of a tensor.
+    Raise QuantError if a rule needs a layer number that the name lacks, or if no format fits the rows of a tensor.
     """
     roles = [role(name) for name, _, _ in tensors]
     state = _State(roles.count("attn_v"), "output" not in roles)
@@ -313,7 +313,7 @@ def choose(
 
 
 def _given(options: Options, name: str, what: str) -> str:
-    """Return which of the user's options decides about a tensor: "embedding", "output", "override", or "" for none."""
+    """Return which option of the user applies to a tensor: "embedding", "output", "override", or "" for none."""
     named = any(pattern.search(name) for pattern, _ in options.overrides)
     if options.embedding and what == "embedding" and not (named and name.startswith("per_layer_")):
         return "embedding"
@@ -349,7 +349,7 @@ def _wanted(
 
 
 def _output(mix: Mix, geometry: Geometry, columns: int, options: Options) -> str:
-    if options.output:  # for token embeddings that serve as the output matrix
+    if options.output:  # applies to token embeddings that serve as the output matrix
         return options.output
     fits = columns % FORMATS[mix.format].block_values == 0
     return mix.output if fits and geometry.architecture != "falcon" else "Q8_0"
@@ -360,7 +360,7 @@ def _by_rules(mix: Mix, geometry: Geometry, state: _State, name: str, what: str,
     if what in _COUNTED:
         state.seen[what] += 1
     layered = what in ("ffn_down", "ffn_gate", "ffn_up") and not mix.low
-    if layered and geometry.experts > 1:  # if each expert is a tensor, they do not come layer by layer
+    if layered and geometry.experts > 1:  # separate expert tensors do not come layer by layer
         i = _layer(name)
         if not 0 <= i < geometry.layers:
             raise QuantError(

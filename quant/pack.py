@@ -1,4 +1,4 @@
-"""Small tools that the formats share: half-precision scales, bit fields in bytes, and rounding.
+"""Helpers that the formats share: half-precision scales, bit fields in bytes, and rounding.
 
 A *plane* is one bit field of every byte: `planes` splits bytes, `join` combines them.
 """

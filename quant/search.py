@@ -1,8 +1,8 @@
-"""Search for the block scale with the least squared error, each value weighted by its importance.
+"""Searches for the block scale with the least squared error, each value weighted by its importance.
 
-They follow llama.cpp's search (ggml-quants.c: make_qx_quants, make_qkx3_quants) operation by operation in float32, so
-that the same weights and importance give the same bytes. Sums run over the values of a block one by one, in order, for
-all blocks at once: arrays are transposed, (block_values, n).
+They follow llama.cpp (ggml-quants.c: make_qx_quants, make_qkx3_quants) operation by operation in float32, so that the
+same weights and importance give the same bytes. Sums run over the values of a block one by one, in order, for all
+blocks at once: arrays are transposed, (block_values, n).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _at_most_zero(m: F32) -> F32:
 def search_symmetric(x: F32, weight: F32, zero: int) -> tuple[F32, U8]:
     """Return scales d (n, 1) and integers q (n, k) in 0 .. 2 * zero - 1 with d * (q - zero) close to x (n, k).
 
-    Try 19 scales around the one that maps the largest magnitude to -zero. For the integers of each, the best scale is
-    their weighted least-squares fit.
+    Try 19 scales around top / -zero, where top is the value of largest magnitude. The scale for each set of integers is
+    then its weighted least-squares fit.
     """
     top = peak(x)[:, 0]
     xt, wt = np.ascontiguousarray(x.T), np.ascontiguousarray(weight.T)
@@ -78,8 +78,8 @@ def search_symmetric(x: F32, weight: F32, zero: int) -> tuple[F32, U8]:
 def search_affine(x: F32, weight: F32, top: int) -> tuple[F32, F32, U8]:
     """Return scales d, offsets m <= 0 (both (n, 1)) and integers q (n, k) in 0 .. top with d * q + m close to x (n, k).
 
-    Try 37 scales from slightly coarser to slightly finer than the one that spans the block from the best offset so far.
-    For the integers of each, scale and offset are their weighted least-squares fit.
+    Try 37 scales from slightly coarser to slightly finer than (largest value - best offset so far) / top. For each set
+    of integers, scale and offset are the weighted least-squares fit.
     """
     xt, wt = np.ascontiguousarray(x.T), np.ascontiguousarray(weight.T)
     high, offset = xt.max(axis=0), _at_most_zero(lowest(x)[:, 0])

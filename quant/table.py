@@ -63,7 +63,7 @@ _ROWS = (
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 BY_TYPE_ID: dict[int, Format] = {row.type_id: row for row in _ROWS}
 
-# Formats for a key-value cache, by llama.cpp's names. FP8 is not a GGUF type and has no number.
+# Formats for the KV cache, by llama.cpp's names. FP8 is not a GGUF type and has no number.
 FP8 = Format("FP8", -1, 1, 1, fp8.dequantize, fp8.quantize)
 CACHE_FORMATS: dict[str, Format] = {
     "f32": FORMATS["F32"],

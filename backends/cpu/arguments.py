@@ -67,7 +67,7 @@ class Int64(Field):
 
 
 class Apart(Int64):
-    """An int64 on a separate cache line, because a thread writes it while others read its neighbors."""
+    """An int64 on a separate cache line, because a thread writes it while others read its neighbours."""
 
     aligned = LINE // SLOT
 

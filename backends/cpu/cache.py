@@ -32,7 +32,7 @@ f32x16, i32x16 = vector(F32), vector(I32)
 PANELS = BLOCK // LANES
 GROUP = 32  # values of a head per scale
 FOUR = 4  # positions whose values are adjacent
-HALF_AWAY = float(np.float32(0.49999997))  # as in quant.pack
+HALF_AWAY = float(np.float32(0.49999997))  # same constant as in quant.pack
 
 
 def whole(n: int, of: int) -> int:

@@ -26,7 +26,7 @@ class CacheBlocks:
         self._types = CACHE[cache.keys], CACHE[cache.values]
         self._layouts = [layout_of(layer, cache) if isinstance(layer, CacheLayer) else None for layer in plan.layers]
         rows, once = (any(own and getattr(own, name) for own in self._layouts) for name in ("rows", "once"))
-        # as defined by backends.cpu.cache, and by backends.cpu.cache_rows
+        # layouts of backends.cpu.cache and, with `rows`, of backends.cpu.cache_rows
         self.layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}{' rows' * rows}{' once' * once}"
         parts = [
             (place, limits.blocks_of(layer), size)

@@ -21,7 +21,7 @@ from localllm.backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value
 from localllm.plan import BLOCK, rows_of_block
 
 U8 = NDArray[np.uint8]
-_INTEGERS = {1: I8, 2: I16, 4: I32}  # by size in bytes
+_INTEGERS = {1: I8, 2: I16, 4: I32}  # integer types by size in bytes
 
 
 def row_bytes(row: CacheRow, head_dim: int) -> int:

@@ -39,7 +39,7 @@ class Lowering:
             what: Rows(address=ScratchOf(what), stride=stride) for what, stride in self.scratch.items()
         }
         self.calls: list[Call] = []
-        self.operations: list[Operation] = []  # of each call
+        self.operations: list[Operation] = []  # the operation of each call
         self.kernels: dict[str, Kernel] = {}
         self.routings: dict[int, tuple[ListOf, Buffer]] = {}
         self.values: Allocator[Activations | None] = Allocator()  # None: float32

@@ -33,8 +33,8 @@ SUPER_BLOCK = 256
 class Activations(Enum):
     """The formats of activations other than float32."""
 
-    BLOCKS = auto()  # of 32 integers that share a scale
-    SUPER_BLOCKS = auto()  # of 256 integers
+    BLOCKS = auto()  # blocks of 32 integers that share a scale
+    SUPER_BLOCKS = auto()  # blocks of 256 integers
     BFLOATS = auto()  # rounded to BF16
 
 
@@ -133,7 +133,7 @@ class IntegerPanel:
         return Block(start + (here * narrow + within * wide), start + within * narrow, places)
 
     def lines(self, block: Block) -> list[Value]:
-        """Return the addresses of the block's cache lines; neighboring blocks may share one."""
+        """Return the addresses of the block's cache lines; neighbouring blocks may share one."""
         return [
             start + at
             for start, wide in ((block.narrow, False), (block.wide, True))

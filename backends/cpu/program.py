@@ -43,7 +43,7 @@ class Program:
     """Everything that binding determines before it allocates memory."""
 
     calls: list[Call]
-    operations: list[Operation]  # of each call
+    operations: list[Operation]  # the operation of each call
     kernels: dict[str, Kernel]
     panels: dict[str, Panels]  # every matrix by name, without an address yet
     scratch: dict[Scratch, int]  # bytes per thread

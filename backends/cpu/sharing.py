@@ -64,7 +64,8 @@ class Sharing:
         if many:
             return shape.of_head
         divisors = [n for n in range(1, shape.of_head + 1) if shape.of_head % n == 0]
-        turns = {n: -(-parts * shape.pieces // (n * threads)) for n in divisors}  # of the thread with the most tasks
+        # rounds of the thread with the most tasks
+        turns = {n: -(-parts * shape.pieces // (n * threads)) for n in divisors}
         return min(divisors, key=lambda n: turns[n] * (n + READING))
 
 

@@ -44,8 +44,8 @@ class Panels:
     panels: int  # per expert
     panel_bytes: int
     blocks: int  # along K
-    tile_bytes: int  # of one unpacked panel; 0 for float formats
-    widened_bytes: int  # of a tile's widened activations, which follow the unpacked panels
+    tile_bytes: int  # bytes of one unpacked panel; 0 for float formats
+    widened_bytes: int  # bytes of a tile's widened activations, which follow the unpacked panels
     experts: int = 1  # matrices of the same shape, one after the other
 
     @property

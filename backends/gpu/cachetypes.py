@@ -1,6 +1,6 @@
 """The layout of cache blocks on a device: one row per cache type.
 
-Keys are stored with positions innermost, so that neighboring work-items read neighboring words; values are stored row
+Keys are stored with positions innermost, so that neighbouring work-items read neighbouring words; values are stored row
 by row. Layout of one head in one block (64 positions or the pools that end there, W words per position, G groups of 32
 values):
 

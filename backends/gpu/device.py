@@ -43,7 +43,8 @@ class Device(Protocol):
     """One opened device with one queue: its calls take effect in order."""
 
     facts: Facts
-    errors: tuple[type[Exception], ...]  # of the driver; methods may raise them unless they document BackendError
+    # exceptions of the driver; methods may raise them unless they document BackendError
+    errors: tuple[type[Exception], ...]
     generic: bool  # whether kernels get shapes at run time, because compiling is slow and kernel speed does not matter
 
     def alloc(self, size: int, what: str) -> Any:

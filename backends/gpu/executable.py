@@ -262,7 +262,7 @@ class GpuExecutable(Shell):
             self._gather(KEYS[(passes - 1) % 2], keys, np.arange(rows))
         return largest.decoded(keys)
 
-    # -- what the shell asks for -----------------------------------------------------------------------------------
+    # -- called by the shell ---------------------------------------------------------------------------------------
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return pieces(batch, self._causal)

@@ -16,7 +16,7 @@ from localllm.backends.gpu.references import CacheOf
 from localllm.plan import BLOCK, CacheLayer, Plan, rows_of_block
 
 U8 = NDArray[np.uint8]
-Numbers = NDArray[np.int32]  # of cache blocks
+Numbers = NDArray[np.int32]  # numbers of cache blocks
 
 
 class PagedCache:

@@ -57,7 +57,7 @@ class Program:
     ropes: set[Rope] = field(default_factory=set)
     scratch: dict[Scratch, int] = field(default_factory=dict)  # bytes
     where: dict[int, Buffer] = field(default_factory=dict)  # buffers of values that outlive the step: kept ones, logits
-    routings: dict[int, KeptRouting] = field(default_factory=dict)  # by the index of the mixture's output
+    routings: dict[int, KeptRouting] = field(default_factory=dict)  # routings by the index of the mixture's output
     picks: list[Launch] = field(default_factory=list)  # passes of the search for the largest logits
 
     def kernels(self) -> list[Kernel[Any]]:

@@ -61,7 +61,7 @@ class Fixed(Enum):
     PARTIAL = "partial"  # partial results of attention
     SCORES = "scores"  # indexer scores, and integers in the same order
     PICKED = "picked"  # parameters of the search for the largest logits
-    EVEN_KEYS = "keys: even passes"  # its results
+    EVEN_KEYS = "keys: even passes"  # results of the search
     ODD_KEYS = "keys: odd passes"
 
 

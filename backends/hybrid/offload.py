@@ -21,7 +21,7 @@ RESERVE, SHARE = 1 << 30, 20  # bytes to leave free: RESERVE, or 1/SHARE of the 
 SMALLEST_CONTEXT = 256  # tokens; the smallest context worth proposing
 SMALLER_TYPE = "q8_0"  # the cache type to propose
 
-LimitsAt = Callable[[int], Limits]  # by context size
+LimitsAt = Callable[[int], Limits]  # returns the limits for a context size
 
 
 class DoesNotFit(BackendError):
@@ -32,7 +32,7 @@ class DoesNotFit(BackendError):
 class Offload:
     """The request: layers on the GPU, number of first layers whose experts stay on the CPU, and which GPU."""
 
-    gpu_layers: int | str = "auto"  # or "all"
+    gpu_layers: int | str = "auto"  # a number, "auto" or "all"
     n_cpu_moe: int = 0
     device: str = ""
 
@@ -53,7 +53,7 @@ class Planner:
     """A plan and a GPU, before anything is loaded."""
 
     card: Card
-    name: str  # on the GPU
+    name: str  # name of the GPU
     plan: Plan
     limits_at: LimitsAt
     context: int
@@ -147,7 +147,7 @@ class Arrangement:
     """A backend to bind a plan to, and the line to print about it."""
 
     backend: Backend
-    card: str = ""  # which GPU; "" if none
+    card: str = ""  # name of the GPU; "" if none
     placed: str = ""  # description of the layers on it
     note: str = ""
 

@@ -7,10 +7,10 @@ from localllm.models.errors import ModelError
 from localllm.models.reading.bounds import MAX_WIDTH
 from localllm.models.reading.keys import Keys
 
-_MAX_TOKENS = 8  # per n-gram; known models have 3
-_MAX_HEADS = 64  # per order; known models have 8. Kernels hold a number for each
+_MAX_TOKENS = 8  # tokens per n-gram; known models have 3
+_MAX_HEADS = 64  # heads per order; known models have 8. Kernels hold a number for each
 _MAX_KERNEL = 64  # taps of the convolution; known models have 4
-_MAX_ROWS = 1 << 31  # of the table; known models have 320 million
+_MAX_ROWS = 1 << 31  # rows of the table; known models have 320 million
 
 
 def read_ngrams(keys: Keys, vocabulary: int, recurs: tuple[bool, ...]) -> NgramConfig | None:

@@ -47,7 +47,7 @@ def fuse_additions(plan: Plan, keep: Collection[Value] = ()) -> Plan:
 
 
 def fuse_linears(plan: Plan, keep: Collection[Value] = (), most: int = 3) -> Plan:
-    """Group neighboring linears with the same input and format, at most `most` per group.
+    """Group neighbouring linears with the same input and format, at most `most` per group.
 
     Fuse two linears with the glu right after them if only the glu reads them.
     """
@@ -91,11 +91,12 @@ def fuse_heads(plan: Plan, keep: Collection[Value] = ()) -> Plan:
     """
     uses = _uses(plan, keep)
     changed: dict[int, list[Operation]] = {}
-    queries: dict[int, tuple[int, Value]] = {}  # of the layer that writes the cache, not of later layers that read it
+    # queries of the layer that writes the cache, not of later layers that read it
+    queries: dict[int, tuple[int, Value]] = {}
     for number, op in enumerate(plan.operations):
         if isinstance(op, Attention):
             queries.setdefault(op.layer, (number, op.q))
-    norms: dict[int, tuple[int, Norm]] = {}  # by the value that they make
+    norms: dict[int, tuple[int, Norm]] = {}  # norms by the value that they make
     rotated: dict[int, tuple[tuple[int, ...], Heads]] = {}
     for number, op in enumerate(plan.operations):
         if isinstance(op, Norm) and uses[op.out.index] == 1:

@@ -1,6 +1,6 @@
 """Split a plan over several devices, such as a GPU and the CPU: each device gets a separate plan.
 
-Neighboring operations of one device form a stage. Every stage except the first begins with a Receive, every stage
+Neighbouring operations of one device form a stage. Every stage except the first begins with a Receive, every stage
 except the last ends with a Send, and a stage receives what the previous one sends. A stage also passes on values that a
 later stage of another device reads and does not have yet. With two devices, every value is transferred at most once.
 """

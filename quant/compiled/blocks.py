@@ -40,7 +40,7 @@ def square_sum(xt: F32, at: int, size: int) -> Lanes:
 
 @compiled
 def weigh(xt: F32, wt: F32, mean: Lanes) -> None:
-    """wt (k, 16) *= sqrt(mean + x * x): weights combine importance and magnitude."""
+    """Multiply wt (k, 16) by sqrt(mean + x * x), which combines importance and magnitude."""
     for i in range(len(xt)):
         value = load(xt, i)
         store(wt, i, load(wt, i) * root(mean + value * value))
@@ -56,7 +56,7 @@ def total(wt: F32, at: int, size: int) -> Lanes:
 
 @compiled
 def larger(a: Lanes, kept: Lanes) -> Lanes:
-    """Return `a` where its magnitude exceeds that of `kept`, else `kept`; NaN once one was NaN."""
+    """Return the one of larger magnitude, `kept` if equal; NaN if any value so far was NaN."""
     return pick((absolute(a) > absolute(kept)) | ~(a == a), a, kept)
 
 
@@ -98,7 +98,7 @@ def round_halves(d: F32) -> None:
 
 @compiled
 def put_half(d: np.float32, row: U8, at: int, worst: np.float32) -> np.float32:
-    """Write d as a half to bytes at and at + 1. Return the larger of `worst` and |d|; NaN once one was NaN."""
+    """Write d as a half to bytes at and at + 1. Return the larger of `worst` and |d|; NaN is passed on."""
     bits = half_bits(d)
     row[at] = bits & 255
     row[at + 1] = bits >> 8

@@ -1,4 +1,4 @@
-"""The codebooks of the IQ formats for searches: map rounded coordinates to a point, or to its neighbours.
+"""The codebooks of the IQ formats for searches: map rounded coordinates to a point, or to neighbouring points.
 
 Coordinates of points are counted as in ggml's search: level l is 2 * l + 1.
 """
@@ -18,7 +18,7 @@ from localllm.quant.formats.grids import levels_of
 
 I32 = NDArray[np.int32]
 
-# name: bits of a level in a key, levels that a key may name, neighbour distances to search
+# name: bits per level in a key, levels that a key may hold, neighbour distances to search
 _BOOKS = {
     "IQ1S": (2, 3, 3),
     "IQ2XXS": (2, 3, 2),
@@ -34,9 +34,9 @@ class Codebook(NamedTuple):
 
     points: F32  # (points, width)
     packed: I32  # (points,): coordinates, four bits each, the first in the lowest bits
-    places: I32  # per key: the number of its point or, if there is none, -1 - its index in `near`
-    near: I32  # near[i] counts the points that follow it, nearest first, ties in order of number
-    near_packed: I32  # their coordinates; any sixteen may be read
+    places: I32  # per key: the number of its point, or -1 - its index in `near` if no point matches
+    near: I32  # near[i] is the number of points that follow it, nearest first, ties in order of number
+    near_packed: I32  # coordinates of `near`; padded so that any sixteen may be read
 
 
 @cache
@@ -48,7 +48,8 @@ def codebook(name: str) -> Codebook:
     near = np.empty(length, np.int32)
     _neighbours(points, bits, levels, distances, places, near)
     packed = (points.astype(np.uint32) << (4 * np.arange(points.shape[1], dtype=np.uint32))).sum(1, np.uint32)
-    near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))  # entries at counts are never read
+    # entries that hold counts are never looked up
+    near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))
     return Codebook(points, packed.view(np.int32), places, near, near_packed.view(np.int32))
 
 

@@ -1,7 +1,7 @@
-"""IQ1_S and IQ1_M: runs of 8 are points of a ternary codebook, moved by +-1/8.
+"""IQ1_S and IQ1_M: runs of 8 are points of a ternary codebook, shifted by +-1/8.
 
-The call signatures are those of iq2_iq3. The searches follow ggml's operation by operation. They sort the values of a
-group, try every cut into -1, 0 and 1 with either shift, and look up the runs of the best cut in the codebook.
+The call signatures are as in iq2_iq3. The searches follow ggml operation by operation. They sort the values of a group,
+try every cut into -1, 0 and 1 with either shift, and look up the runs of the best cut in the codebook.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _value(points: F32, point: int, i: int, shift: np.float32) -> np.float32:
 def _refit(
     x: F32, weight: F32, at: int, runs: int, chosen: I32, shifts: F32, scale: np.float32, points: F32
 ) -> np.float32:
-    """Return the least-squares scale for the chosen points; `scale` if it is not positive."""
+    """Return the least-squares scale for the chosen points, or `scale` if the former is not positive."""
     sum_xq = sum_qq = np.float32(0)
     for run in range(runs):
         for i in range(8):
@@ -240,7 +240,7 @@ def _put_iq1_m(
     row: U8,
     worst: np.float32,
 ) -> np.float32:
-    """Fit the scale of the block to all points found, write the block, and return what put_half returns."""
+    """Fit the scale of the block to all points found, write the block, and return the result of put_half."""
     row[:] = 0
     if largest == 0:
         return worst

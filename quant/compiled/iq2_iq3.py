@@ -1,8 +1,7 @@
-"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: runs of 8 or 4 magnitudes are points of a codebook; signs are stored
-separately.
+"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: runs of 8 or 4 magnitudes are points of a codebook.
 
-The call signatures are those of k_quants, followed by the codebook (quant.compiled.codebook). The searches follow
-ggml's operation by operation, one group after the other (quant.compiled.runs).
+Signs are stored separately. The call signatures are as in k_quants, followed by the codebook (quant.compiled.codebook).
+The searches follow ggml operation by operation, one group after the other (quant.compiled.runs).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from localllm.quant.compiled.search import positive
 from localllm.quant.compiled.simd import LANES, store
 from localllm.quant.format import F32, U8
 
-TOO_LARGE = np.float32(1e9)  # above every scale of these formats; sums of its powers overflow
+TOO_LARGE = np.float32(1e9)  # no scale of these formats is larger; sums of its powers overflow
 
 
 class SearchParameters(NamedTuple):
@@ -30,9 +29,9 @@ class SearchParameters(NamedTuple):
     spread: np.float32  # with importance: share of the mean square in the weight of a value
     floor: np.float32  # without importance: the same share
     tiny: np.float32  # a group with a smaller largest magnitude is stored as zero
-    tries: int  # number of scales on either side of the one that spans the group
+    tries: int  # number of scales on either side of the scale that spans the group
     step: np.float32  # distance between them
-    again: int  # which runs are looked up again for the final scale
+    again: int  # which runs to look up again for the final scale
 
 
 _F = np.float32

@@ -31,7 +31,7 @@ class _Cache(FunctionCache):
 
 @cache
 def cache_folder() -> Path | None:
-    """Return the folder for compiled code, private to the user; None (after a warning) if there is none."""
+    """Return the folder for compiled code, private to the user; None (after a warning) if none can be used."""
     base = default_folder("quant")
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -52,6 +52,6 @@ def compiled(function: Callable[..., Any]) -> Any:
             config.CACHE_DIR = before
         if folder in Path(kept.cache_path).parents:
             made._cache = kept
-        else:  # if Numba cannot write it, it would use other, unchecked folders
+        else:  # if Numba cannot write to the folder, it would use other, unchecked ones
             tell_unwritten(folder, PermissionError(13, "Permission denied"))
     return made

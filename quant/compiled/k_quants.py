@@ -93,10 +93,10 @@ def _levels(values: F32, weights: F32, weighted: bool, top: int, levels: F32, ha
 def _affine_blocks(
     x: F32, importance: F32, first: int, size: int, top: int, scale_top: int, q: U8, s: U8, t: U8, d: F32, m: F32
 ) -> None:
-    """Quantize 16 super-blocks to integers q (256, 16), scales s, minimums t (groups, 16) and block scales d, m (1,
-    16).
+    """Quantize 16 super-blocks to integers q (256, 16), with scales and minimums.
 
-    d and m are representable as halves, unless they are too large.
+    Scales s and minimums t are (groups, 16), block scales d and m (1, 16). d and m are representable as halves, unless
+    they are too large.
     """
     groups, weighted = 256 // size, len(importance) > 0
     xt, wt, scratch = (
@@ -249,7 +249,7 @@ def _q3_k_weighted(xt: F32, wt: F32, q: U8, s: U8, d: F32) -> None:
 
 @compiled
 def _q3_k_plain(xt: F32, found: F32, q: U8, s: U8, d: F32) -> None:
-    """`found` (256, 16) is scratch for the integers of the search."""
+    """Quantize without importance; `found` (256, 16) is scratch for the integers of the search."""
     scales = np.empty((16, LANES), np.float32)
     nothing, largest = splat(np.float32(0)), splat(np.float32(0))
     for group in range(16):
@@ -262,7 +262,7 @@ def _q3_k_plain(xt: F32, found: F32, q: U8, s: U8, d: F32) -> None:
     round_halves(d)
     low, high, middle = splat(np.float32(-32)), splat(np.float32(31)), splat(np.float32(32))
     for group in range(16):
-        level = clamp(rint(back * load(scales, group)), low, high)  # the lowest in an empty block, as with NaN
+        level = clamp(rint(back * load(scales, group)), low, high)  # the lowest level for an empty block, as with NaN
         store_bytes(s, group, level + middle)
         scale = load(d, 0) * level
         for i in range(16 * group, 16 * group + 16):

@@ -1,8 +1,8 @@
 """Groups of values in the IQ2 and IQ3 formats: find the scale and the codebook points with the least loss.
 
 A group consists of runs of 8 or 4 magnitudes; each run becomes a point. The expensive parts of the search handle 16
-items at once: the scales tried for a group, and the neighbours of a run between points. Sums run in ggml's order, so
-that the same numbers give the same bytes.
+items at once: the scales tried for a group, and the neighbouring points of a run. Sums run in ggml's order, so that the
+same numbers give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from localllm.quant.compiled.simd import LANES, fields, load, lowest, numbers, p
 from localllm.quant.compiled.simd import nearest as nearest_each
 from localllm.quant.format import F32
 
-OFF, ANY, ALL = 0, 1, 2  # runs to look up again for the final scale: those between points, all if any is, all
+# Runs to look up again for the final scale. OFF: those that are not points; ANY: all runs, if any is not a point; ALL:
+# all.
+OFF, ANY, ALL = 0, 1, 2
 _HIGHEST = np.float32(3.4028235e38)
 
 

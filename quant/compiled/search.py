@@ -1,9 +1,9 @@
-"""Search for the scale of a group of values with the least weighted squared error; one group per lane.
+"""Searches for the scale of a group of values with the least weighted squared error; one group per lane.
 
-They follow ggml's (ggml-quants.c: make_qx_quants, make_qkx2_quants, make_qkx3_quants, make_qp_quants, make_q3_quants)
-operation by operation in float32, so that the same numbers give the same bytes. Groups lie in rows at ... at + size of
+They follow ggml (ggml-quants.c: make_qx_quants, make_qkx2_quants, make_qkx3_quants, make_qp_quants, make_q3_quants)
+operation by operation in float32, so that the same numbers give the same bytes. Groups are in rows at ... at + size of
 xt and wt (k, 16). The returned values determine the integers: clamp(rint(inverse * (x - offset))). An inverse of NaN
-means a group without spread; all its integers are the lowest.
+means that all values of the group are equal; its integers are the lowest.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def ratio(a: Lanes, b: Lanes) -> Lanes:
 def symmetric(xt: F32, wt: F32, at: int, size: int, zero: int) -> tuple[Lanes, Lanes]:
     """Return scale and inverse for integers -zero ... zero - 1.
 
-    Try 19 scales around the one that maps the largest magnitude to -zero. For the integers of each, the best scale is
-    their weighted least-squares fit.
+    Try 19 scales around top / -zero, where top is the value of largest magnitude. The scale for each set of integers is
+    then its weighted least-squares fit.
     """
     top = peak(xt, at, size)
     low, high = splat(np.float32(-zero)), splat(np.float32(zero - 1))
@@ -88,9 +88,9 @@ def affine(
 ) -> tuple[Lanes, Lanes, Lanes, Lanes]:
     """Return scale and offset <= 0 for integers 0 ... top, and the inverse and offset that gave the integers.
 
-    Try scales from slightly coarser to slightly finer than the one that spans the group from the best offset so far.
-    For the integers of each, scale and offset are their weighted least-squares fit. The error counts squared, or by its
-    magnitude. qt (size, 16) is scratch.
+    Try scales from slightly coarser to slightly finer than (largest value - best offset so far) / top. For each set of
+    integers, scale and offset are the weighted least-squares fit. The error is squared or absolute. qt (size, 16) is
+    scratch.
     """
     nothing, limit = splat(np.float32(0)), splat(np.float32(top))
     low = high = load(xt, at)
@@ -139,8 +139,8 @@ def affine(
 def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
     """Quantize values >= 0, such as group scales: return the scale, and write integers up to top to qt (size, 16).
 
-    Try nine scales, then move single integers as long as that helps. If a value is negative all the same, its integer
-    is stored modulo 256, as in ggml, which affects the rest of the search.
+    Try nine scales, then change single integers as long as that helps. If a value is negative after all, its integer is
+    stored modulo 256, as in ggml, which affects the rest of the search.
     """
     nothing, one, limit = splat(np.float32(0)), splat(np.float32(1)), splat(np.float32(top))
     high = nothing
@@ -196,7 +196,7 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
 def descent(xt: F32, at: int, size: int, zero: int, qt: F32) -> Lanes:
     """Return the scale, and write integers -zero ... zero - 1 to rows at ... of qt.
 
-    Start with plain rounding and move integers one by one. The weight of a value is its square.
+    Start with plain rounding and change integers one by one. The weight of a value is its square.
     """
     top = peak(xt, at, size)
     low, high, nothing = splat(np.float32(-zero)), splat(np.float32(zero - 1)), splat(np.float32(0))

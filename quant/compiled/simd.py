@@ -25,7 +25,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
-Lanes = Any  # name in Python of a value of `lanes`, which exists only in compiled code
+Lanes = Any  # Python name of a value of type `lanes`, which exists only in compiled code
 Mask = Any
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _BITS = ir.VectorType(ir.IntType(1), LANES)
@@ -64,7 +64,7 @@ lanes, mask = LanesType("float32x16"), MaskType("boolx16")
 
 
 def _operator(function: Any, arguments: tuple[Any, ...], result: Any, emit: Callable[[Any, Any], Any]) -> None:
-    """Teach Numba an operator on vectors; `emit(builder, values)` writes the instruction."""
+    """Register an operator on vectors with Numba; `emit(builder, values)` writes the instruction."""
 
     @infer_global(function)
     class Template(AbstractTemplate):
@@ -202,10 +202,10 @@ def rint(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def nearest(typing: Any, a: Any) -> Any:
-    """Round like `rint` below 2**22; above, return the mantissa bits that ggml's rounding trick leaves, as signed
-    integers.
+    """Round like `rint` below 2**22; above, return the mantissa bits of ggml's rounding trick, as signed integers.
 
-    The searches divide by sums that cancel. The quotient may be anything, and ggml's treatment of it decides the bytes.
+    The searches divide by sums that cancel. The quotient may be anything, and ggml's treatment of it decides the
+    bytes.
     """
 
     def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:

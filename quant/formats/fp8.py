@@ -1,4 +1,4 @@
-"""FP8 (E4M3): sign, 4 exponent bits (bias 7), 3 mantissa bits; maximum 448, no infinity. For caches, not GGUF files.
+"""FP8 (E4M3): sign, 4 exponent bits (bias 7), 3 mantissa bits; maximum 448, no infinity. For the KV cache, not GGUF.
 
 Source: Micikevicius et al., "FP8 formats for deep learning" (2022), the E4M3 encoding; 0x7F and 0xFF are NaN.
 """
@@ -10,7 +10,7 @@ import numpy as np
 from localllm.quant.format import F32, U8
 
 LARGEST = 448.0
-_BIAS = np.float32(2.0**120)  # from float32's exponent bias to this format's
+_BIAS = np.float32(2.0**120)  # adjusts float32's exponent bias to this format's
 _SUBNORMAL = np.float32(2.0**14)  # below this, float32 numbers are multiples of 2^-9, the smallest FP8 number
 
 

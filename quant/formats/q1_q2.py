@@ -26,7 +26,7 @@ def dequantize_q2_0(blocks: U8) -> F32:
 
 
 def quantize_q1_0(x: F32, importance: F32 | None) -> U8:
-    """Quantize with d = the mean magnitude; zero counts as positive. ggml ignores importance here, and so do we."""
+    """Quantize with d = the mean magnitude; zero counts as positive. Importance is ignored, as in ggml."""
     blocks = x.reshape(-1, 128)
     d = sequential_sum(np.abs(blocks)) / np.float32(128)
     bits = np.packbits(blocks >= 0, axis=1, bitorder="little")
@@ -34,7 +34,7 @@ def quantize_q1_0(x: F32, importance: F32 | None) -> U8:
 
 
 def quantize_q2_0(x: F32, importance: F32 | None) -> U8:
-    """Quantize with d = the largest magnitude, so 2 * d never occurs. ggml ignores importance here, and so do we."""
+    """Quantize with d = the largest magnitude, so 2 * d never occurs. Importance is ignored, as in ggml."""
     blocks = x.reshape(-1, 64)
     d = np.abs(blocks).max(axis=1, keepdims=True)
     q = (round_away(blocks * reciprocal(d)) + np.float32(1)).astype(np.uint8).reshape(-1, 16, 4)

@@ -18,7 +18,7 @@ def dequantize(blocks: U8) -> F32:
 
 
 def quantize(x: F32, importance: F32 | None) -> U8:
-    """Map the largest magnitude to +-127; ties round away from zero. ggml ignores importance here, and so do we."""
+    """Map the largest magnitude to +-127; ties round away from zero. Importance is ignored, as in ggml."""
     values = x.reshape(-1, 32)
     d = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
     q = round_away(values * reciprocal(d)).astype(np.int8).view(np.uint8)

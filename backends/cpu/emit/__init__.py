@@ -50,7 +50,7 @@ from localllm.plan import (
 )
 from localllm.plan.rewrites.fusion import fuse_additions, fuse_ends
 
-REWRITES = (fuse_additions, fuse_ends)  # activations that kernels can compute
+REWRITES = (fuse_additions, fuse_ends)  # passes for which there are fused kernels
 
 EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Activate: rowwise.activate,

@@ -1,7 +1,6 @@
-"""The two products of attention, over one cache block and one key-value head: scores of queries with keys, and values
-weighted by them. One version for types that store numbers, and one with products of bytes for types that store integers
-in blocks.
+"""The two products of attention, over one cache block and one KV head: query-key scores and weighted values.
 
+One version is for types that store single numbers, and one with int8 products for types that store integers in blocks.
 Every result is one chain of operations in a fixed order, for any number of query rows that share a read.
 """
 
@@ -21,20 +20,21 @@ from localllm.backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vec
 from localllm.plan import BLOCK
 
 LOWEST = -3.0e38  # score of a hidden position, and the first maximum; finite
-FLOOR = -1.0e38  # minimum score of a visible position: if all scores are this low, visible positions still have weight
+# minimum score of a visible position, so that visible positions have weight even if all scores are this low
+FLOOR = -1.0e38
 Seen = Callable[[Value, Value, int | Value], Value]  # (scores of a panel, its number, query row) -> masked scores
-SCALED = 4  # query rows whose weights are multiplied by the scales of values in one go
+SCALED = 4  # query rows whose weights are multiplied by the scales of values together
 PART_BITS = 7  # bits of each of the two parts of a weight: no instruction set saturates
 WHOLE = float(2 ** (2 * PART_BITS) - 1)
-UNROLLED = 16  # code is unrolled up to this many groups of query rows; more use a loop, so no file can blow up the code
+UNROLLED = 16  # code is unrolled for up to this many groups of query rows; more use a loop, to bound the code size
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Memory to prefetch while working: `bytes` from `start`, spread over the work.
+    """Memory to prefetch during the computation: `bytes` from `start`, spread over the steps.
 
-    Prefetch into L2, because L1 has too few outstanding requests (Zen 4, 16384 positions: F16 1.15 to 1.2 times as
-    fast, q8_0 1.2 to 1.25).
+    Prefetches go to L2, because L1 allows too few outstanding requests (Zen 4, 16384 positions: F16 1.15 to 1.2 times
+    as fast, q8_0 1.2 to 1.25).
     """
 
     start: Value
@@ -107,7 +107,7 @@ def scores(
 ) -> None:  # fmt: skip
     """Emit out[r][j] = seen(queries[r] . keys[j]) for 64 positions j; LOWEST for panels from `count` on.
 
-    `panels` is how many the block at `keys` has.
+    `panels` is the number of panels in the block at `keys`.
     """
     together = divisor(rows, f.isa.query_rows)
     most = max(1, f.isa.query_rows // together)
@@ -151,8 +151,10 @@ def _block_scores(
     f: Function, row: Blocks, queries: Value, keys: Value, panel: Value, side: int, together: int, head_dim: int,
     reach: Reach | None,
 ) -> list[list[Value]]:  # fmt: skip
-    """Emit exact integer sums per group, then one chain over the groups that adds sum * query scale * key scale and
-    minimum * (sum of the query)."""
+    """Emit exact integer sums per group, then one float chain over the groups.
+
+    The chain adds sum * query scale * key scale and minimum * (sum of the query).
+    """
     size, stride, count = LANES * row.group_bytes, query_bytes(row, head_dim), groups(head_dim)
     totals = [[f.var(f.zeros(f32x16)) for _ in range(side)] for _ in range(together)]
     with f.loop(0, count) as group:
@@ -213,8 +215,10 @@ def weigh(
     f: Function, row: CacheRow, weights: Value, values: Value, outputs: Value, shrink: Value, scratch: Value, rows: int,
     head_dim: int, count: Value, reach: Reach | None,
 ) -> None:  # fmt: skip
-    """Emit outputs[r] = outputs[r] * shrink[r] + sum over positions j of weights[r][j] * values[j]. The weights of 64
-    positions are given; those from `count` on are 0. `scratch` holds SCALED rows of 64 weights."""
+    """Emit outputs[r] = outputs[r] * shrink[r] + sum over positions j of weights[r][j] * values[j].
+
+    `weights` has 64 positions; weights from `count` on are 0. `scratch` holds SCALED rows of 64 weights.
+    """
     if isinstance(row, Floats):
         _weigh_floats(f, row, weights, values, outputs, shrink, rows, head_dim, count, reach)
     else:
@@ -227,8 +231,8 @@ def _weigh_floats(
 ) -> None:  # fmt: skip
     width = row.width(head_dim)
     together = divisor(rows, f.isa.query_rows)
-    # With one strip per turn, weights are memory operands, which is fastest (Zen 4: 14 %); AVX2 would spill otherwise.
-    # With few rows memory is the limit, and reading it sequentially is best.
+    # With one strip per iteration, weights are memory operands, which is fastest (Zen 4: 14 %); AVX2 would spill
+    # otherwise. With few rows memory is the limit, and reading it sequentially is best.
     strips = divisor(width // LANES, 4) if rows <= 4 and f.isa.registers == 32 else 1
     parts = width // LANES // strips
     with f.loop(0, rows, together) as base, f.loop(0, width, strips * LANES) as d:
@@ -254,16 +258,18 @@ def _weigh_blocks(
     f: Function, row: Blocks, weights: Value, values: Value, outputs: Value, shrink: Value, scratch: Value, rows: int,
     head_dim: int, positions: Value, reach: Reach | None,
 ) -> None:  # fmt: skip
-    """Quantize the weights times scales of a group to integers of 14 bits, so that sums over positions are exact. The
-    largest of the 64 becomes all ones, so each is rounded by at most 2^-15 of the largest. Minimums are summed
-    separately and added last."""
+    """Quantize the products of weights and group scales to 14-bit integers, so that sums over positions are exact.
+
+    The largest of the 64 becomes all ones, so each is rounded by at most 2^-15 of the largest. Minimums are summed
+    separately and added last.
+    """
     width, count = row.width(head_dim), groups(head_dim)
     together = divisor(rows, SCALED if f.isa.registers == 32 else 1)
     with f.loop(0, rows, together) as base, f.loop(0, count) as group:
         at = values + group * (BLOCK * row.group_bytes)
         scales = [f.load_half(at + 2 * LANES * panel) for panel in range(PANELS)]
-        # With a minimum, integers count from the middle. Otherwise rounding would shift all values of a head alike, and
-        # the inverse rotation would turn these small errors into one large one.
+        # With a minimum, integers are relative to the middle. Otherwise rounding would shift all values of a head in
+        # the same direction, and the inverse rotation would turn these small errors into one large one.
         middle = 1 << (row.integer_bits - 1) if row.minimum else 0
         minimums = [f.load_half(at + 2 * (BLOCK + LANES * panel)) for panel in range(PANELS) if row.minimum]
         minimums = [f.fma(s, f.constant(f32x16, middle), m) for s, m in zip(scales, minimums, strict=False)]
@@ -286,7 +292,8 @@ def _weigh_blocks(
                     for part in range(2):
                         weight = dot.broadcast4(f, scratch + (first + (j + (2 * r + part) * BLOCK)))
                         for s in range(2):
-                            # The unsigned operand comes first: the weights if the values are signed, else the values.
+                            # The unsigned operand comes first: the weights if the values are signed, otherwise the
+                            # values.
                             pair = (weight, here[s]) if row.integer_bits == 8 else (here[s], weight)
                             sums[r][part][s].set(dot.small(f, sums[r][part][s].get(), *pair))
         for r in range(together):
@@ -300,10 +307,11 @@ def _weigh_blocks(
 
 
 def _parts(f: Function, rows: list[list[Value]], out: Value, offset: int) -> tuple[list[Value], list[Value]]:
-    """Quantize rows of 64 numbers to integers of 14 bits, signed if there is an `offset` (q4_0 and q5_0 have signed
-    scales). The high halves of row r go to out[128 r:][:64] and the low halves behind them, as bytes that every
-    instruction set multiplies exactly. Return the step of each row, and `offset` times the sum of its integers, both in
-    every lane."""
+    """Quantize rows of 64 numbers to 14-bit integers, signed with an `offset` (q4_0, q5_0: signed scales).
+
+    The high halves of row r go to out[128 r:][:64], followed by the low halves, as bytes that every instruction set
+    multiplies exactly. Return the step of each row, and `offset` times the sum of its integers, both in every lane.
+    """
     sizes = [[f.abs(x) for x in numbers] if offset else numbers for numbers in rows]
     largest = [f.reduce(reduce(f.fmax, numbers), f.fmax) for numbers in sizes]
     inverses = [f.constant(F32, WHOLE) / most for most in largest]

@@ -1,19 +1,19 @@
-"""Attention over the paged cache: online softmax block by block in order of position, for decode and prefill alike.
+"""Attention over the paged cache: online softmax block by block in order of position, for decode and prefill.
 
 Positions are divided into partitions of PARTITION cache blocks. A row has a maximum, a sum and an output for each
-partition, and merges them in order of position. One thread may compute all partitions, or several threads may share
-them (`attention`, then `merge`): the order is the same, so the bits are. Positions that a row must not see weigh
-exactly 0; blocks that no row of a tile sees are skipped. So a row's result does not depend on the tile or the batch.
+partition, and merges them in order of position. One thread may compute all partitions, or several threads may divide
+them (`attention`, then `merge`): the order is the same, so the bits are equal. Hidden positions have weight exactly 0;
+blocks that no row of a tile sees are skipped. So a row's result does not depend on the tile or the batch.
 
 A task is a tile of neighbouring rows of one sequence, some pieces, and one partition ("split") or all of them. A piece
-is a key-value head with its query heads, or with 16 of them if there are more. Split tasks take as many heads as
-possible, because the heads of a block are neighbours in memory: a sequential read is two to three times as fast as
-reading 8 KiB at a time. Pieces of one head are shared out where there are few tasks; each task then reads the keys and
-values again.
+is a KV head with its query heads, or with 16 of them if there are more. Split tasks take the maximum number of heads,
+because the heads of a block are adjacent in memory: a sequential read is two to three times as fast as reading 8 KiB at
+a time. If there are few tasks, the pieces of one head are divided among them; each task then reads the keys and values
+again.
 
-With a selection, 64 selected positions at a time are gathered to a block of the usual layout, unless they are a block
-of the cache already. So a row that selects all it sees gets the same bits as without a selection. A row that reads
-pools has one list of rows of the cache, and gathers these: first those of the window, then those of the pools.
+With a selection, 64 selected positions at a time are gathered into a block of the usual layout, unless they already are
+a block of the cache. So a row that selects all visible positions gets the same bits as without a selection. A row that
+reads pools has one list of cache rows, and gathers these: first the rows of the window, then the rows of the pools.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class MergeArguments(Struct):
     y: Output
     counter: Address
     scratch: Rows  # one per thread
-    work: Address  # of a `Work`
-    window: Int64  # number of positions that a row sees up to its own; as many behind it, if not causal
+    work: Address  # address of a `Work`
+    # number of positions that a row sees, including its own; if not causal, also the same number after it
+    window: Int64
     sinks: AddressOrZero  # float32 (heads,)
     selection: RowsOrNone
     partials: Address  # results of split tasks
@@ -61,10 +62,10 @@ class AttentionArguments(MergeArguments):
     softcap: Float32
     slopes: AddressOrZero  # float32 (heads,)
     distances: (
-        AddressOrZero  # float32 (heads, EDGE + 2 reach + 1 + EDGE): numbers of distances, the outer ones repeated
+        AddressOrZero  # float32 (heads, EDGE + 2 reach + 1 + EDGE): biases by distance, with the outer ones repeated
     )
     partials: Target
-    pools_step: Address  # of pools: the step with their tables, and their cache
+    pools_step: Address  # step with the block tables of the pools; the next two are their cache
     pool_keys: Address
     pool_values: Address
 
@@ -76,11 +77,11 @@ class Work(Struct):
     tile_rows: Address  # int32 (tiles, 2): first row, number of rows
     split: Int64  # 0: a task covers all partitions
     heads: Int64  # number of pieces per task
-    partitions: Int64  # of the longest row, counted from position 0
+    partitions: Int64  # number of partitions of the longest row, counted from position 0
 
 
 PARTITION = 4  # cache blocks
-EDGE = LANES - 1  # numbers before and after those of all distances, so that any run of lanes stays in the row
+EDGE = LANES - 1  # copies at either end of the biases by distance, so that any run of lanes stays in the row
 
 
 class _Rows:
@@ -95,15 +96,15 @@ class _Rows:
         self.step = Step.at(a.step)
         positions = self.step.positions
         self.positions = [f.load_i32(positions, first + token) for token in range(tokens)]
-        if shape.selected:  # the selected positions, numbered from 0, are what the row sees
+        if shape.selected:  # the row sees the selected positions, numbered from 0
             of_head = head // shape.of_head * (4 * (1 + shape.selected)) if shape.slices > 1 else f.i64(0)
             self.selection = a.selection.row(first) + of_head
             self.positions = [_integer(f, self.selection) - 1]
-        if shape.every:  # the rows that are listed, numbered from 0, are what the row sees
+        if shape.every:  # the row sees the listed rows, numbered from 0
             own, pools = self.positions[0], (self.positions[0] + 1) // shape.every
             if shape.chosen:
                 self.selection = a.selection.row(first)
-                pools = _integer(f, self.selection) // shape.every  # the last positions may end no pool
+                pools = _integer(f, self.selection) // shape.every  # the last positions may not complete a pool
             self.near = f.minimum(own + 1, a.window)
             self.first_near = own + 1 - self.near
             self.positions = [self.near + pools - 1]
@@ -136,7 +137,7 @@ class _Rows:
         self.partials = a.partials + first * of_row
 
     def state(self, states: Value, number: Value) -> State:
-        """Return one of several states that follow each other in memory."""
+        """Return one of several states that are adjacent in memory."""
         return State(states + number * self.shape.state_bytes(self.rows), self.rows, self.shape.width)
 
     def partial(self, partition: Value, head: Value) -> State:
@@ -144,7 +145,7 @@ class _Rows:
         return self.state(self.partials, partition * self.shape.pieces + head)
 
     def head_row(self, of: Rows, head: Value, row: Value, head_dim: int) -> Value:
-        """Return the address in q or y of a query row of a piece; there, heads are `head_dim` wide."""
+        """Return the address in q or y of a query row of a piece; heads are `head_dim` wide there."""
         piece = self.shape.piece
         base = of.address + (self.first + row // piece) * of.stride
         return base + (head * piece + row % piece) * (4 * head_dim)
@@ -160,7 +161,7 @@ class _Rows:
     def block(
         self, a: AttentionArguments, number: Value, head: Value, fresh: Value, queries: Value, state: State
     ) -> None:  # fmt: skip
-        """Add one more cache block to the state of a piece; `fresh` if the piece before it read other rows."""
+        """Add one more cache block to the state of a piece; `fresh` if the previous piece read other rows."""
         f, shape = self.f, self.shape
         softcap = f.splat(a.softcap) if shape.softcap else None
         key_bytes, value_bytes = shape.keys.key_bytes(shape.head_dim), shape.values.value_bytes(shape.value_dim)
@@ -175,7 +176,7 @@ class _Rows:
         def seen(score: Value, panel: Value, row: int | Value) -> Value:
             if softcap is not None:
                 score = softcap * tanh(f, score / softcap)
-            token = row // shape.piece if isinstance(row, int) else 0  # many rows belong to one token
+            token = row // shape.piece if isinstance(row, int) else 0  # in a loop, all rows belong to one token
             limit, oldest = self.limits[token], self.oldest[token] if self.oldest else None
             if shape.slopes:
                 slope = f.broadcast(f.pointer(a.slopes) + (head * shape.piece + row % shape.piece) * 4, F32)
@@ -188,21 +189,21 @@ class _Rows:
                 score = score + f.load(f.pointer(a.distances) + (own + at) * 4, f32x16)
             return _visible(f, score, number * BLOCK + panel * LANES, limit, oldest)
 
-        # A single row is limited by memory. Scores of quantized keys are done before its values arrive: prefetch the
-        # next head's.
+        # A single row is limited by memory. Scores of quantized keys are finished before its values arrive, so prefetch
+        # the values of the next head.
         one, ahead = self.tokens == 1 and not shape.gathered, isinstance(shape.keys, Blocks)
         due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
         count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to any row
         scores(f, shape.keys, queries, keys, self.scores, self.rows, shape.head_dim, count, seen, due)
         softmax(f, self.scores, state, self.shrink)
-        coming = Reach(keys + key_bytes, key_bytes) if one else None  # of the next head
+        coming = Reach(keys + key_bytes, key_bytes) if one else None  # prefetches the next head
         weigh(
             f, shape.values, self.scores, values, state.outputs, self.shrink, self.scaled, self.rows, shape.value_dim,
             count, coming,
         )  # fmt: skip
 
     def physical(self, number: Value) -> Value:
-        """Return the physical block of a block of the sequence, or of those that are selected."""
+        """Return the physical block of a block of the sequence, or of the selected blocks."""
         if self.shape.whole:
             number = _integer(self.f, self.selection + (number * (4 * BLOCK) + 4)) // BLOCK
         return self.f.load_i32(self.table(self.step), number)
@@ -211,7 +212,7 @@ class _Rows:
         return step.tables + self.f.load_i32(step.sequence, self.first) * step.table_stride
 
     def gather(self, a: AttentionArguments, number: Value, head: Value) -> None:
-        """Make a cache block of 64 listed rows; the last one fills it up."""
+        """Gather 64 listed rows into a cache block; the last row pads it."""
         f, shape, last = self.f, self.shape, self.positions[0]
         with f.loop(0, BLOCK) as j:
             self.locate(a, j, f.minimum(number * BLOCK + j, last), head)
@@ -221,7 +222,7 @@ class _Rows:
         gather_values(f, shape.values, value_entries, self.values, shape.value_dim, n, shape.once)
 
     def locate(self, a: AttentionArguments, j: Value, listed: Value, head: Value) -> None:
-        """Store where key and value of a listed row are, as entry j of the block that is gathered."""
+        """Store the addresses of key and value of a listed row as entry j of the gathered block."""
         f, shape, step = self.f, self.shape, self.step
 
         def store(step: Step, keys: Value, values: Value, position: Value, every: int = 1) -> None:
@@ -261,7 +262,7 @@ class _Rows:
             self.state(self.final, i).clear(self.f)
 
     def merge(self, i: Value, other: State) -> None:
-        """Merge the state of a partition into that of piece i of the task."""
+        """Merge the state of a partition into the state of piece i of the task."""
         self.state(self.final, i).merge(self.f, other, self.shrink)
 
     def finish(self, head: Value, final: State) -> None:
@@ -286,9 +287,10 @@ class _Rows:
 
 
 def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
-    """Emit y = softmax(scale * q k^T) v for every row, with the options of `plan.Attention` that the shape names.
+    """Emit y = softmax(scale * q k^T) v for every row, with the options of `plan.Attention` in the shape.
 
-    If the work is split, it writes the states of the partitions, and `merge` computes y from them."""
+    If the work is split, the kernel writes the states of the partitions, and `merge` computes y from them.
+    """
 
     def body(f: Function, a: AttentionArguments, thread: Value, threads: Value) -> None:
         work = Work.at(a.work)
@@ -297,7 +299,8 @@ def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
         of_tile = parts * (f.constant(heads.type, shape.pieces) // heads)
         tiles = work.tiles
         with tasks(f, a.counter, tiles * of_tile, thread, threads) as task:
-            # Tiles of one head follow each other: its keys and values stay in the cache. The longest rows go first.
+            # Tiles of one head are consecutive, so that its keys and values stay in the CPU cache. The longest rows go
+            # first.
             part, rest = task % parts, task // parts
             tile, head = tiles - 1 - rest % tiles, rest // tiles * heads
             for rows in _tile(f, a, shape, tile, thread, work, head):
@@ -357,7 +360,7 @@ def _visible(f: Function, score: Value, first: Value, last: Value, oldest: Value
 
     lowest = f.constant(f32x16, LOWEST)
     lanes = _positions(f, first)
-    score = f.fmax(f.constant(f32x16, FLOOR), score)  # in this order a NaN stays one
+    score = f.fmax(f.constant(f32x16, FLOOR), score)  # in this order NaN stays NaN
     seen = f.select(lanes <= _splat(f, last), score, lowest)
     return seen if oldest is None else f.select(lanes < _splat(f, oldest), lowest, seen)
 

@@ -1,4 +1,4 @@
-"""The parameters of a compiled attention kernel, and the scratch memory that follows from them."""
+"""The parameters of a compiled attention kernel, and its scratch memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Shape:
 
     head_dim: int  # width of a key
     value_dim: int
-    group: int  # query heads per key-value head
+    group: int  # query heads per KV head
     kv_heads: int
     key_type: str = "f16"
     value_type: str = "f16"
@@ -27,13 +27,13 @@ class Shape:
     slopes: bool = False
     chunked: bool = False
     causal: bool = True
-    after: bool = False  # only positions after the text
-    reach: int = 0  # farthest distance that has a number in `distances`; 0: there are none
-    selected: int = 0  # maximum number of positions that a row reads of those it sees; 0: all
-    slices: int = 1  # of a row's selection: one, or one per key-value head
-    whole: bool = False  # whole cache blocks are selected
-    once: bool = False  # a row of values begins the row of keys
-    every: int = 0  # positions of a pool; 0: rows read none
+    after: bool = False  # see only positions after the encoder text
+    reach: int = 0  # largest distance with a bias in `distances`; 0: no relative position bias
+    selected: int = 0  # maximum number of positions that a row reads by selection; 0: no selection
+    slices: int = 1  # number of slices in a row's selection: one, or one per KV head
+    whole: bool = False  # the selection consists of whole cache blocks
+    once: bool = False  # a row of keys starts with the row of values
+    every: int = 0  # positions per pool; 0: rows read no pools
     chosen: int = 0  # maximum number of pools that a row reads; 0: all
 
     @property
@@ -51,12 +51,12 @@ class Shape:
 
     @property
     def piece(self) -> int:
-        """Number of query heads in a piece: many query heads of a key-value head are several pieces of work."""
+        """Number of query heads per piece; many query heads of a KV head are divided into several pieces."""
         return MAX_QUERY_ROWS if self.group % MAX_QUERY_ROWS == 0 else self.group
 
     @property
     def of_head(self) -> int:
-        """Number of pieces per key-value head; they read the same keys and values."""
+        """Number of pieces per KV head; they read the same keys and values."""
         return self.group // self.piece
 
     @property
@@ -69,7 +69,7 @@ class Shape:
         return self.every > 0 or (self.selected > 0 and not self.whole)
 
     def listed(self, position: int, window: int) -> int:
-        """Return how many rows of the cache a token at this position reads at most, from position 0 on."""
+        """Return the maximum number of cache rows that a token at this position reads, counted from position 0."""
         if self.every:
             pools = (position + 1) // self.every
             return min(position + 1, window) + (min(pools, self.chosen) if self.chosen else pools)
@@ -91,7 +91,8 @@ class Shape:
     def tokens(self) -> int:
         """Number of tokens per tile: a power of two, so that a tile has at most 16 query rows per piece.
 
-        It is 1 where every row reads others, by a selection or its pools."""
+        It is 1 if every row reads different positions, by a selection or pools.
+        """
         tokens = 1
         while not self.selected and not self.every and tokens * 2 * self.group <= MAX_QUERY_ROWS:
             tokens *= 2
@@ -116,8 +117,8 @@ class Scratch:
     shrink: int
     state: int
     final: int
-    entries: int  # addresses of the rows that are gathered: 64 of keys, 64 of values
-    keys: int  # a block of keys and one of values that are gathered
+    entries: int  # addresses of the gathered rows: 64 of keys, 64 of values
+    keys: int  # a gathered block of keys and one of values
     values: int
     size: int
 

@@ -1,4 +1,4 @@
-"""Read memory and do nothing else: the upper limit for decoding."""
+"""Read memory and do nothing else: the upper limit of decode speed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from localllm.backends.cpu.kernels.common import PlanKernel, kernel, read_ahead,
 from localllm.backends.cpu.memory import LINE
 from localllm.backends.cpu.simd import I64, Function, Value, vector
 
-PIECE = 1 << 18  # bytes per task, fewer if there are fewer
+PIECE = 1 << 18  # maximum bytes per task
 STEP = 256  # a piece is a multiple of this
 LEAST = 1 << 16  # minimum bytes for a useful measurement
 

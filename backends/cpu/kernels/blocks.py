@@ -25,7 +25,7 @@ from localllm.backends.cpu.panels import Block, IntegerPanel, u8x64
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
 
 VALUES = X_VALUES  # k per call of `tile`
-X_BYTES = X_BLOCK  # bytes of its activations
+X_BYTES = X_BLOCK  # bytes of activations per call
 DIRECT_ROWS = (3, 2, 1)  # rows per call of `direct_block`
 
 
@@ -69,7 +69,8 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     lines = panel.lines(block)
     share = -(-len(lines) // (panel.block_values // 4))
     for number, (group, word, weights) in enumerate(panel.steps(f, block)):
-        read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would have to wait for room
+        # spread out, because a burst of requests would have to wait
+        read_ahead(f, lines[number * share : (number + 1) * share])
         k = group * panel.group
         for t, row in enumerate(x):
             if (group, t) not in integers:
@@ -89,7 +90,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
 
 
 def _tile_offset(isa: Isa, panel: IntegerPanel) -> int:
-    """Return the offset of unpacked bytes: 128 if any byte can be multiplied, else the format's."""
+    """Return the offset of unpacked bytes: 128 if any byte can be multiplied, otherwise the format's."""
     return 128 if isa.biased_needs_offset else panel.offset
 
 

@@ -1,8 +1,9 @@
-"""Linear attention whose state decays by channel: `plan.LinearAttention` with a step per channel of a key.
+"""Linear attention with a decay per channel: `plan.LinearAttention` with a step per channel of a key.
 
-The store holds what each row leaves of every channel, exp(rate step). Walking back from the newest row, the product of
-these numbers fades keys: one product per number, where an exponential of a difference of sums would take twenty
-operations. The walk has one order for every pair of rows, so bits do not depend on how rows are divided into steps.
+The store holds the decay factor of every row and channel, exp(rate step). Walking back from the newest row, the running
+product of these factors scales the keys: one multiplication per number, while an exponential of a difference of sums
+would take twenty operations. The order is the same for every pair of rows, so bits do not depend on how rows are
+divided into steps.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from localllm.backends.cpu.simd import F32, LANES, Function, Value, Variable
 from localllm.backends.cpu.stores import key_bytes, whole
 from localllm.plan import BLOCK, StateLayer
 
-LEAST = 1e-30  # products below it become 0, before they are too small to be multiplied at full speed
+LEAST = 1e-30  # smaller products become 0, before subnormal numbers slow down multiplication
 
 
 def _line(f: Function, at: Value, width: int) -> list[Value]:
-    """The vectors of `width` float32 numbers, filled up with zeros."""
+    """Return the vectors of `width` float32 numbers, padded with zeros."""
     found = [f.load(at + 4 * first, f32x16) for first in range(0, width, LANES)]
     left = width % LANES
     if left:
@@ -45,11 +46,11 @@ def append_key_rows(of: StateLayer) -> PlanKernel[KeysArguments]:
 
 @dataclass(frozen=True, slots=True)
 class ChannelHead(Head):
-    """Emits the steps of one head whose channels decay each at its own pace."""
+    """Emits the steps of one head with a separate decay per channel."""
 
     @staticmethod
     def scratch_bytes(of: StateLayer) -> int:
-        """Faded keys of a block and what is left of its start; or the weights of updates, a query and a key."""
+        """Return the size of a block's decayed keys and start decay, or of the update weights, a query and a key."""
         line = 4 * whole(of.key_dim)
         return max((BLOCK + 1) * line, 2 * line + 8 * BLOCK)
 
@@ -58,14 +59,14 @@ class ChannelHead(Head):
         return 4 * whole(self.of.key_dim)
 
     def whole_products(self) -> list[Variable]:
-        """One for every channel: the product of no decays yet."""
+        """Return one variable per channel vector: the product of no decays yet."""
         one = self.f.constant(f32x16, 1.0)
         return [self.f.var(one) for _ in range(whole(self.of.key_dim) // LANES)]
 
     def fade(self, product: Variable, decay: Value) -> None:
         f = self.f
         less = product.get() * decay
-        product.set(f.select(less < LEAST, f.zeros(f32x16), less))  # a NaN stays one
+        product.set(f.select(less < LEAST, f.zeros(f32x16), less))  # NaN stays NaN
 
     def advance(self, before: Value, block: Value) -> None:
         f, line, products = self.f, self.line_bytes, self.whole_products()
@@ -82,7 +83,7 @@ class ChannelHead(Head):
             self.gather(d, old, block, f.broadcast(grown + d * 4, F32), self.scratch + d * 4, line)
 
     def reads(self, row: Value, block: Value, at: Value) -> Reads:
-        """Store what this row leaves of every channel; walk back to the block's start, fading keys."""
+        """Store the decay factors of this row; walk back to the block's start, scaling keys."""
         f, a, width, line = self.f, self.a, self.of.key_dim, self.line_bytes
         decays, keys = self.own(block) + self.at.decays, self.keys(block)
         rate = f.broadcast(a.rate + self.head * 4, F32)

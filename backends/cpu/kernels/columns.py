@@ -12,7 +12,7 @@ class ColumnsArguments(Struct):
     y: Output
     rows: Address
     groups: Int64
-    count: Int64  # numbers of each group
+    count: Int64  # numbers per group
     x_first: Int64  # bytes from the start of a row to the first group's numbers
     x_step: Int64  # bytes from group to group
     y_first: Int64
@@ -20,7 +20,7 @@ class ColumnsArguments(Struct):
 
 
 def columns() -> PlanKernel[ColumnsArguments]:
-    """Emit the copy of `count` numbers of each group. Nothing is written beyond them."""
+    """Emit the copy of `count` numbers of each group. Nothing after them is overwritten."""
 
     def body(f: Function, a: ColumnsArguments, thread: Value, threads: Value) -> None:
         whole = a.count // LANES * LANES

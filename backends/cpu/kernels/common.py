@@ -1,4 +1,4 @@
-"""Parts that kernels share: the step struct, row shares, tasks taken from a counter, quantized activations, exp."""
+"""Parts that kernels share: the step struct, division of rows and tasks, quantized activations, exp."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ f32x16 = vector(F32)
 i32x16 = vector(I32)
 
 # Activations are quantized in blocks of 32 values, value = scale * int8, or in super-blocks of 256. A block also holds
-# # the sums that formats need. `offset` is -128 * the sum of its integers: a dot product with bytes q + 128 starts
-# there. # `sum` is scale * the sum of the integers: formats with minimums subtract minimum * sum.
+# the sums that formats need. `offset` is -128 * the sum of its integers: a dot product with bytes q + 128 starts with
+# it. `sum` is scale * the sum of the integers: formats with minimums subtract minimum * sum.
 ACTIVATION_BLOCK = np.dtype(
     [("values", "i1", 32), ("scale", "f4"), ("offset", "i4"), ("offset_half", "i4", 2), ("sum", "f4")]
 )
-# A super-block is summed in integers, so it holds integer sums: of each 16 and each 32 values, and -32 and -128 times #
-# these. It is as long as eight blocks.
+# A super-block is summed in integers, so it holds integer sums: of every 16 and every 32 values, and these times -32
+# and -128. It is as long as eight blocks.
 ACTIVATION_SUPER_BLOCK = np.dtype(
     [
         ("values", "i1", 256), ("scale", "f4"), ("offset", "i4"), ("sums_16", "i2", 16), ("sums_32", "i2", 8),
@@ -54,7 +54,7 @@ class Step(Struct):
 
     rows: Int64
     logit_rows: Int64
-    tokens: Address  # int32 (rows,), as are positions, slots and sequence
+    tokens: Address  # int32 (rows,), like positions, slots and sequence
     positions: Address
     slots: Address
     sequence: Address
@@ -63,7 +63,7 @@ class Step(Struct):
     logit_index: Address  # int32 (logit_rows,)
     runs: Int64  # number of sequences in the batch
     run_starts: Address  # int32 (runs + 1,): the first row of each, and the number of rows
-    ends: Address  # int32 (rows,): the last position of the row's sequence in the batch, for rows that see later ones
+    ends: Address  # int32 (rows,): the last position of the row's sequence in the batch, for non-causal rows
 
 
 Arguments = TypeVar("Arguments", bound=Struct)
@@ -78,7 +78,7 @@ class PlanKernel(Kernel, Generic[Arguments]):
 
 
 def kernel(name: str, arguments: type[Arguments], body: Body[Arguments]) -> PlanKernel[Arguments]:
-    """The kernel whose code `body` emits."""
+    """Return the kernel whose code `body` emits."""
 
     def emit(isa: Isa) -> ir.Module:
         f = Function(name, 3, isa)
@@ -91,19 +91,21 @@ def kernel(name: str, arguments: type[Arguments], body: Body[Arguments]) -> Plan
 
 @contextmanager
 def own_rows(f: Function, rows: Value, thread: Value, threads: Value) -> Iterator[Value]:
-    """Loop over this thread's share of the rows. The share depends only on the number of rows, so consecutive row-wise
-    kernels need no barrier."""
+    """Loop over this thread's share of the rows.
+
+    The share depends only on the number of rows, so consecutive row-wise kernels need no barrier.
+    """
     with f.loop(thread * rows // threads, (thread + 1) * rows // threads) as row:
         yield row
 
 
 @contextmanager
 def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Value) -> Iterator[Value]:
-    """Loop over task numbers: each thread works through its own run from the front, then takes tasks from the back of
-    other threads' runs. So a thread reads memory in order as long as possible, and waits for one task at most. With a
-    single shared counter each thread would jump in memory, which costs 4 to 9 % of a decode step on Zen 4.
+    """Loop over task numbers: each thread takes tasks from the front of its run, then from the back of others.
 
-    `counters` holds a zeroed cache line per thread: tasks taken from the front of its run, and << 32 from the back.
+    A thread thus reads memory in order as long as possible, and waits for one task at most. With a single shared
+    counter each thread would jump in memory, which costs 4 to 9 % of a decode step on Zen 4. `counters` holds a zeroed
+    cache line per thread: the number of tasks taken from the front of its run, and << 32 from the back.
     """
     victim = f.var(f.i64(0))
     with f.while_(lambda: victim.get() < threads):
@@ -120,15 +122,17 @@ def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Va
 
 
 def read_ahead(f: Function, lines: Sequence[Value]) -> None:
-    """Prefetch memory `isa.read_ahead` bytes ahead of these lines, if the instruction set asks for it."""
+    """Prefetch memory `isa.read_ahead` bytes ahead of these lines, if the instruction set benefits."""
     if f.isa.read_ahead:
         for line in lines:
             f.prefetch(line + f.isa.read_ahead)
 
 
 def _scale_of(f: Function, sizes: Value) -> tuple[Value, Value]:
-    """Return (127 / maximum, maximum / 127) from the bits of magnitudes. Compared as integers, the bits are in the
-    order of the numbers, and NaN is above all: it makes the scale NaN."""
+    """Return (127 / maximum, maximum / 127) from the bits of magnitudes.
+
+    Compared as integers, the bits are in the order of the numbers, and NaN is above all: it makes the scale NaN.
+    """
     largest = f.bits(f.reduce(sizes, f.fmax), F32)
     inverse = f.select(largest > 0.0, f.constant(F32, 127.0) / largest, f.constant(F32, 0.0))
     # A subnormal maximum would have an infinite inverse, so such a block becomes zero.
@@ -196,8 +200,11 @@ def _quantize_super_block(f: Function, x: Value, out: Value) -> None:
 
 
 def round_row(f: Function, x: Value, out: Value, width: Value) -> None:
-    """Round float32 to bfloats. With `isa.bfloat_dot` they are stored in pairs, as weights are, else as float32. A zero
-    follows the last number, to complete a pair."""
+    """Round float32 to bfloats.
+
+    With `isa.bfloat_dot` they are stored in pairs, as weights are, otherwise as float32. A zero follows the last
+    number, to complete a pair.
+    """
     with f.loop(0, width, 32) as i:
         both = [f.to_bfloat(f.load(x + (i * 4 + at), f32x16)) for at in (0, 64)]
         if f.isa.bfloat_dot:
@@ -224,7 +231,7 @@ def exp(f: Function, x: Value) -> Value:
 
 
 def expm1(f: Function, x: Value) -> Value:
-    """Return e^x - 1 of a float32 vector, also of small x without loss; -1 below -87."""
+    """Return e^x - 1 of a float32 vector, accurate for small x; -1 below -87."""
     y, power = _exp_parts(f, x)
     return f.fma(y, power, power - 1.0)
 
@@ -236,7 +243,7 @@ def _exp_parts(f: Function, x: Value) -> tuple[Value, Value]:
     def c(number: float) -> Value:
         return f.constant(type_, number)
 
-    clamped = f.fmin(c(88.0), f.fmax(c(-87.0), x))  # this operand order keeps a NaN
+    clamped = f.fmin(c(88.0), f.fmax(c(-87.0), x))  # this operand order keeps NaN
     n = f.round_even(clamped * _LOG2E)
     r = f.fma(n, c(-_LN2_LOW), f.fma(n, c(-_LN2_HIGH), clamped))
     p = c(_EXP[0])
@@ -253,7 +260,7 @@ _LOG = (
 
 
 def softplus(f: Function, x: Value) -> Value:
-    """Return log(1 + e^x) as max(x, 0) + log(1 + t) with t = e^-|x|; 1 + t is halved first where t is large."""
+    """Return log(1 + e^x) as max(x, 0) + log(1 + t) with t = e^-|x|; 1 + t is halved first for large t."""
 
     def c(number: float) -> Value:
         return f.constant(x.type, number)
@@ -285,7 +292,7 @@ def _gelu(f: Function, x: Value) -> Value:
 
 
 def _relu(f: Function, x: Value) -> Value:
-    return f.fmax(f.zeros(x.type), x)  # in this order a NaN stays one
+    return f.fmax(f.zeros(x.type), x)  # in this order NaN stays NaN
 
 
 def _relu2(f: Function, x: Value) -> Value:
@@ -295,7 +302,7 @@ def _relu2(f: Function, x: Value) -> Value:
 
 def _signed_root(f: Function, x: Value) -> Value:
     zero = f.zeros(x.type)
-    root = f.sqrt(f.fmax(f.constant(x.type, 1e-6), f.abs(x)))  # in this order a NaN stays one
+    root = f.sqrt(f.fmax(f.constant(x.type, 1e-6), f.abs(x)))  # in this order NaN stays NaN
     return f.select(x < 0.0, zero - root, f.select(x.equals(0.0), zero, root))
 
 

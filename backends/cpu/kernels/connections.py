@@ -1,6 +1,6 @@
 """Coefficients of hyper-connections, as `plan.Connect` defines them: a few numbers per row.
 
-A vector holds the numbers of one part, or of one row of the mixing matrix; sums over streams take them in order.
+A vector holds the numbers of one part, or of one row of the mixing matrix; sums over streams add them in order.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def connect(streams: int, parts: int) -> PlanKernel[ConnectArguments]:
 
 
 def _few(f: Function, place: Value, count: int) -> Value:
-    """A vector of `count` numbers at any address, and zeros: nothing behind them is read."""
+    """Return a vector of `count` numbers at any address, padded with zeros; nothing after them is read."""
     found = f.zeros(f32x16)
     for lane in range(count):
         found = f.select(f.lane_numbers().equals(lane), f.broadcast(place + 4 * lane, F32), found)
@@ -62,7 +62,7 @@ def _few(f: Function, place: Value, count: int) -> Value:
 
 
 def _sum(f: Function, x: Value, count: int) -> Value:
-    """The sum of the first `count` lanes, in every lane."""
+    """Return the sum of the first `count` lanes, in every lane."""
     return f.splat(reduce(add, [f.lane(x, lane) for lane in range(count)]))
 
 
@@ -73,7 +73,7 @@ def _softmax(f: Function, z: Value, count: int) -> Value:
 
 
 def _balanced(f: Function, a: ConnectArguments, mixing: list[Value], streams: int, eps: Value) -> list[Value]:
-    """Divide the columns by their sums, then rows and columns in turn. A vector is a row."""
+    """Divide the columns by their sums, then alternately rows and columns. A vector is a row."""
     held = [f.var(weights) for weights in mixing]
     with f.loop(0, a.iterations) as number:
         with f.when(number > 0):

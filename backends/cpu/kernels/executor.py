@@ -1,8 +1,8 @@
-"""The replay loop: a plan is an array of (kernel, arguments, barrier, two clocks); threads run it inside compiled code.
+"""The replay loop: a plan is an array of (kernel, arguments, barrier, two clocks) that threads run in compiled code.
 
-Threads meet at a barrier where an entry says so. A thread that waits there spins for a short time, then sleeps in the
-kernel: a thread that lost its processor to another program gets the free one. Between batches a worker spins for a
-while, then returns to Python to sleep.
+Threads wait for each other at the barrier of an entry. A waiting thread spins for a short time, then sleeps in the
+kernel, so that a thread that lost its processor to another program can use the free one. Between batches a worker spins
+for a while, then returns to Python to sleep.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Entry(Struct):
 
     kernel: Int64  # address of its code
     arguments: Int64  # address of their struct
-    barrier: Int64  # 1: all threads meet after this call
-    ticks: Int64  # time-stamp cycles that thread 0 spent here, barrier included, summed over steps
-    waited: Int64  # cycles of these spent waiting for other threads
+    barrier: Int64  # 1: all threads wait for each other after this call
+    ticks: Int64  # time-stamp cycles that thread 0 spent here, including the barrier, summed over steps
+    waited: Int64  # part of `ticks` spent waiting for other threads
 
 
 class Own(Struct):
@@ -36,16 +36,16 @@ class Sync(Struct):
     """Memory that threads share. A word that one thread writes while others spin has a separate cache line."""
 
     command: Apart  # number of batches started so far
-    asked: Int64  # `command`, or one more while a batch is about to start: then no thread goes to sleep
+    asked: Int64  # `command`, or one more while a batch is about to start, which keeps threads from going to sleep
     quit: Apart
     arrivals: Apart
     sleepers: Apart  # threads that sleep until `arrivals` changes, or are about to
-    slept: Int64  # how often a thread has slept at a barrier
+    slept: Int64  # how often threads have slept at a barrier
     plan: Apart  # address of the entries
     count: Int64  # number of entries
-    spins: Int64  # turns of waiting at a barrier before a thread sleeps
-    sched_yield: Int64  # address of the system's function of this name
-    syscall: Int64  # address of the system's function of this name; 0 without futexes: threads then only yield
+    spins: Int64  # iterations of waiting at a barrier before a thread sleeps
+    sched_yield: Int64  # address of the system function sched_yield
+    syscall: Int64  # address of the system function syscall; 0 without futexes: threads then only yield
     futex: Int64  # the number of the system call
     threads: Apart  # `Own` of the first thread; a cache line per thread
 
@@ -55,7 +55,7 @@ def own_slot(thread: int) -> int:
     return Sync.threads + Apart.aligned * thread
 
 
-SPINS = 1024  # 20 to 600 microseconds: longer than the wait of a balanced operation, far below a time slice
+SPINS = 1024  # 20 to 600 microseconds: longer than the wait in a balanced operation, far below a time slice
 FUTEX_WAIT, FUTEX_WAKE = 128, 129  # within one process
 EVERYBODY = 1 << 30
 
@@ -72,7 +72,8 @@ def _wait(f: Function, sync: Sync, where: Value, target: Value) -> None:
             with f.when(sync.syscall.equals(0)):
                 f.call(sync.sched_yield)
             with f.when(sync.syscall.differs(0)):
-                f.atomic_add(sleepers, 1)  # before the look at `arrivals`: who changes it later sees a sleeper
+                # before reading `arrivals`, so that a thread that changes it later sees a sleeper
+                f.atomic_add(sleepers, 1)
                 seen = f.atomic_load(arrivals)
                 with f.when(seen < target):
                     f.atomic_add(sync.where(Sync.slept), 1)
@@ -81,7 +82,7 @@ def _wait(f: Function, sync: Sync, where: Value, target: Value) -> None:
 
 
 def _futex(f: Function, sync: Sync, where: Value, operation: int, value: Value) -> None:
-    """Sleep while the lower half of `arrivals` is that of `value`, or wake at most `value` threads that do."""
+    """Sleep while `arrivals` equals `value` (in their lower halves), or wake at most `value` sleeping threads."""
     none = f.i64(0)
     f.call(sync.syscall, sync.futex, where + Sync.arrivals * SLOT, f.i64(operation), value, none, none, none)
 
@@ -135,8 +136,10 @@ def step() -> Kernel:
 
 
 def worker() -> Kernel:
-    """Build `worker(sync, thread, threads, spins)`, which replays once per command; it returns 1 when told to quit, and
-    0 after `spins` idle turns."""
+    """Build `worker(sync, thread, threads, spins)`, which replays once per command.
+
+    It returns 1 when it must quit, and 0 after `spins` idle iterations.
+    """
 
     def emit(isa: Isa) -> ir.Module:
         f = Function("worker", 4, isa)

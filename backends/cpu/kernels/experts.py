@@ -1,8 +1,8 @@
-"""Mixture of experts: choose, sort rows by expert, multiply, add.
+"""Mixture of experts: route, sort rows by expert, multiply, add.
 
-A pair is a row and one of its chosen experts, number row * used + choice. `route` chooses; `group` lists the pairs of
-each expert; `multiply` runs the kernels of linear.py on the rows of each expert and skips experts without rows;
-`combine` adds a row's pairs in order of choice, so its sum does not depend on the rest of the batch.
+A pair is a row and one of its selected experts, with number row * used + choice. `route` selects experts; `group` lists
+the pairs of each expert; `multiply` runs the kernels of linear.py on the rows of each expert and skips experts without
+rows; `combine` adds a row's pairs in order of selection, so its sum does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from localllm.backends.cpu.unpack import panel_of
 from localllm.plan import Gating
 
 LOWEST = -3.0e38
-UNROLLED = 32  # maximum of chosen experts per row; no known model uses more
+UNROLLED = 32  # maximum of selected experts per row; no known model uses more
 SMALLEST_SUM = 2.0**-14  # minimum divisor of normalized weights
-CLOSE = 0.02  # of the sparse mixer, as `plan.Experts` defines it
+CLOSE = 0.02  # threshold of the sparse mixer, as `plan.Experts` defines it
 
 
 class RouteArguments(Struct):
@@ -40,15 +40,15 @@ class RouteArguments(Struct):
     experts: Int64
     scale: Float32
     bias: AddressOrZero  # float32 (experts,)
-    rows: Address  # of the number of rows
+    rows: Address  # address of the number of rows
     scratch: Rows  # one per thread: three times the padded number of experts, float32
     groups: Int64
     groups_used: Int64
-    given: RowsOrNone  # float32 (rows, used): the experts, if they are not chosen here
+    given: RowsOrNone  # float32 (rows, used): the experts, if they are given
 
 
 def route(gating: Gating, used: int, normalize: bool, grouped: bool, given: bool = False) -> PlanKernel[RouteArguments]:
-    """Choose `used` experts per row and compute their weights, as `plan.Experts` defines."""
+    """Select `used` experts per row and compute their weights, as `plan.Experts` defines."""
 
     def body(f: Function, a: RouteArguments, thread: Value, threads: Value) -> None:
         experts = a.experts
@@ -90,7 +90,7 @@ def route(gating: Gating, used: int, normalize: bool, grouped: bool, given: bool
 
 
 def _share_of_close(f: Function, own: Value, logits: Value, ranks: Value, experts: Value) -> Value:
-    """Return the softmax of a chosen logit over itself and the close ones of the experts that are left."""
+    """Return the softmax of a selected logit over itself and the close logits of experts not yet selected."""
     total = f.var(own - own + 1.0)
     with f.loop(0, experts) as e:
         logit = f.load(logits + e * 4, F32)
@@ -101,7 +101,7 @@ def _share_of_close(f: Function, own: Value, logits: Value, ranks: Value, expert
 
 
 def _keep_best_groups(f: Function, gating: Gating, a: RouteArguments, ranks: Value, scores: Value) -> None:
-    """Set the ranks of experts outside the best groups to LOWEST; `scores` has room for a number per group."""
+    """Set the ranks of experts outside the best groups to LOWEST; `scores` has room for one number per group."""
     size, lowest = a.experts // a.groups, f.constant(F32, LOWEST)
     with f.loop(0, a.groups) as group:
         best, second = f.var(lowest), f.var(lowest)
@@ -156,7 +156,7 @@ def _weigh_all(f: Function, gating: Gating, logits: Value, weights: Value, exper
 
 
 def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
-    """Normalize the chosen weights in place: unrolled if they are few, else in a loop."""
+    """Normalize the selected weights in place: unrolled if there are few, otherwise in a loop."""
     if used > UNROLLED:
         _finish_many(f, gating, chosen, used, normalize, scale)
         return
@@ -219,7 +219,7 @@ class GroupArguments(Struct):
     choices: Address
     experts: Int64
     used: Int64
-    rows: Address  # of the number of rows
+    rows: Address  # address of the number of rows
     starts: Target  # int64 (experts + 1): start of each expert's pairs in `order`; the last is the number of pairs
     order: Target  # int64 (pairs,)
 
@@ -258,7 +258,7 @@ class ExpertsArguments(Product):
     expert_bytes: Int64  # stride between the panels of two experts
     starts: Address
     order: Address
-    pairs_per_row: Int64  # pairs that read one row of x: `used` or 1
+    pairs_per_row: Int64  # pairs that read the same row of x: `used` or 1
     scales: AddressOrZero  # float32 (experts,)
     bias_stride: Int64
 
@@ -301,11 +301,11 @@ class CombineArguments(Struct):
     weights: Address
     used: Int64
     width: Int64
-    rows: Address  # of the number of rows
+    rows: Address  # address of the number of rows
 
 
 def combine(weighted: bool = True) -> PlanKernel[CombineArguments]:
-    """Emit y[row] = sum of weight * x[pair] over the row's pairs, in order of choice, or of x[pair] alone."""
+    """Emit y[row] = sum of weight * x[pair] over the row's pairs in order; without weights if not `weighted`."""
 
     def body(f: Function, a: CombineArguments, thread: Value, threads: Value) -> None:
         used = a.used

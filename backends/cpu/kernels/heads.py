@@ -1,4 +1,4 @@
-"""Products of each head's slice of a row with the head's own matrix; the kernels of linear.py multiply."""
+"""Per-head products: each head's slice of a row times the head's matrix, by the kernels of linear.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HeadLinearArguments(Product):
     heads: Int64
     head_bytes: Int64  # stride between the panels of two heads
     y_head: Int64  # bytes between the slices of two heads in a row of y, at least 64 per panel
-    rows: Address  # of the number of rows
+    rows: Address  # address of the number of rows
 
 
 def head_linear(format_name: str) -> PlanKernel[HeadLinearArguments]:
@@ -42,7 +42,7 @@ def head_linear(format_name: str) -> PlanKernel[HeadLinearArguments]:
 
 
 def _slice_bytes(f: Function, panel: IntegerPanel | FloatPanel, blocks: Value) -> Value:
-    """Return the bytes of `blocks` blocks of activations: of one head's slice of a row."""
+    """Return the bytes of `blocks` blocks of activations in one head's slice of a row."""
     if isinstance(panel, FloatPanel):
         return blocks * (2 if panel.activations is not None and f.isa.bfloat_dot else 4)
     way = arithmetic(panel)

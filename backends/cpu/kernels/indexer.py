@@ -1,12 +1,12 @@
-"""The indexer: scores of all positions that a row sees, and the choice of the best (`plan.SelectPositions`).
+"""The indexer: scores of all visible positions, and the selection of the best (`plan.SelectPositions`).
 
-The score of a position is one chain of operations: over the width of a key for each head, then over the heads. A few
-rows share the work: a task scores SHARE cache blocks of a row, and a second kernel chooses. With more rows a task
-scores and chooses for some neighbours, with their scores in the thread's scratch; one read of the keys serves all of
-them. The scores are the same, and so is the choice.
+The score of a position is one chain of operations: over the width of a key for each head, then over the heads. With few
+rows, threads divide the work of a row: a task scores SHARE cache blocks of a row, and a second kernel selects. With
+more rows, a task scores and selects for some neighbouring rows, keeping their scores in the thread's scratch; one read
+of the keys serves all of them. The scores are the same, and so is the selection.
 
-The choice goes by integers in the order of the scores. A binary search finds the lowest one chosen; those above it are
-chosen, and of those equal to it the first. So nothing depends on the order of a sort.
+The selection uses integers in the order of the scores. A binary search finds the lowest selected one; all above it are
+selected, and of equal ones the first. So nothing depends on the order of a sort.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
 from localllm.plan import BLOCK, rows_of_block
 from localllm.plan import Rows as RowsOf
 
-SPLIT_ROWS = 32  # maximum rows of a batch whose work is shared
-SHARE = 16  # cache blocks of a task
+SPLIT_ROWS = 32  # maximum rows of a batch whose rows are divided between threads
+SHARE = 16  # cache blocks per task
 LOWEST = -(1 << 31)
-SURE = (1 << 31) - 1  # of blocks that are always chosen
-QUERIES = 64  # maximum heads of queries that share a read of the keys, which should stay in the first cache
+SURE = (1 << 31) - 1  # score of blocks that are always selected
+QUERIES = 64  # maximum query heads that share a read of the keys, so that they stay in L1
 TOGETHER = 4  # maximum rows scored together, if each has scores of all positions
 
 
@@ -42,8 +42,8 @@ class IndexerArguments(Struct):
     y: Output
     counter: Address
     scratch: Rows  # one per thread
-    scores: Target  # of a few rows: float32 (rows, groups, positions)
-    room: Int64  # scores of a group: one per position, or one per cache block
+    scores: Target  # scores of few rows: float32 (rows, groups, positions)
+    room: Int64  # scores per group: one per position, or one per cache block
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Shape:
     weighted: bool
     pooled: bool
     key_type: str
-    every: int = 1  # positions of a key in the cache
+    every: int = 1  # positions per key in the cache
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class Shape:
 
     @property
     def coarse(self) -> bool:
-        """Whether blocks of positions are whole cache blocks, so that of each the highest score is enough."""
+        """Whether blocks of positions are whole cache blocks, so that only the highest score of each is kept."""
         return self.block % BLOCK == 0 and not self.pooled
 
     @property
@@ -97,7 +97,7 @@ class Shape:
         return head, block, block + aligned(4 * BLOCK * heads)
 
     def room(self, positions: int) -> int:
-        """Number of scores of a group, in whole vectors."""
+        """Return the number of scores per group, in whole vectors."""
         blocks = -(-positions // BLOCK)
         return -(-blocks // LANES) * LANES if self.coarse else blocks * BLOCK
 
@@ -112,7 +112,7 @@ def shared_bytes(shape: Shape, limits: Limits, rows: RowsOf) -> int:
 
 
 def score(shape: Shape) -> PlanKernel[IndexerArguments]:
-    """Score the positions of every row; with many rows, choose too."""
+    """Score the positions of every row; with many rows, also select."""
 
     def body(f: Function, a: IndexerArguments, thread: Value, threads: Value) -> None:
         step, size = Step.at(a.step), a.room * (4 * shape.groups)
@@ -128,7 +128,7 @@ def score(shape: Shape) -> PlanKernel[IndexerArguments]:
             first, part = task // parts * together, task % parts
             last = f.minimum(first + together, rows)
             alike = rows < 0
-            if shape.together > 1:  # not where few rows share the work: there a task has one
+            if shape.together > 1:  # skip if threads divide the rows: a task then has a single row
                 same = f.load_i32(step.sequence, first).equals(f.load_i32(step.sequence, last - 1))
                 alike = same & (f.load_i32(step.positions, first) >= shape.most) & (last - first).equals(shape.together)
                 with f.when(alike):
@@ -147,7 +147,7 @@ def score(shape: Shape) -> PlanKernel[IndexerArguments]:
 
 
 def choose(shape: Shape) -> PlanKernel[IndexerArguments]:
-    """Choose positions by the scores of a few rows."""
+    """Select positions by the scores of a few rows."""
 
     def body(f: Function, a: IndexerArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
@@ -169,7 +169,7 @@ def _score(
         x, to = a.q.row(row + number) + head * (4 * shape.head_dim), scratch + (number * heads + head) * size
         prepare(f, keys, x, f.constant(F32, 1.0), to, scratch + head_at, shape.head_dim)
     table = step.tables + f.load_i32(step.sequence, row) * step.table_stride
-    own, keyed = scratch + block_at, rows_of_block(shape.every)  # float32 (rows, heads, 64); keys of a block
+    own, keyed = scratch + block_at, rows_of_block(shape.every)  # float32 (rows, heads, 64); keys per block
     with f.loop(first, last) as block:
         at = a.k_cache + f.load_i32(table, block) * (keys.key_bytes(shape.head_dim) // shape.every)
         scores(
@@ -196,7 +196,7 @@ def _highest(f: Function, scores: Value, seen: Value) -> Value:
 
 
 def _by_position(f: Function, a: IndexerArguments, shape: Shape, row: Value, scores: Value, out: Value) -> None:
-    """Write the scores (heads, 64) of a block to out, or their weighted sum: as many as the block has keys."""
+    """Write the scores (heads, 64) of a block to out, or their weighted sum: one per key of the block."""
     with f.loop(0, rows_of_block(shape.every), LANES) as lane:
         at, to = scores + lane * 4, out + lane * 4
         if shape.weighted:
@@ -225,7 +225,8 @@ def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Val
             units = _ordered(f, shape, of_group, seen)
             with _chosen(f, shape, of_group, units) as (unit, taken):
                 if shape.block == 1:
-                    f.store(listed + n.get() * 4, _float(f, unit))  # past the end once all are taken: room is there
+                    # past the end once all are selected: there is room for it
+                    f.store(listed + n.get() * 4, _float(f, unit))
                     n.set(n.get() + taken)
                 else:
                     with f.when(taken.differs(0)):
@@ -243,7 +244,7 @@ def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Val
 
 
 def _ordered(f: Function, shape: Shape, scores: Value, seen: Value) -> Value:
-    """Turn the scores of a group into int32 in their order, one per block of positions; return their number."""
+    """Convert the scores of a group to int32 in the same order, one per block of positions; return their number."""
     units = (seen + (0 if shape.pooled else shape.block - 1)) // shape.block
     if shape.pooled and shape.every == 1:
         with f.loop(0, units) as unit:
@@ -286,7 +287,7 @@ def _chosen(f: Function, shape: Shape, order: Value, units: Value) -> Iterator[t
         return f.reduce(total.get(), lambda a, b: a + b)
 
     least = f.var(f.constant(I32, LOWEST))
-    step = f.var(f.constant(I32, LOWEST))  # 2^31, then its halves
+    step = f.var(f.constant(I32, LOWEST))  # 2^31, then successive halves
     with f.loop(0, 32):
         higher = f.var(least.get() + step.get())
         enough = above(lambda own: own >= f.splat(higher.get())) >= shape.count

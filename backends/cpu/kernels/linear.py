@@ -1,10 +1,10 @@
 """y = x W^T from weight panels.
 
-With few rows (decoding) a thread multiplies the packed bytes of a panel. With more rows (prefill, verification) it
-first unpacks a few panels to bytes and float scales in its L2 cache, then multiplies tiles of rows by them in
-registers. All formats share this tile kernel, but some use `wide` on AVX2. A lane is an output row. Every output is one
-chain of fused multiply-adds over its groups in order of k, whatever the number of rows in the batch, so its bits never
-change. A task is a run of panels; threads take tasks from a counter.
+With few rows (decode) a thread multiplies the packed bytes of a panel. With more rows (prefill, verify) it first
+unpacks a few panels to bytes and float scales in its L2 cache, then multiplies tiles of rows by them in registers. All
+formats share this tile kernel, except those that use `wide` on AVX2. A lane is an output row. Every output is one chain
+of fused multiply-adds over its groups in order of k, for any number of rows in the batch, so its bits never change. A
+task is a run of panels; threads take tasks from a counter.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ class Product(Struct):
     blocks: Int64  # along K: blocks of a quantized format, values of a float format
     panels: Int64  # even
     panel_bytes: Int64
-    chunk: Int64  # panels per task: even, or 1 of a float format
+    chunk: Int64  # panels per task: even, or 1 for a float format
     x: Rows
-    y: Output  # of 16 * panels floats
+    y: Output  # 16 * panels floats per row
     bias: AddressOrZero  # float32
     counter: Address
     scratch: Rows  # one per thread: the unpacked panels of a task
 
 
 class LinearArguments(Product):
-    tile_chunk: Int64  # panels per task that unpacks
+    tile_chunk: Int64  # panels per task when unpacking
     residual: RowsOrNone  # added last; may be y itself
     scale: Float32
-    rows: Address  # of the number of rows
+    rows: Address  # address of the number of rows
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Operands of a product. `x`, `y` and `residual` map row numbers to addresses: an expert's rows are scattered."""
+    """Operands of a product. `x`, `y` and `residual` map row numbers to addresses: experts have scattered rows."""
 
     weights: Value  # the first panel
     x: Callable[[Value], Value]
@@ -67,8 +67,10 @@ class Operands:
 
 
 def linear(format_name: str) -> PlanKernel[LinearArguments]:
-    """Emit y[t] = scale * (W x[t]) + bias + residual[t]. Quantized formats read activation blocks, float formats read
-    float32 or bfloats."""
+    """Emit y[t] = scale * (W x[t]) + bias + residual[t].
+
+    Quantized formats read activation blocks, float formats read float32 or bfloats.
+    """
     panel = panel_of(format_name)
 
     def body(f: Function, a: LinearArguments, thread: Value, threads: Value) -> None:
@@ -91,7 +93,7 @@ Part = Callable[[Operands, Value, Value, Value], None]  # (place, rows, first pa
 def ways(
     f: Function, a: Product, panel: IntegerPanel | FloatPanel, thread: Value, rows: Value
 ) -> list[tuple[Value, bool, Part]]:
-    """Return (condition, whether it unpacks, code) of each way to multiply; exactly one condition holds."""
+    """Return (condition, whether it unpacks, code) for each way to multiply; exactly one condition holds."""
     if isinstance(panel, FloatPanel):
 
         def floats(place: Operands, count: Value, first: Value, last: Value) -> None:

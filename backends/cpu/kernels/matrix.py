@@ -1,4 +1,4 @@
-"""Matrices in panels: `repack` turns file rows into panels, `embed` turns one row back into floats."""
+"""Matrices in panels: `repack` converts file rows to panels, `embed` converts one row back to floats."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ class EmbedArguments(Struct):
     weights: Address
     blocks: Int64
     panel_bytes: Int64
-    last: Int64  # row
+    last: Int64  # number of the last row
     y: Output
 
 
 def embed(format_name: str, positions: bool = False) -> PlanKernel[EmbedArguments]:
     """Emit y[t] = row tokens[t] of a matrix in panels, as float32, bit-equal to the format's definition.
 
-    With `positions` the row is that of the position, or the last.
+    With `positions`, the index is the row's position instead, clamped to the last row.
     """
 
     def body(f: Function, a: EmbedArguments, thread: Value, threads: Value) -> None:

@@ -1,6 +1,6 @@
-"""The scan of RWKV-6 and 7, as `plan.MatrixScan` defines it.
+"""The WKV scan of RWKV-6 and 7, as `plan.MatrixScan` defines it.
 
-A task is a head of one sequence of the batch, and takes the rows in order of position. Neighbouring values are the
+A task is a head of one sequence of the batch, and processes the rows in order of position. Neighbouring values are the
 lanes, and every number has one chain of operations, as in `recurrence`.
 """
 
@@ -21,16 +21,16 @@ class MatrixArguments(Struct):
     k: Rows
     v: Rows
     decay: Rows
-    probe: Rows  # any rows if nothing is erased, as is the next
+    probe: Rows  # any rows if nothing is erased; the same holds for `erase`
     erase: Rows
     y: Output
     rows: Target
-    states: Target  # (blocks, heads) of `matrix_states`
+    states: Target  # (blocks, heads) in the layout of `matrix_states`
     counter: Address
 
 
 def append_matrices(of: MatrixLayer) -> PlanKernel[MatrixArguments]:
-    """Write what a row leaves in the store: the scan reads it there, also again after a truncation."""
+    """Write a row's values to the store, where the scan reads them, also again after a truncation."""
 
     def body(f: Function, a: MatrixArguments, thread: Value, threads: Value) -> None:
         step, keys = Step.at(a.step), of.heads * of.key_dim
@@ -64,7 +64,7 @@ def matrix_scan(of: MatrixLayer, before: bool) -> PlanKernel[MatrixArguments]:
             part = 4 * whole(of.heads * of.key_dim)
 
             def follow(row: Value, state: Value, query: Value | None, y: Value | None) -> None:
-                """Take the stored row into the state; with a query, write what it reads."""
+                """Apply the stored row to the state; with a query, write the output."""
                 keys = row + keys_at
                 for tile in tiles:
                     places = [64 * n for n in tile]

@@ -1,4 +1,4 @@
-"""Multiply bytes and do nothing else: the upper limit for prompts."""
+"""Multiply int8 and do nothing else: the upper limit of prefill speed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localllm.backends.cpu.panels import u8x64
 from localllm.backends.cpu.simd import Function, Value
 
 CHAINS = 16  # independent sums, so that no product waits for another
-OPERATIONS = 128 * CHAINS  # per turn and thread: 64 products of bytes and 64 additions for each sum
+OPERATIONS = 128 * CHAINS  # per iteration and thread: 64 int8 products and 64 additions for each sum
 OPERANDS = 128  # bytes: weights, then activations
 SINK = 64  # bytes per thread
 
@@ -21,10 +21,11 @@ class PeakArguments(Struct):
 
 
 def byte_products() -> PlanKernel[PeakArguments]:
-    """Multiply and add OPERATIONS bytes per turn, on every thread."""
+    """Run OPERATIONS int8 multiplications and additions per iteration, on every thread."""
 
     def body(f: Function, a: PeakArguments, thread: Value, threads: Value) -> None:
-        sums = [f.var(f.zeros(i32x16) ^ chain) for chain in range(CHAINS)]  # all different, so that none is shared
+        # all different, so that the compiler cannot merge them
+        sums = [f.var(f.zeros(i32x16) ^ chain) for chain in range(CHAINS)]
         w, x = f.load(a.data, u8x64), f.load(a.data + 64, u8x64)
         with f.loop(0, a.turns):
             for total in sums:

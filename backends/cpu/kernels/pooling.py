@@ -1,6 +1,6 @@
-"""Pools of neighbouring rows, as `plan.Pool` defines them. Rows go to the store first, and are read from there alone.
+"""Pools of neighbouring rows, as `plan.Pool` defines them. Rows go through the store.
 
-Every column is a lane, and takes the rows in order of position: once for the largest score, once for the sums.
+Every column is a lane, and processes the rows in order of position: once for the largest score, once for the sums.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from localllm.backends.cpu.simd import LANES, Function, Value
 from localllm.backends.cpu.stores import whole
 from localllm.plan import BLOCK
 
-_LOWEST = -3.0e38  # before the first score
+_LOWEST = -3.0e38  # initial maximum of scores
 
 
 class AppendPooledArguments(Struct):
@@ -29,7 +29,7 @@ class PoolArguments(Struct):
     y: Output
     bias: Address  # float32 (size, columns of x)
     store: Address
-    count: Int64  # rows of a pool
+    count: Int64  # rows per pool
 
 
 def append_pooled(width: int) -> PlanKernel[AppendPooledArguments]:
@@ -52,7 +52,7 @@ def append_pooled(width: int) -> PlanKernel[AppendPooledArguments]:
 
 
 def pool(width: int, parts: int) -> PlanKernel[PoolArguments]:
-    """Emit rows of `width` columns, of as many pools each."""
+    """Emit rows of `width` columns, each over `parts` pools."""
     stored = parts * width  # columns of x
     row_bytes = 4 * whole(2 * stored)
 
@@ -67,7 +67,7 @@ def pool(width: int, parts: int) -> PlanKernel[PoolArguments]:
 
             @contextmanager
             def rows(part: int, column: Value) -> Iterator[tuple[Value, Value]]:
-                """Loop over the rows of a pool that exist: its columns of x, and its scores."""
+                """Loop over the existing rows of a pool: yield its columns of x, and its scores."""
                 first = position + 1 - size * (parts - part)
                 with f.when(first >= 0), f.loop(0, size) as number:
                     at = first + number

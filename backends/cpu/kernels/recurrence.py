@@ -1,6 +1,6 @@
 """Recurrent layers: convolutions, linear attention and selective scans, as `plan.recurrence` defines them.
 
-A task is a head, or a run of channels, of one sequence of the batch: it takes the rows in order of position. Every
+A task is a head, or a run of channels, of one sequence of the batch: it processes the rows in order of position. Every
 number has one chain of operations, in the order of positions and dimensions, and neighbouring outputs are the lanes. So
 a row's result depends neither on the other rows of a step nor on the threads.
 """
@@ -17,14 +17,14 @@ from localllm.backends.cpu.stores import HeadState, head_state, key_bytes, whole
 from localllm.plan import BLOCK, StateLayer
 
 TILE = 4  # vectors of a row that are computed together
-CHAINS = 4  # partial sums of a score, added in pairs: one chain would wait for each product
+CHAINS = 4  # partial sums of a score, added in pairs: a single chain would wait for each product
 
 
 class ConvolveArguments(Struct):
     step: Address
     x: Rows
     y: Output
-    weight: Address  # float32 (K, width), rows filled up to whole vectors
+    weight: Address  # float32 (K, width), rows padded to whole vectors
     bias: AddressOrZero
     store: Target
     zeros: Address  # float32 (width,)
@@ -101,21 +101,21 @@ class AttendArguments(Struct):
     strength: Rows
     y: Output
     keys: Address
-    states: Target  # (blocks, heads) of `HeadState`
+    states: Target  # (blocks, heads) in the layout of `HeadState`
     rate: Address  # float32 (heads,)
     skip: AddressOrZero  # float32 (heads,)
     counter: Address
-    scratch: Rows  # one of `Head.scratch_bytes` per thread
+    scratch: Rows  # `Head.scratch_bytes` per thread
 
 
 @dataclass(frozen=True, slots=True)
 class Attending:
-    """Which of the forms of `plan.LinearAttention` a kernel has."""
+    """The variant of `plan.LinearAttention` that a kernel implements."""
 
     of: StateLayer
     delta: bool
     tiled: bool
-    steps: bool  # not all 1
+    steps: bool  # whether there are steps; otherwise all are 1
     strengths: bool
 
     @property
@@ -153,18 +153,18 @@ def linear_attention(kind: Attending, emits: type[Head]) -> PlanKernel[AttendArg
 
 
 class Reads(NamedTuple):
-    """What a row multiplies the state and the updates by."""
+    """The factors that a row multiplies the state and the updates by."""
 
     query: Value  # address of float32 (key_dim,)
     key: Value
-    grown: Value | None  # a factor of both, a vector; None: they hold it
+    grown: Value | None  # a factor of both, a vector; None: already included
     by_query: Value  # address of float32 (64,)
     by_key: Value
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Emits the steps of one head whose state decays as a whole."""
+    """Emits the steps of one head with a single decay."""
 
     f: Function
     a: AttendArguments
@@ -175,7 +175,7 @@ class Head:
 
     @staticmethod
     def scratch_bytes(of: StateLayer) -> int:
-        """Weights of updates for keys and queries, and two rows of keys."""
+        """Return the size of the update weights for keys and queries, and of two rows of keys."""
         return 4 * BLOCK * 4
 
     @property
@@ -191,7 +191,7 @@ class Head:
         return 4 * whole(self.of.value_dim)
 
     def tiles(self) -> list[tuple[int, int]]:
-        """(offset in bytes, vectors) of the pieces of a row that are computed together."""
+        """Return (offset in bytes, vectors) of the pieces of a row that are computed together."""
         vectors = whole(self.of.value_dim) // LANES
         return [(64 * first, min(TILE, vectors - first)) for first in range(0, vectors, TILE)]
 
@@ -207,7 +207,7 @@ class Head:
             f.store(state + i, f.zeros(f32x16))
 
     def advance(self, before: Value, block: Value) -> None:
-        """Make the state of a block from the full block before it."""
+        """Compute the state of a block from the full previous block."""
         f, of = self.f, self.of
         old, keys = self.own(before), self.keys(before)
         decays = old + self.at.decays
@@ -223,7 +223,7 @@ class Head:
             self.gather(d, old, block, grown, weighted, 4)
 
     def gather(self, d: Value, old: Value, block: Value, grown: Value, weights: Value, stride: int) -> None:
-        """Make row d of the state: the row before times `grown`, and the updates times their weights."""
+        """Compute row d of the state: the previous row times `grown`, and the updates times their weights."""
         f, row = self.f, self.row_bytes
         source, target = old + self.at.state + d * row, self.own(block) + self.at.state + d * row
         for offset, vectors in self.tiles():
@@ -236,7 +236,7 @@ class Head:
                 f.store(target + (offset + 64 * n), total.get())
 
     def token(self, row: Value, block: Value, at: Value) -> None:
-        """One row: its update goes to the block, its output to y."""
+        """Process one row: write its update to the block and its output to y."""
         f, a, of, size, delta = self.f, self.a, self.of, self.row_bytes, self.kind.delta
         own, state = self.own(block), self.own(block) + self.at.state
         v, y = (rows.row(row) + self.head * (4 * of.value_dim) for rows in (a.v, a.y))
@@ -247,8 +247,8 @@ class Head:
         with f.when(a.skip.differs(0)):
             skip.set(f.broadcast(f.pointer(a.skip) + self.head * 4, F32))
         for offset, vectors in self.tiles():
-            seen = [f.var(f.zeros(f32x16)) for _ in range(vectors)]  # by the query
-            known = [f.var(f.zeros(f32x16)) for _ in range(vectors if delta else 0)]  # by the key
+            seen = [f.var(f.zeros(f32x16)) for _ in range(vectors)]  # query products
+            known = [f.var(f.zeros(f32x16)) for _ in range(vectors if delta else 0)]  # key products
             with f.loop(0, of.key_dim) as d:
                 line, query, key = state + (d * size + offset), f.broadcast(q + d * 4, F32), f.broadcast(k + d * 4, F32)
                 for n, total in enumerate(seen):
@@ -278,7 +278,7 @@ class Head:
                 f.store_lanes(y + (offset + 64 * n), out, min(LANES, left))
 
     def reads(self, row: Value, block: Value, at: Value) -> Reads:
-        """Store the sum of decays up to this row, and weigh the rows of the block."""
+        """Store the sum of decays up to this row, and compute the weights of the block's rows."""
         f, a, of = self.f, self.a, self.of
         q, k = (rows.row(row) + self.key_head * (4 * of.key_dim) for rows in (a.q, a.k))
         decays, rate = self.own(block) + self.at.decays, f.load(a.rate + self.head * 4, F32)
@@ -295,7 +295,7 @@ class Head:
     def _weights(
         self, block: Value, at: Value, now: Value, decays: Value, q: Value, k: Value, by_key: Value, by_query: Value
     ) -> None:
-        """exp(g_t - g_i) (k_i . k_t) of every earlier row i of the block, and the same of the query and this row."""
+        """Compute exp(g_t - g_i) (k_i . k_t) for rows i < t of the block, and with the query for rows i <= t."""
         f, of, keys = self.f, self.of, self.keys(block)
         number = f.splat(Value(f, f.builder.trunc(at.ir, I32)))
         with f.loop(0, at // LANES + 1) as panel:

@@ -1,6 +1,6 @@
 """Operations that work row by row: norm, glu, add, scale, activations, soft caps, selected rows, quantization.
 
-A thread takes the same share of the rows in every kernel, so consecutive kernels need no barrier. Rows are padded to
+A thread handles the same share of the rows in every kernel, so consecutive kernels need no barrier. Rows are padded to
 whole vectors; nothing reads the padding.
 """
 
@@ -44,7 +44,7 @@ def _add(a: Value, b: Value) -> Value:
 
 
 class Quantized(Struct):
-    """Where a kernel writes a copy of its rows as activations; address 0 means no copy."""
+    """Destination of a quantized copy of a kernel's rows; address 0 means no copy."""
 
     address: TargetOrZero
     stride: Int64
@@ -67,15 +67,15 @@ class NormArguments(Struct):
     width: Int64  # per group
     groups: Int64
     eps: Float32
-    rows: Address  # of the number of rows, as in all structs below
+    rows: Address  # address of the number of rows, as in all structs below
     group_stride: Int64  # bytes between the weights of groups; 0 if all groups share them
-    copies: Copies  # of y
+    copies: Copies  # quantized copies of y
 
 
 def norm(kind: NormKind) -> PlanKernel[NormArguments]:
-    """Emit y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" takes the mean as 0.
+    """Emit y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" uses 0 as the mean.
 
-    "none" takes the mean as 0 and the root as 1.
+    "none" uses 0 as the mean and 1 as the root.
     """
 
     def body(f: Function, a: NormArguments, thread: Value, threads: Value) -> None:
@@ -126,7 +126,7 @@ def norm(kind: NormKind) -> PlanKernel[NormArguments]:
 
 
 def _write_copies(f: Function, to: Copies, y: Value, row: Value) -> None:
-    """Write a row as activations of every required kind, while it is in L1."""
+    """Write a row in all required activation formats, while it is in L1."""
     ways = (
         (to.blocks, quantize_row, X_VALUES),
         (to.super_blocks, quantize_super_row, S_VALUES),
@@ -140,11 +140,11 @@ def _write_copies(f: Function, to: Copies, y: Value, row: Value) -> None:
 class QuantizeArguments(Struct):
     x: Rows
     rows: Address
-    copies: Copies  # of x
+    copies: Copies  # quantized copies of x
 
 
 def quantize() -> PlanKernel[QuantizeArguments]:
-    """Write float32 rows as activations."""
+    """Convert float32 rows to quantized activations."""
 
     def body(f: Function, a: QuantizeArguments, thread: Value, threads: Value) -> None:
         with own_rows(f, f.load_int(a.rows), thread, threads) as row:
@@ -157,11 +157,11 @@ class GluArguments(Struct):
     gate: Rows
     up: Rows
     y: Output
-    width: Int64  # of a slice
-    slices: Int64  # of a row; 1 if the gate is as wide as the row
+    width: Int64  # width of a slice
+    slices: Int64  # slices per row; 1 if the gate is as wide as the row
     limit: Float32
     rows: Address
-    copies: Copies  # of y
+    copies: Copies  # quantized copies of y
 
 
 def glu(activation: GluActivation, sliced: bool = False) -> PlanKernel[GluArguments]:
@@ -170,7 +170,7 @@ def glu(activation: GluActivation, sliced: bool = False) -> PlanKernel[GluArgume
     def unit(f: Function, gate: Value, up: Value, limit: Value) -> Value:
         if activation == "swiglu_oai":
             limit = f.constant(f32x16, 7.0)
-        if activation in ("swiglu_oai", "swiglu_clamp", "silu_clamp"):  # the limit comes first, so that a NaN stays one
+        if activation in ("swiglu_oai", "swiglu_clamp", "silu_clamp"):  # the limit comes first, so that NaN stays NaN
             up = f.fmin(limit, f.fmax(f.zeros(f32x16) - limit, up))
         match activation:
             case "swiglu_oai":
@@ -194,7 +194,7 @@ def glu(activation: GluActivation, sliced: bool = False) -> PlanKernel[GluArgume
             with f.loop(0, a.slices) as number:
                 up, y = (x + number * width * 4 for x in (a.up.row(row), y_row))
                 one = f.broadcast(gate + number * 4, F32) if sliced else None
-                with f.loop(0, width, LANES) as i:  # what is written beyond a slice is written again with the next
+                with f.loop(0, width, LANES) as i:  # numbers written beyond a slice are overwritten by the next one
                     g = one if one is not None else f.load(gate + i * 4, f32x16)
                     f.store(y + i * 4, unit(f, g, f.load(up + i * 4, f32x16), limit))
             _write_copies(f, a.copies, y_row, row)
@@ -283,12 +283,12 @@ def xielu() -> PlanKernel[XieluArguments]:
 
 
 def clamp() -> PlanKernel[FactorArguments]:
-    """y = x within +-factor."""
+    """Emit y = x clamped to +-factor."""
 
     def body(f: Function, a: FactorArguments, thread: Value, threads: Value) -> None:
         bound = f.splat(a.factor)
         least = f.constant(f32x16, 0.0) - bound
-        _map(f, a, thread, threads, lambda x: f.fmin(bound, f.fmax(least, x)))  # in this order a NaN stays one
+        _map(f, a, thread, threads, lambda x: f.fmin(bound, f.fmax(least, x)))  # in this order NaN stays NaN
 
     return kernel("clamp", FactorArguments, body)
 

@@ -16,7 +16,7 @@ class ScanArguments(Struct):
     b: Rows
     c: Rows
     y: Output
-    a: Address  # float32 (state_dim, width), rows filled up to whole vectors
+    a: Address  # float32 (state_dim, width), rows padded to whole vectors
     d: Address  # float32 (width,)
     rows: Target
     states: Target
@@ -53,7 +53,7 @@ def selective_scan(of: ScanLayer) -> PlanKernel[ScanArguments]:
             skip = f.load(a.d + lanes, f32x16)
 
             def follow(row: Value, state: Value) -> None:
-                """Take the stored row into the state."""
+                """Apply the stored row to the state."""
                 x, dt = f.load(row + lanes, f32x16), f.load(row + (lanes + width), f32x16)
                 gains, stepped = row + 2 * width, x * dt
                 with f.loop(0, of.state_dim) as n:
@@ -72,7 +72,7 @@ def selective_scan(of: ScanLayer) -> PlanKernel[ScanArguments]:
                 block = f.load_i32(table, column)
                 rows, states = a.rows + block * (BLOCK * at.row), a.states + block * at.size
                 before, newest = states + at.before, states + at.after
-                tag = states + (lanes + at.newest)  # of these channels: other tasks write those of others
+                tag = states + (lanes + at.newest)  # tag of these channels; other tasks write their own
                 with f.when(offset.equals(0)):
                     with f.when(position.equals(0)), f.loop(0, of.state_dim) as n:
                         f.store(before + (n * width + lanes), f.zeros(f32x16))

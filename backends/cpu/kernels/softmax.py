@@ -1,5 +1,7 @@
-"""Online softmax of attention: the state of some query rows, its update by a cache block of scores, and the merge of
-two partitions' states. Maxima and sums of 16 rows share a vector, so one per row costs little."""
+"""Online softmax of attention: the state of some query rows, its update by a block of scores, and merging states.
+
+Maxima and sums of 16 rows share a vector, so one per row costs little.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from localllm.plan import BLOCK
 # e^r = 1 + r + r^2 p(r) for |r| <= ln 2 / 2; p has the minimum relative error, 3e-9.
 _LOG2E, _LN2 = 1.44269504088896341, 0.69314718055994531
 _POLYNOMIAL = (1.38145985669e-3, 8.36871688496e-3, 4.16683880474e-2, 1.66665206319e-1, 4.99999934478e-1)
-_ROUND = 1.5 * 2.0**23 + 127.0  # adding this leaves the nearest integer + 127 in the lowest bits
+_ROUND = 1.5 * 2.0**23 + 127.0  # adding this puts the nearest integer + 127 into the lowest bits
 
 
 def exp_negative(f: Function, x: Value) -> Value:
@@ -26,7 +28,7 @@ def exp_negative(f: Function, x: Value) -> Value:
     def c(number: float) -> Value:
         return f.constant(x.type, number)
 
-    clamped = f.fmax(c(-88.0), x)  # this operand order keeps a NaN
+    clamped = f.fmax(c(-88.0), x)  # this operand order keeps NaN
     shifted = f.fma(clamped, c(_LOG2E), c(_ROUND))
     n = shifted - _ROUND
     r = f.fma(n, c(-_LN2), clamped)
@@ -61,7 +63,7 @@ class State:
             f.store(self.sums + at, f.zeros(f32x16))
 
     def merge(self, f: Function, other: State, factors: Value) -> None:
-        """Merge `other` into this; `factors` holds two numbers per row."""
+        """Merge `other` into this state; `factors` holds two numbers per row."""
         for at in _vectors(f, self.rows):
             before, coming = (f.load(state.maxima + at, f32x16) for state in (self, other))
             now = f.fmax(before, coming)
@@ -95,8 +97,11 @@ def _vectors(f: Function, rows: int) -> Iterator[int | Value]:
 
 
 def softmax(f: Function, scores: Value, state: State, shrink: Value) -> None:
-    """Turn scores (rows, 64) into weights exp(score - maximum), update maximum and sum, and return the factors of
-    earlier sums. Several rows advance together, because each step has a long latency."""
+    """Convert scores (rows, 64) to weights exp(score - maximum); update maxima, sums and `shrink`.
+
+    `shrink` holds the factors of earlier sums. Several rows are processed together, because each step has a long
+    latency.
+    """
     rows = state.rows
     together = divisor(rows, f.isa.registers // 8)
     with f.loop(0, rows, together) as base:

@@ -1,6 +1,6 @@
-"""Operations on several streams of rows: mix slices, match their size, weigh numbers, keep what exceeds a threshold.
+"""Operations on several streams of rows: mix slices, match their magnitude, multiply by weights, subtract a threshold.
 
-Rows are padded as in `rowwise`: the last vector of a slice reaches into the next one, which is written after it.
+Rows are padded as in `rowwise`: the last vector of a slice extends into the next one, which is written after it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def weigh() -> PlanKernel[WeighArguments]:
 class MixArguments(Struct):
     x: Rows
     y: Output
-    coefficients: Rows  # stride 0: the same for all rows
+    coefficients: Rows  # stride 0: shared by all rows
     base: RowsOrNone
-    slices: Int64  # of x
+    slices: Int64  # slices per row of x
     made: Int64  # slices of y
-    width: Int64  # of a slice
+    width: Int64  # width of a slice
     rows: Address
 
 
@@ -66,8 +66,8 @@ class BlendArguments(Struct):
     last: Rows
     y: Output
     weight: Address
-    slices: Int64  # of x
-    width: Int64  # of a slice
+    slices: Int64  # slices per row of x
+    width: Int64  # width of a slice
     eps: Float32
     rows: Address
     scratch: Rows  # room for the weights of the slices, per thread
@@ -117,7 +117,7 @@ class MatchArguments(Struct):
     y: Output
     like: Rows
     like_width: Int64
-    width: Int64  # of a slice
+    width: Int64  # width of a slice
     groups: Int64
     eps: Float32
     rows: Address
@@ -163,13 +163,13 @@ def excess() -> PlanKernel[ExcessArguments]:
             deviation = f.sqrt(_squares(f, x, a.width, mean) / f.to_float(a.width - 1))
             cutoff = f.splat(f.fma(a.deviations, deviation, mean))
             with f.loop(0, a.width, LANES) as i:
-                f.store(y + i * 4, f.fmax(zero, f.load(x + i * 4, f32x16) - cutoff))  # in this order a NaN stays one
+                f.store(y + i * 4, f.fmax(zero, f.load(x + i * 4, f32x16) - cutoff))  # in this order NaN stays NaN
 
     return kernel("excess", ExcessArguments, body)
 
 
 def _squares(f: Function, x: Value, width: Value, mean: Value) -> Value:
-    """The sum of (x - mean)^2 over a row."""
+    """Return the sum of (x - mean)^2 over a row."""
     center, squares = f.splat(mean), f.var(f.zeros(f32x16))
     with f.loop(0, width, LANES) as i:
         value = _inside(f, width, i, f.load(x + i * 4, f32x16) - center)
@@ -178,6 +178,6 @@ def _squares(f: Function, x: Value, width: Value, mean: Value) -> Value:
 
 
 def _inside(f: Function, width: Value, i: Value, value: Value) -> Value:
-    """16 values from i on; zero beyond the width."""
+    """Return 16 values from i on; zero beyond the width."""
     left = f.splat(Value(f, f.builder.trunc((width - i).ir, I32)))
     return f.select(f.lane_numbers() < left, value, f.zeros(f32x16))

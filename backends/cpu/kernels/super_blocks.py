@@ -30,9 +30,9 @@ from localllm.backends.cpu.panels import Block, IntegerPanel, SuperScales, u8x64
 from localllm.backends.cpu.simd import F32, I32, Function, Value, Variable
 
 VALUES = S_VALUES  # k per call of `tile`
-X_BYTES = S_BLOCK  # bytes of its activations
+X_BYTES = S_BLOCK  # bytes of activations per call
 DIRECT_ROWS = (2, 1)  # rows per call of `direct_block`: with 3, LLVM runs out of registers
-TOGETHER = 32  # values per turn of the loop over a folded super-block
+TOGETHER = 32  # values per iteration of the loop over a folded super-block
 SOME = 4  # steps between barriers, if one per step is too many
 
 
@@ -42,7 +42,7 @@ def _scales(panel: IntegerPanel) -> SuperScales:
 
 
 def _offset_by_pairs(isa: Isa, panel: IntegerPanel) -> bool:
-    """Return whether the offset is subtracted like a minimum: AVX2's int16 sums have no room to start from it."""
+    """Return whether the offset is subtracted like a minimum: AVX2's int16 sums have no room to start with it."""
     return isa.dot == "maddubs" and panel.offset not in (0, 128)
 
 
@@ -65,7 +65,7 @@ def _pair_sums(f: Function, panel: IntegerPanel, x: Value, number: int) -> Value
 
 
 def _pair_factor(f: Function, panel: IntegerPanel, block: Block, number: int) -> Value:
-    """Return the factors of these sums: minimums, or scales times the offset."""
+    """Return the factors of the pair sums: minimums, or scales times the offset."""
     factors = []
     for group in (2 * number, 2 * number + 1):
         scale, minimum = _scales(panel).of_group(f, block, group)
@@ -101,9 +101,9 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     pairs: list[Value | None] = [f.zeros(i32x16) if has_pairs else None for _ in x]
     seen = [0] * panel.groups
     full = panel.group // 4
-    # Sum all groups before the first is multiplied by its scale, if the registers can hold the sums.
+    # Sum all groups before multiplying the first one by its scale, if there are enough registers for the sums.
     in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
-    # With fewer registers the spills cost more than reading in order gains, except for panels in the order of reading.
+    # With fewer registers the spills cost more than reading in order gains, except for panels stored in reading order.
     some_order = panel.in_order and len(x) == 1 and bool(panel.order) and f.isa.registers >= panel.order_registers
     lines = panel.lines(block)
     share = -(-len(lines) // (panel.block_values // 4))
@@ -120,7 +120,8 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     for number, (group, word, weights) in enumerate(panel.steps(f, block)):
         if in_order or (some_order and number % SOME == 0):
             f.keep_order()
-        read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would have to wait for room
+        # spread out, because a burst of requests would have to wait
+        read_ahead(f, lines[number * share : (number + 1) * share])
         if group not in integers:
             integers[group] = [
                 dot.Sum(f, _start(f, panel, row, group), panel.magnitude, lambda group=group: weight(group))  # type: ignore[misc]
@@ -145,7 +146,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Offsets in an unpacked super-block. The scale of the whole comes first, then the factor of the pair sums."""
+    """Offsets in an unpacked super-block. The super-block's scale comes first, then the factor of the pair sums."""
 
     pairs: int  # a vector per two groups
     scales: int  # a vector per group
@@ -154,8 +155,10 @@ class _Layout:
 
 
 def _folded(isa: Isa, panel: IntegerPanel) -> bool:
-    """Return whether unpacked bytes are already multiplied by the scales of their groups. Not on AVX2: it adds up more
-    products of small bytes, and multiplies by scales at no cost."""
+    """Return whether unpacked bytes are already multiplied by the scales of their groups.
+
+    Not on AVX2: it adds up more products of small bytes, and multiplies by scales at no cost.
+    """
     return panel.folds and isa.dot != "maddubs"
 
 
@@ -239,7 +242,7 @@ def _integers(
     f: Function, panel: IntegerPanel, layout: _Layout, w: Sequence[Value], x: Sequence[Value]
 ) -> list[list[Variable]]:
     integers = [[f.var(f.zeros(i32x16)) for _ in w] for _ in x]
-    with f.loop(0, panel.groups) as group:  # one per turn: with two the compiler interleaves the sums, and spills
+    with f.loop(0, panel.groups) as group:  # one per iteration: with two the compiler interleaves the sums, and spills
         scales = [f.load(v + (group * 64 + layout.scales), i32x16) for v in w]
         starts = [_start(f, panel, row, group) for row in x]
         here = [[dot.Sum(f, s, panel.magnitude, lambda w=w: w) for w in scales] for s in starts]  # type: ignore[misc]

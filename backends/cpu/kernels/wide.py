@@ -18,14 +18,17 @@ from localllm.backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value
 
 ROWS = 4  # rows per tile, with one panel: registers hold 8 sums, 2 weights, 1 activation and products in flight
 SUMS_BYTES = 64 * ROWS  # bytes of the float32 sums of a tile, kept in memory
-LINE = 32  # adjacent values of a row once widened
+LINE = 32  # adjacent values of a row after widening
 
 i16x32 = vector(I16, 32)
 
 
 def used(isa: Isa, panel: IntegerPanel) -> bool:
-    """Return whether the mat-mul of a format uses this module: if its weights may be any byte (Zen 4, GOP/s with bytes
-    and with pairs: Q8_0 218 and 290, IQ4_XS 255 and 331; but Q6_K 386 and 314, MXFP4 337 and 286)."""
+    """Return whether the mat-mul of a format uses this module: if its weights may be any byte.
+
+    Zen 4, GOP/s with bytes and with pairs: Q8_0 218 and 290, IQ4_XS 255 and 331; but Q6_K 386 and 314, MXFP4 337 and
+    286.
+    """
     return isa.dot == "maddubs" and panel.offset == 128
 
 

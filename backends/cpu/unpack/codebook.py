@@ -101,7 +101,7 @@ def _permuted(f: Function, name: str, index: Index) -> Iterator[list[Value]]:
 
 
 def _four_runs(f: Function, block: Block, offset: int) -> Value:
-    """Load four neighboring bytes of every row, one run after the other: u8 x 64."""
+    """Load four neighbouring bytes of every row, one run after the other: u8 x 64."""
     return f.load(block.at(offset, 1), u8x64)
 
 

@@ -85,9 +85,9 @@ VECTORS: dict[str, Vector] = {
     "gain": lambda random, shape: random.uniform(0.5, 1.5, shape),
     "bias": lambda random, shape: random.standard_normal(shape),
     "periodic": lambda random, shape: np.resize(random.standard_normal(PERIOD), shape),
-    "rate": lambda random, shape: -random.uniform(0.05, 0.5, shape),  # of a decay
+    "rate": lambda random, shape: -random.uniform(0.05, 0.5, shape),  # decay rates
     "slope": lambda random, shape: random.uniform(0.05, 0.5, shape),
-    "mean": lambda random, shape: random.standard_normal(shape) / shape[-1] ** 0.5,  # weights of a sum
+    "mean": lambda random, shape: random.standard_normal(shape) / shape[-1] ** 0.5,  # weights whose sum stays small
 }
 
 

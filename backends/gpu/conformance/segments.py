@@ -196,7 +196,7 @@ class _Renamer:
         self.layers: dict[int, int] = {}
         self.stores: list[Store] = []
         self._weights: dict[str, Weight] = {}
-        self.kinds: dict[int, str] = {}  # by new value
+        self.kinds: dict[int, str] = {}  # kinds by the index of the new value
         self.made: set[int] = set()  # new values
         self._number, self._operation = 0, Operation()
 

@@ -183,7 +183,7 @@ def linear_glu(low: Lowering, op: LinearGlu) -> None:
         ).launch(_grid(x.rows, n, 32, columns), buffers)
         for columns in (1, COLUMNS)
     )  # fmt: skip
-    ys = low.take(x.rows, n), low.take(x.rows, n)  # for the tiles of prefill
+    ys = low.take(x.rows, n), low.take(x.rows, n)  # inputs of the glu after the prefill tiles
     both = [_tiles(low, linear, wide, y) for linear, y in zip((gate, up), ys, strict=True)]
     last = elements(x.rows, expression, *ys, n, to)
     some, many = ([*launches, last] for launches in zip(*both, strict=True))

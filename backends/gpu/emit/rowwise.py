@@ -26,7 +26,7 @@ from localllm.plan import (
     Xielu,
 )
 
-FACTORS = ("FACTOR", "FACTOR1", "FACTOR2", "FACTOR3")  # of an elementwise operation
+FACTORS = ("FACTOR", "FACTOR1", "FACTOR2", "FACTOR3")  # factors of an elementwise operation
 
 
 def elements(

@@ -155,7 +155,7 @@ class Kernel(Macros, Generic[B]):
 
     __slots__ = ()
 
-    name: ClassVar[str]  # in the source
+    name: ClassVar[str]  # name of the kernel in its source
     parts: ClassVar[str]  # source files after the prelude
     flag: ClassVar[str] = ""  # the macro that selects the kernel in its source file
 

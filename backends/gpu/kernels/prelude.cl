@@ -39,7 +39,7 @@ DEVICE int DOT4(int a, int b, int c) {
   return c + (int)x.s0 * y.s0 + (int)x.s1 * y.s1 + (int)x.s2 * y.s2 + (int)x.s3 * y.s3;
 }
 #endif
-// Segments are 32 neighboring work-items; `s` holds a number for every work-item of the group.
+// Segments are 32 neighbouring work-items; `s` holds a number for every work-item of the group.
 #define SEGMENT(name, type, first, combine) \
   DEVICE type name(type v, LOCAL float *s) { \
     LOCAL type *t = (LOCAL type *)s; \

@@ -42,7 +42,7 @@ class Tile:
     w: int
 
 
-PLAIN_TILE = Tile(32, 64)  # of matmul
+PLAIN_TILE = Tile(32, 64)  # tile of the kernel matmul
 TILES = (Tile(128, 128), Tile(64, 128), Tile(64, 64))
 EXPERTS_TILE = PLAIN_TILE  # few rows select the same expert
 

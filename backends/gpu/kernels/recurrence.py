@@ -53,7 +53,7 @@ class AppendPooledBuffers(Buffers):
 class AppendPooled(Kernel[AppendPooledBuffers]):
     name, parts, flag = "append_pooled", "recurrence", "APPEND_POOLED"
     stored: Stored
-    WIDTH: Shape  # of x
+    WIDTH: Shape  # width of x
     X_STRIDE: Shape
     S_STRIDE: Shape
 
@@ -71,7 +71,7 @@ class PoolBuffers(Buffers):
 class Pool(Kernel[PoolBuffers]):
     name, parts, flag = "pool_rows", "recurrence", "POOL"
     stored: Stored
-    WIDTH: Shape  # of y
+    WIDTH: Shape  # width of y
     PARTS: Shape
     SIZE: Shape
     Y_STRIDE: Shape
