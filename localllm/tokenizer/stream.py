@@ -1,4 +1,4 @@
-"""Text from tokens, one by one: bytes are held back until they form whole characters."""
+"""Decode tokens to text one by one: bytes are held back until they form complete characters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class StreamDecoder:
-    """`push(id)` returns the text that the token completes, `finish()` the rest; joined they equal `decode(ids)`.
+    """`push(id)` returns the text that the token completes, `finish()` the remainder; joined they equal `decode(ids)`.
 
-    Half a character waits for its other half; bytes that never form one become U+FFFD. With `drop_space`, the space
-    that the vocabulary writes before a first word is dropped.
+    Incomplete characters wait for their remaining bytes; bytes that never form a character become U+FFFD. `drop_space`
+    drops the space that the vocabulary puts before the first word.
     """
 
     def __init__(self, piece: Callable[[int], bytes], drop_space: bool) -> None:
@@ -19,7 +19,7 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """Return the text that `token` completes, possibly empty. TokenizerError for an id outside the vocabulary."""
+        """Return the text that `token` completes, or ""; raise TokenizerError for an id outside the vocabulary."""
         piece = self._piece(token)
         if self._drop_space and piece:
             self._drop_space = False
@@ -27,5 +27,5 @@ class StreamDecoder:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """Return the rest at the end: U+FFFD for an incomplete character, else nothing."""
+        """Return the remainder at the end: U+FFFD for an incomplete character, otherwise nothing."""
         return self._decoder.decode(b"", True)
