@@ -51,8 +51,7 @@ class Begun:
 
 
 def begin(format_: Format, prompt_tail: str, thought: str, content: str | None) -> Begun:
-    """Return the text that begins an answer with this reasoning and content, after a prompt that ends with
-    `prompt_tail`.
+    """Return the text that begins an answer with this reasoning and content, after a prompt ending in `prompt_tail`.
 
     If content is None, the answer continues the reasoning. Reasoning is dropped if the format does not support it.
     """

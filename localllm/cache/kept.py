@@ -25,8 +25,7 @@ def take_up(kept: Kept, model: Predictor) -> list[int]:
 def keep_in_file(
     path: Path, model: Predictor, tokens: Sequence[int], messages: Sequence[dict[str, str]], force: bool
 ) -> tuple[list[int], int]:
-    """Write the cached part of `tokens` to a file; return these and the file's size. Errors are those that `save`
-    raises."""
+    """Write the cached part of `tokens` to a file; return these and the file's size. Raises the errors of `save`."""
     places = model.stepper.core.running.places
 
     def write(sequence: Cached) -> tuple[list[int], int]:

@@ -28,8 +28,8 @@ class CacheChoice:
 
 
 def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
-    """Return the cache size in bytes, without a backend's padding. Sliding-window layers store little more than
-    that."""
+    """Return the cache size in bytes without a backend's padding. Sliding-window layers store little beyond the
+    window."""
     keys, values = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
     return sum(
         limits.blocks_of(layer)

@@ -1,5 +1,5 @@
-"""Recipes for further model classes: relatives of models that other recipes convert, base models, and the text models
-of multimodal models."""
+"""Recipes for further classes: relatives of already supported models, base models, and text parts of multimodal
+models."""
 
 from __future__ import annotations
 

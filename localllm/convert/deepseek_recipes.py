@@ -96,8 +96,8 @@ def _hashed(config: HfConfig) -> int:
 
 
 def _ratios(config: HfConfig) -> np.ndarray:
-    """Return each layer's compression ratio: from config.json, or transformers' default (128, 128, 128, 4, 128, 4,
-    ...)."""
+    """Return each layer's compression ratio: from config.json, or transformers' (128, 128, then 128 and 4
+    alternating)."""
     kinds, told, layers = config.get("layer_types"), config.get("compress_ratios"), config.needed("num_hidden_layers")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in _RATIOS for kind in kinds):

@@ -40,8 +40,7 @@ def only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Tensor names below `model.layers.N.`, and the change that combines them into one tensor; `{}` in a name counts
-    from 0.
+    """Names below `model.layers.N.`, and the change that combines the tensors; `{}` in a name counts from 0.
 
     The key in the table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`; a key that
     ends with a dot has no suffix in the file.

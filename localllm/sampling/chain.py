@@ -32,8 +32,7 @@ _RUN = 8192  # candidates whose float32 weights are summed at a time: they fit i
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates for the next token. If `descending`, they are sorted by descending logit (ties by id), otherwise by
-    id.
+    """Candidates for the next token, by descending logit (ties by id) if `descending`, otherwise by id.
 
     A logit of -inf means probability zero.
     """

@@ -58,8 +58,7 @@ def _reach(newest_first: Sequence[int], breakers: Breakers) -> int:
 
 
 def _common_lengths(items: Sequence[int]) -> list[int]:
-    """Return for every d the number of leading items that equal those from d on (Gusfield's Z algorithm, linear
-    time)."""
+    """Return for every d the number of leading items equal to those from d on (Gusfield's Z algorithm, linear time)."""
     n = len(items)
     lengths = [n] + [0] * (n - 1)
     start = end = 0  # items[start:end] equals items[:end - start]; `end` is the largest so far

@@ -58,8 +58,7 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], force: bool = False) -> Tokenizer:
-        """Return the tokenizer of a file's metadata; raise TokenizerError that names a missing, invalid or unsupported
-        key.
+        """Return the tokenizer of a file's metadata; raise TokenizerError for a missing, invalid or unsupported key.
 
         With `force`, use the known rule with the name nearest to the file's `tokenizer.ggml.pre`; `note` reports this.
         """
@@ -146,7 +145,7 @@ class Tokenizer:
         return StreamDecoder(piece, drop_space and self._vocab.add_space_prefix)
 
     def piece(self, token: int, special: bool = True) -> bytes:
-        """Return the bytes that a token adds to the text, possibly part of a character; control tokens only if
+        """Return the bytes that a token adds to the text, perhaps part of a character; of control tokens if
         `special`."""
         vocab = self._vocab
         token = self._checked(token)
