@@ -28,7 +28,7 @@ class CacheChoice:
 
 
 def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
-    """Return the cache size in bytes without a backend's padding. Sliding-window layers store little beyond the
+    """Return the cache size in bytes without a backend's padding. Sliding-window layers store little more than their
     window."""
     keys, values = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
     return sum(

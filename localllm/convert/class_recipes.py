@@ -1,5 +1,4 @@
-"""Recipes for further classes: relatives of already supported models, base models, and text parts of multimodal
-models."""
+"""Recipes for further classes: relatives of supported models, base models, and text parts of multimodal models."""
 
 from __future__ import annotations
 

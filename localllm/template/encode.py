@@ -63,10 +63,9 @@ class ChatEncoder:
         self._tokens, self._answers = control | written, written & find_format(source).visible(special)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a rendered conversation, with BOS if the file requires it. A plain string counts as user
-        text.
+        """Return the ids of a rendered conversation, with BOS if the file requires it. A plain string is user text.
 
-        There is no EOS. If both the template writes BOS and the file adds it, there is still only one.
+        EOS is never added. If both the template writes BOS and the file adds it, there is still only one.
         """
         origins = _Origins(marked(text).marks, self._tokens, self._answers)
         guard = None if self._parse_content else origins

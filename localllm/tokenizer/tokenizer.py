@@ -145,7 +145,7 @@ class Tokenizer:
         return StreamDecoder(piece, drop_space and self._vocab.add_space_prefix)
 
     def piece(self, token: int, special: bool = True) -> bytes:
-        """Return the bytes that a token adds to the text, perhaps part of a character; of control tokens if
+        """Return the bytes that a token adds to the text, perhaps part of a character; control tokens only if
         `special`."""
         vocab = self._vocab
         token = self._checked(token)
