@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from localllm.generation.constraint import Constraint
 
 Mask = NDArray[np.bool_]
-Thought = Literal["open", "possible", "over"]  # where the prompt ends: inside reasoning; maybe before it; after it
+Thought = Literal["open", "possible", "over"]  # reasoning at the answer's start: already open, possible, or none
 
 _MOST_BEFORE = 64  # characters before reasoning that begins in the answer
 

@@ -174,7 +174,7 @@ class _Table:
         return np.array([self.blocks[p // size - self.start] * size + p % size for p in positions], np.int32)
 
     def settle(self) -> None:
-        """Record that all tokens are evaluated, so that blocks before their window may be freed."""
+        """Record that all tokens are evaluated, so that blocks that have left the window may be freed."""
         self._newest = self.length
 
     def reaches(self, length: int) -> bool:

@@ -34,7 +34,7 @@ class PrefixCache:
     def __init__(self, block_tokens: int, leaving: Callable[[Kept], None] | None = None) -> None:
         """`leaving` is called with a sequence that is evicted, before its blocks are freed."""
         self._size, self._leaving = block_tokens, leaving
-        self._kept: OrderedDict[Kept, tuple[int, ...]] = OrderedDict()  # with the hashes of its whole blocks
+        self._kept: OrderedDict[Kept, tuple[int, ...]] = OrderedDict()  # sequence -> hashes of its whole blocks
         self._by_hash: dict[int, list[Kept]] = {}
 
     def __len__(self) -> int:

@@ -57,7 +57,7 @@ class Kept:
     messages: list[dict[str, str]]
     tokens: list[int]
     problem: str  # why the cache is unusable and only the text can be used; "" if both can
-    _offset: int  # of the first block
+    _offset: int  # offset of the first block
     _own: bool  # whether links and files of other users are refused
 
 

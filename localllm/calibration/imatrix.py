@@ -30,7 +30,7 @@ F64 = NDArray[np.float64]
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 _MOST = (1 << 31) - 1  # maximum of a count: the older format stores int32
-_MOST_TOKENS = 2.0**62  # of a count: it must fit int64
+_MOST_TOKENS = 2.0**62  # maximum count: it must fit int64
 _LIMIT = 1 << 28  # maximum numbers in a file of the older format; a larger count means damage
 _MOST_BYTES = 4 * _LIMIT  # maximum bytes of such a file
 

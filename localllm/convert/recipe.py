@@ -308,7 +308,7 @@ class Recipe:
     checks: tuple[Check, ...] = ()
     head_dim: Callable[[HfConfig], int] | None = None  # head width of full-attention layers, if different
     when: Callable[[HfConfig], bool] | None = None  # selects among several recipes for a class; the first match is used
-    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # other key names to transformers' values
+    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # values under transformers' key names
     # sources outside layers that differ from the default
     top: Mapping[str, From | tuple[From, ...]] = field(default_factory=dict)
     unread: Callable[[str, HfConfig], bool] | None = None  # tensors of the folder that no model reads

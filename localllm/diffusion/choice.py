@@ -38,8 +38,7 @@ def guided(with_prompt: F32, without: F32, scale: float) -> F32:
 def propose(logits: F32, mask: int, options: SamplingOptions, algorithm: str, uniform: float) -> Proposal:
     """Return a token for one position from logits (V,): drawn by `uniform` in [0, 1), or at temperature 0 the top one.
 
-    The mask token is never proposed. Probabilities are taken after top-k, top-p and temperature; at temperature 0, at
-    temperature 1 instead.
+    The mask token is never proposed. Probabilities are taken after top-k, top-p and temperature (1 instead of 0).
     """
     candidates = _candidates(logits, mask, options)
     probabilities = softmax(candidates)

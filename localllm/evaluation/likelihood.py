@@ -99,7 +99,7 @@ class Divergence:
     kld_minimum: float
     kld_percentiles: dict[str, float]
     same_top: Mean
-    p_difference: Mean  # of p(the text's token): model minus base
+    p_difference: Mean  # mean change of p(the text's token), model minus base
     p_difference_rms: float
 
 

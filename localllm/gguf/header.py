@@ -59,7 +59,7 @@ class _Cursor:
 
     def __init__(self, path: Path, size: int, read: ReadInto) -> None:
         self.path = path
-        self.size = size  # of the file
+        self.size = size  # size of the file
         self.position = 0
         self.end = min(size, layout.MAX_HEAD_BYTES)
         self.data = mmap.mmap(-1, self.end, **_PRIVATE)  # uses memory only where written

@@ -283,7 +283,7 @@ def temperature(candidates: Candidates, options: SamplingOptions, context: Conte
         return candidates.take(slice(peak, peak + 1), descending=True)
     if degree == 1:
         return candidates
-    with np.errstate(over="ignore"):  # to -inf
+    with np.errstate(over="ignore"):  # an overflow gives -inf
         return Candidates(candidates.ids, candidates.logits / np.float32(degree), candidates.descending)
 
 

@@ -23,7 +23,7 @@ class VocabKind:
     adds: tuple[str, ...] = ()  # ids added around a text
     needs: tuple[str, ...] = ()  # ids required for encoding
     scores: bool = False
-    writes: str = LETTERS  # with merges the rule decides
+    writes: str = LETTERS  # overridden by the rule of a vocabulary with merges
     prefix: bool = False  # a space is put before the first word
     merges: bool = False  # BPE: reads merges, and the rule that splits a text into words
     pre: str = ""  # the rule, regardless of the file
