@@ -306,7 +306,7 @@ class Sequence:
         return other
 
     def free(self) -> None:
-        """Return every block; the sequence is then empty and reusable."""
+        """Return all blocks to the pool; the sequence is then empty and reusable."""
         self.truncate(0)
 
     def tables(self) -> list[Int32s]:
@@ -324,7 +324,7 @@ def _room(table: _Table) -> int:
 
 
 def how_many_fit(wanted: abc.Sequence[tuple[Sequence, int]]) -> int:
-    """Return how many of these sequences, from the first, can together append their numbers of tokens now.
+    """Return how many leading sequences can together append their numbers of tokens now.
 
     All belong to one pool, and each occurs once.
     """

@@ -192,7 +192,7 @@ _TEXT_ROWS = (
     Recipe("qwen3", ("Qwen3Model",), {**of.QWEN, **of.HEAD_NORMS}),
 )  # fmt: skip
 
-# -- the text models of models that see or hear ------------------------------------------------------------------------
+# -- text parts of multimodal models -----------------------------------------------------------------------------------
 
 
 def _has_sections(config: HfConfig) -> bool:

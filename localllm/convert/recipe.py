@@ -80,7 +80,7 @@ def flat(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def half(which: int) -> Change:
-    """Return the first or second half of the rows of every matrix."""
+    """Return a change that picks the first or second half of every matrix's rows."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = parts[0].shape[-2] // 2
@@ -90,7 +90,7 @@ def half(which: int) -> Change:
 
 
 def quarter(which: int) -> Change:
-    """Return one of the four quarters of the rows."""
+    """Return a change that picks one of the four quarters of every matrix's rows."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = parts[0].shape[-2] // 4
@@ -117,7 +117,7 @@ def turned(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def every_second(first: int, change: Change) -> Change:
-    """Return rows first, first + 2, ... of the result of `change`."""
+    """Return a change that keeps rows first, first + 2, ... of the result of `change`."""
 
     def then(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         whole = change(parts, sizes)

@@ -150,7 +150,7 @@ class Metrics(Collector):
         self._seconds.labels(route).observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield llama.cpp's names."""
+        """Yield the metrics under llama.cpp's names."""
         with self.tally.lock:
             sums, longest, busy = dict(self.tally.sums), self.tally.longest, self.tally.busy
             rates = self.tally.rates()

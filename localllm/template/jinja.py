@@ -83,7 +83,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return joined(parts, plain=OWN)
 
     def tilde(self, parts: Iterable[Any]) -> Text:
-        """The operator `~`."""
+        """Implement the operator `~`."""
         return joined(map(shown, parts))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:

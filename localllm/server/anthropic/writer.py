@@ -88,7 +88,7 @@ class MessageWriter:
                 yield {"type": "message_stop"}
 
     def message(self) -> Json:
-        """Return the message."""
+        """Return the complete message."""
         return self._message() | self._reason() | {"content": [block.json() for block in self._blocks]}
 
     def _message(self) -> Json:
