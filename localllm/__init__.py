@@ -2,14 +2,14 @@
 
     import localllm
 
-    with localllm.load("model.gguf") as model:  # or "demo", the model in the box
+    with localllm.load("model.gguf") as model:  # or "demo", the bundled model
         print(model.chat("Who are you?"))
-        for piece in model.generate("Once upon a time", max_tokens=100):  # as it comes
+        for piece in model.generate("Once upon a time", max_tokens=100):  # streams
             print(piece.text, end="", flush=True)
 
-`load` opens a file; its options say how the model runs. `Model` has `chat`, `generate`, `conversation`, `tokenize`,
-`detokenize`, `logits` and `embed`; answers are a `Reply`. Every error that a caller can fix is a LocalLLMError: one
-line that says what is wrong, where, and what to do.
+`load` opens a file; its options control how the model runs. `Model` has `chat`, `generate`, `conversation`, `tokenize`,
+`detokenize`, `logits` and `embed`; answers are a `Reply`. Every error that a caller can fix is a LocalLLMError, whose
+one-line message gives the problem, its place, and the next step.
 """
 
 from __future__ import annotations

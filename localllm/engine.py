@@ -104,7 +104,7 @@ class Engine:
             return length
 
     def release(self, sequence: Sequence) -> None:
-        """Empty a sequence and return all its blocks."""
+        """Empty a sequence and return all its blocks to the pool."""
         sequence.free()
 
     def opened(self, prompt: Several[int]) -> Several[int]:

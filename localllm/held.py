@@ -31,8 +31,7 @@ def end_of(prompt: str) -> str:
 
 
 def held_text(model: Worded, structure: Structure | None) -> Callable[[], Constraint] | None:
-    """Return a factory for the constraint of a plain text; None without a structure. Raise StructureError for
-    errors."""
+    """Return a factory for the constraint of a plain text; None without a structure. Raises StructureError."""
     if structure is None:
         return None
     from localllm.answer.asked import structured

@@ -79,7 +79,7 @@ def read_given(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], most: int = MOST_TEXT, errors: str = "replace") -> str:
-    """Return the text of a file that the user named, with line breaks as \n; OSError as in `read_given`."""
+    """Return the text of a file that the user named, with all line breaks as LF; raise OSError as in `read_given`."""
     return read_given(path, most).decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
 
 

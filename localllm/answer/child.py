@@ -11,7 +11,7 @@ from localllm.answer.compiling import vocabulary_request
 from localllm.answer.structure import NotFinished, StructureError
 from localllm.confined import Confined, ConfinedCrash, ConfinedLate, ConfinedLimit, ConfinedSlow, ResourceLimits
 
-SECONDS = 2.0  # of CPU time; large schemas of real programs take a few tenths
+SECONDS = 2.0  # CPU time; large schemas of real programs take a few tenths of a second
 _LIMITS = ResourceLimits(seconds=SECONDS, wall=4 * SECONDS, memory=256 << 20, answer=4 << 20)
 _VOCABULARY = ResourceLimits(seconds=30, wall=60, memory=1 << 30)
 

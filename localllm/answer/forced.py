@@ -29,7 +29,7 @@ Json = Mapping[str, Any]
 MOST_TOOLS = 256
 _MOST_DEPTH = 8
 _MOST_RULES = 10_000
-_MOST_TEXT = 1 << 21  # of all rules together, in characters
+_MOST_TEXT = 1 << 21  # maximum characters in all rules
 
 
 def forced_calls(
@@ -102,7 +102,7 @@ class _Rules:
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self._vocabulary = vocabulary
         self._rules: list[str] = []
-        self._length = 0  # their length in characters
+        self._length = 0  # characters in all rules
 
     def grammar(self, body: str) -> Grammar:
         gap = r"GAP: /\n?/"

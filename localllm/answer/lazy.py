@@ -54,7 +54,7 @@ def _marker(format_: Format) -> str:
 
 
 class OfferedCalls:
-    """The state of such an answer: a `localllm.generation.constraint.Constraint`."""
+    """The state of an answer that may call tools: a `localllm.generation.constraint.Constraint`."""
 
     def __init__(
         self,

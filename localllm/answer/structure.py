@@ -37,8 +37,7 @@ class NotFinished(StructureError):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The required structure of an answer; one field is set. `lark`, `gbnf` and `regex` are sources, `schema` is
-    JSON."""
+    """The required structure of an answer; one field is set. `lark`, `gbnf` and `regex` are sources."""
 
     schema: Mapping[str, Any] | None = None
     any_object: bool = False  # any JSON object

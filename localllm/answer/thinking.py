@@ -1,5 +1,4 @@
-"""Reasoning options of a request, and the template variables for them. Templates differ in the variables that they
-support."""
+"""Reasoning options of a request, and the template variables for them. Templates support different variables."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Thinking:
 
 
 def with_thinking(template: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a chat template. If the model supports reasoning, it is on unless the variables disable
-    it.
+    """Return the variables of a chat template. Reasoning is on if the model supports it, unless they disable it.
 
     Some templates treat an undefined `enable_thinking` as off, although their models were trained to reason.
     """

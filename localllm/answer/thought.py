@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from localllm.generation.constraint import Constraint
 
 Mask = NDArray[np.bool_]
-Thought = Literal["open", "possible", "over"]  # where the prompt ends: inside reasoning; maybe before it; after it
+Thought = Literal["open", "possible", "over"]  # reasoning at the answer's start: already open, possible, or none
 
 _MOST_BEFORE = 64  # characters before reasoning that begins in the answer
 
@@ -51,8 +51,7 @@ class Begun:
 
 
 def begin(format_: Format, prompt_tail: str, thought: str, content: str | None) -> Begun:
-    """Return the text that begins an answer with this reasoning and content, after a prompt that ends with
-    `prompt_tail`.
+    """Return the text that begins an answer with this reasoning and content, after a prompt ending in `prompt_tail`.
 
     If content is None, the answer continues the reasoning. Reasoning is dropped if the format does not support it.
     """

@@ -1,7 +1,7 @@
 """The key-value cache: paging.py maps tokens to blocks, types.py chooses the cache types, alignment.py matches a text
 with cached tokens, prompt_cache.py saves the cache to a file.
 
-prompt_cache.py imports the model, which imports this package; import it by its full name.
+Import prompt_cache.py by its full name: it imports the model, which imports this package.
 """
 
 from __future__ import annotations

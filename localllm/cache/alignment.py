@@ -1,7 +1,7 @@
 """Choose the tokens of a text so that the cache can be reused.
 
-A text has many tokenizations, and a model does not always write the one that the tokenizer would choose. The cache
-holds the model's. A conversation that is rendered again keeps these tokens as long as their bytes match the text.
+A text has many tokenizations, and a model need not generate the tokenizer's. The cache contains the generated tokens. A
+conversation that is rendered again keeps them as long as their bytes match the text.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ def keep_held(
 ) -> list[int]:
     """Return `held[:i]` + `fresh[j:]` with the same bytes as `fresh` and the largest possible i.
 
-    `fresh` is the text as the tokenizer writes it. The two are exchanged only where tokens of both end at the same
-    byte. A token in `special` stands for itself, never for its text.
+    `fresh` is the text as the tokenizer encodes it. The switch is at a byte where a token of both ends. A token in
+    `special` only matches itself, never its text.
     """
     length = min(len(held), len(fresh))
     equal = next((i for i in range(length) if held[i] != fresh[i]), length)
     i = j = best_i = best_j = equal
-    ours = theirs = b""  # bytes that one has and the other has not reached yet; one of the two is empty
+    ours = theirs = b""  # bytes that one side has and the other has not reached yet; one of the two is empty
     while True:
         if not ours and not theirs and i < len(held) and j < len(fresh) and held[i] == fresh[j]:
             i, j = i + 1, j + 1

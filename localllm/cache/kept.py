@@ -1,4 +1,4 @@
-"""What the cache of a model holds of a text, in files: put there, and taken up again, between two steps."""
+"""Save the cached part of a text to a file and restore it, between two steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.predictor import Predictor
 
 
 def take_up(kept: Kept, model: Predictor) -> list[int]:
-    """Put what a file holds into the model's cache; return its tokens."""
+    """Restore a file into the model's cache; return its tokens."""
 
     def restored() -> tuple[Cached, int]:
         sequence = model.engine.add()
@@ -25,7 +25,7 @@ def take_up(kept: Kept, model: Predictor) -> list[int]:
 def keep_in_file(
     path: Path, model: Predictor, tokens: Sequence[int], messages: Sequence[dict[str, str]], force: bool
 ) -> tuple[list[int], int]:
-    """Write what the model's cache holds of `tokens`; return those, and the file's size. Errors as in `save`."""
+    """Write the cached part of `tokens` to a file; return these and the file's size. Raises the errors of `save`."""
     places = model.stepper.core.running.places
 
     def write(sequence: Cached) -> tuple[list[int], int]:

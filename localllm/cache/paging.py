@@ -5,7 +5,7 @@ blocks after `fork`; the first to write into a shared block gets a copy. Before 
 `BlockPool.take_copies()` of every pool.
 
 Layers with a sliding window may have a separate pool. Blocks that have left the window stay there until others need
-them, so that a sequence can be truncated far back.
+them, so that a sequence can be rolled back far.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from localllm.notice import Notice, Setting
 
 Int32s = NDArray[np.int32]
 
-SLACK = 128  # tokens that can be rolled back even after blocks were freed; half as many for a sequence from a file
+SLACK = 128  # tokens that can be rolled back even after blocks were freed; half of it for a sequence from a file
 
 
 class CacheFull(LocalLLMError):
-    """The tokens do not fit into the cache; nothing has changed. `fit` is how many would fit."""
+    """The tokens do not fit into the cache; nothing has changed. `fit` is the number that would fit."""
 
     def __init__(self, wanted: int, fit: int, blocks: int, block_size: int) -> None:
         counts = f"{wanted} more tokens do not fit, {fit} do (the cache holds {blocks * block_size})"
@@ -35,10 +35,10 @@ class CacheFull(LocalLLMError):
 
 
 class BlockPool:
-    """`blocks` cache blocks of `block_size` tokens, with a count of the sequences that use each.
+    """`blocks` cache blocks of `block_size` tokens, with a reference count each.
 
-    A token sees the last `window` tokens, itself included (0: all). `windowed` is the second pool of a model that has
-    layers with a window besides others.
+    A token attends to the last `window` tokens including itself (0: all). `windowed` is the second pool of a model that
+    has both layers with and without a sliding window.
     """
 
     def __init__(self, blocks: int, block_size: int, window: int = 0, windowed: BlockPool | None = None) -> None:
@@ -47,7 +47,7 @@ class BlockPool:
         self.window = window
         self.windowed = windowed
         self._users = [0] * blocks
-        self._free = list(range(blocks - 1, -1, -1))  # the next one is taken from the end
+        self._free = list(range(blocks - 1, -1, -1))  # a stack; the last one is taken next
         self._copies: dict[int, int] = {}  # target -> source
         self._tables: weakref.WeakSet[_Table] = weakref.WeakSet()
 
@@ -57,22 +57,22 @@ class BlockPool:
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
-        """This pool and the one of windowed layers, in the order of a sequence's tables."""
+        """This pool and the pool of sliding-window layers, in the order of a sequence's tables."""
         return (self, self.windowed) if self.windowed is not None else (self,)
 
     def new_sequence(self) -> Sequence:
-        """Return an empty sequence; it takes no block before its first token."""
+        """Return an empty sequence. It takes a block with its first token."""
         return Sequence([_Table(pool) for pool in self.pools])
 
     @property
     def has_copies(self) -> bool:
-        """Whether `take_copies` would return any."""
+        """Whether there are pending copies for `take_copies`."""
         return bool(self._copies)
 
     def take_copies(self) -> tuple[Int32s, Int32s]:
         """Return the blocks to copy before the next step, source (n,) -> target (n,), each once.
 
-        Read all sources before the first copy is written: `cache[target] = cache[source]` is correct.
+        Read all sources before writing the first copy: `cache[target] = cache[source]` is correct.
         """
         source = np.fromiter(self._copies.values(), np.int32, len(self._copies))
         target = np.fromiter(self._copies, np.int32, len(self._copies))
@@ -80,15 +80,15 @@ class BlockPool:
         return source, target
 
     def put_back(self, source: Int32s, target: Int32s) -> None:
-        """Return copies to the queue that `take_copies` returned and that were not made."""
+        """Put copies back that `take_copies` returned and that were not made."""
         self._copies.update(zip(target.tolist(), source.tolist(), strict=True))
 
     def first_seen(self, length: int) -> int:
-        """Return the first block that the token at position `length` sees."""
+        """Return the first block that the token at position `length` attends to."""
         return max(0, length + 1 - self.window) // self.block_size if self.window else 0
 
     def first_kept(self, length: int) -> int:
-        """Return the first block that a file stores of a sequence of whole blocks."""
+        """Return the first block of a sequence of whole blocks that a file stores."""
         return self.first_seen(max(0, length - SLACK // 2))
 
     @property
@@ -100,7 +100,7 @@ class BlockPool:
         return len(self._free) + sum(self._users[block] == count for block, count in unneeded.items())
 
     def _make_free(self, count: int, first: _Table) -> None:
-        """Free unneeded blocks, those of `first` before all others, until `count` are free."""
+        """Free unneeded blocks, starting with those in `first`, until `count` blocks are free."""
         if len(self._free) >= count:
             return
         for table in (first, *(table for table in self._tables if table is not first)):
@@ -110,7 +110,7 @@ class BlockPool:
     def _take(self) -> int:
         block = self._free.pop()
         self._users[block] = 1
-        self._copies.pop(block, None)  # was for an earlier owner
+        self._copies.pop(block, None)  # a pending copy of an earlier owner
         return block
 
     def _share(self, block: int) -> None:
@@ -126,9 +126,9 @@ class BlockPool:
         return self._users[block] > 1
 
     def _copy(self, source: int) -> int:
-        """Return a copy of a shared block for one of its users."""
+        """Return a copy of a shared block for one of its owners."""
         target = self._take()
-        self._copies[target] = self._copies.get(source, source)  # a target with a pending copy is read from its source
+        self._copies[target] = self._copies.get(source, source)  # the pending copy of a copy reads the original source
         self._release(source)
         return target
 
@@ -155,7 +155,7 @@ class _Table:
 
     @property
     def room(self) -> int:
-        """Number of tokens that still fit now; other sequences use the same blocks."""
+        """Number of tokens that fit now; other sequences compete for the same blocks."""
         size, free = self.pool.block_size, self.pool.takeable - self._must_copy()
         return (self.start + len(self.blocks) + free) * size - self.length if free >= 0 else 0
 
@@ -183,11 +183,11 @@ class _Table:
         return np.array([self.blocks[p // size - self.start] * size + p % size for p in positions], np.int32)
 
     def settle(self) -> None:
-        """Record that all tokens are evaluated, so that blocks before their window may be freed."""
+        """Record that all tokens are evaluated, so that blocks that have left the window may be freed."""
         self._newest = self.length
 
     def reaches(self, length: int) -> bool:
-        """Return whether the cache holds everything that the token at position `length` sees."""
+        """Return whether the cache holds everything that the token at position `length` attends to."""
         return not length or self.pool.first_seen(length) >= self.start
 
     def truncate(self, length: int) -> None:
@@ -216,24 +216,24 @@ class _Table:
         return np.array([0] * self.start + self.blocks if self.start else self.blocks, np.int32)
 
     def _more(self, count: int) -> int:
-        """Return how many more blocks these tokens take, not counting copies."""
+        """Return how many additional blocks these tokens take, not counting copies."""
         return -(-(self.length + count) // self.pool.block_size) - self.start - len(self.blocks)
 
     def _must_copy(self) -> bool:
-        """Return whether the next token goes into a block that another sequence also reads."""
+        """Return whether the next token goes into a shared block."""
         return self.length % self.pool.block_size != 0 and self.pool._is_shared(self.blocks[-1])
 
 
 class Sequence:
-    """One conversation's part of the cache: the tokens at positions 0, 1, ... and the blocks that hold them.
+    """One conversation's part of the cache: the tokens at positions 0, 1, ... and their blocks.
 
-    It has a table for layers that see everything, and if needed one for layers with a window, in this order.
+    It has one table for layers with full attention, then, if needed, one for layers with a sliding window.
     """
 
     def __init__(self, tables: abc.Sequence[_Table]) -> None:
         self._tables = tables
         self.tokens: list[int] = []
-        self.border = 0  # tokens of the text that an encoder has read; the next one starts the answer
+        self.border = 0  # tokens that an encoder has read; the next one starts the answer
 
     @property
     def blocks(self) -> list[int]:
@@ -245,7 +245,7 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Number of tokens that still fit now; other sequences use the same blocks."""
+        """Number of tokens that fit now; other sequences compete for the same blocks."""
         return min(map(_room, self._tables))
 
     def fits(self, count: int) -> bool:
@@ -254,7 +254,7 @@ class Sequence:
 
     @property
     def pool(self) -> BlockPool:
-        """The pool of the sequence."""
+        """The pool of the first table."""
         return self._tables[0].pool
 
     def append(self, tokens: abc.Sequence[int]) -> list[Int32s]:
@@ -269,7 +269,7 @@ class Sequence:
         return slots
 
     def settle(self) -> None:
-        """Record that all tokens have been evaluated. Windows then free what only the last step needed."""
+        """Record that all tokens have been evaluated. Sliding windows then free what only the last step needed."""
         for table in self._tables:
             table.settle()
 
@@ -293,8 +293,8 @@ class Sequence:
     def reach(self, length: int) -> int:
         """Return the length after truncating to `length` tokens: `length`, or 0 if a window has moved too far.
 
-        In that case the tokens that the window saw must be evaluated again, and all that depend on them. A text that an
-        encoder has read stays whole, with the token after it, or goes.
+        In that case the tokens inside the window, and those after them, must be evaluated again. A text that an encoder
+        has read is kept as a whole with the token after it, or dropped.
         """
         if self.border and length <= self.border:
             return 0
@@ -319,7 +319,7 @@ class Sequence:
         return other
 
     def free(self) -> None:
-        """Return every block; the sequence is then empty and reusable."""
+        """Return all blocks to the pool; the sequence is then empty and reusable."""
         self.truncate(0)
 
     def tables(self) -> list[Int32s]:
@@ -327,7 +327,7 @@ class Sequence:
         return [table.numbers() for table in self._tables]
 
     def common_prefix(self, tokens: abc.Sequence[int]) -> int:
-        """Return the number of leading `tokens` that are already in the cache, with everything that they see."""
+        """Return the number of leading `tokens` that are cached together with everything that they attend to."""
         shorter = min(len(tokens), self.length)
         return self.reach(next((i for i in range(shorter) if self.tokens[i] != tokens[i]), shorter))
 
@@ -337,7 +337,7 @@ def _room(table: _Table) -> int:
 
 
 def how_many_fit(wanted: abc.Sequence[tuple[Sequence, int]]) -> int:
-    """Return how many of these sequences, from the first, can together append their numbers of tokens now.
+    """Return how many leading sequences can together append their numbers of tokens now.
 
     All belong to one pool, and each occurs once.
     """
@@ -349,7 +349,7 @@ def how_many_fit(wanted: abc.Sequence[tuple[Sequence, int]]) -> int:
             if count and table._must_copy():
                 shared = table.blocks[-1]
                 copied[shared] += 1
-                left -= copied[shared] < table.pool._users[shared]  # the last user needs no copy
+                left -= copied[shared] < table.pool._users[shared]  # the last owner needs no copy
             if left < 0:
                 fit = min(fit, number)
                 break

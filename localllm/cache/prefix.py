@@ -1,8 +1,7 @@
-"""Sequences kept after their answers, so that later prompts with the same beginning need not be evaluated again.
+"""The prefix cache: finished sequences are kept, so that later prompts with the same prefix need not evaluate it again.
 
 Kept sequences share blocks with running ones by reference. A prompt finds them by the hashes of its blocks; the tokens
-are then compared, so a collision costs time and never correctness. When blocks run out, the least recently used
-sequence is emptied first.
+are then compared, so a collision only costs time. When blocks run out, the least recently used sequence is evicted.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import NamedTuple
 
 from localllm.cache.paging import Sequence as Kept
 
-MOST = 256  # sequences kept; their blocks are limited by the pool, this bounds the time of a search
-_TRIED = 16  # candidates compared token by token
+MOST = 256  # maximum kept sequences; the pool limits their blocks, this limits the search time
+_TRIED = 16  # maximum candidates to compare token by token
 
 
 class Found(NamedTuple):
-    """A kept sequence that shares the first `length` tokens with a prompt. `alike` is how many tokens are equal.
+    """A kept sequence that shares the first `length` tokens with a prompt. `alike` is the number of equal tokens.
 
-    `alike` exceeds `length` if layers with a window or a state have lost what those tokens need.
+    `alike` exceeds `length` if sliding-window or recurrent layers no longer have what those tokens need.
     """
 
     sequence: Kept | None
@@ -33,9 +32,9 @@ class PrefixCache:
     """The kept sequences of one engine, least recently used first."""
 
     def __init__(self, block_tokens: int, leaving: Callable[[Kept], None] | None = None) -> None:
-        """`leaving` is called with a sequence that is evicted, before it is emptied."""
+        """`leaving` is called with a sequence that is evicted, before its blocks are freed."""
         self._size, self._leaving = block_tokens, leaving
-        self._kept: OrderedDict[Kept, tuple[int, ...]] = OrderedDict()  # with the hashes of its whole blocks
+        self._kept: OrderedDict[Kept, tuple[int, ...]] = OrderedDict()  # sequence -> hashes of its whole blocks
         self._by_hash: dict[int, list[Kept]] = {}
 
     def __len__(self) -> int:
@@ -45,7 +44,7 @@ class PrefixCache:
         return iter(self._kept)
 
     def find(self, tokens: Sequence[int]) -> Found:
-        """Return the kept sequence that saves the most of `tokens`. It counts as used."""
+        """Return the kept sequence that saves the most of `tokens`. This counts as a use."""
         best = Found(None, 0, 0)
         for sequence in islice(self._candidates(tokens), _TRIED):
             alike = same(sequence.tokens, tokens)
@@ -68,7 +67,7 @@ class PrefixCache:
             self.evict()
 
     def evict(self) -> bool:
-        """Empty the least recently used sequence; return whether there was one."""
+        """Evict the least recently used sequence; return whether there was one."""
         if not self._kept:
             return False
         oldest = next(iter(self._kept))
@@ -78,7 +77,7 @@ class PrefixCache:
         return True
 
     def drop(self, sequence: Kept) -> None:
-        """Empty a kept sequence."""
+        """Remove a kept sequence and free its blocks."""
         for key in self._kept.pop(sequence):
             holders = self._by_hash[key]
             holders.remove(sequence)
@@ -91,7 +90,7 @@ class PrefixCache:
             pass
 
     def _candidates(self, tokens: Sequence[int]) -> Iterator[Kept]:
-        """Yield kept sequences with equal first blocks, the longest common run first, newest first, then short ones."""
+        """Yield kept sequences with equal first blocks: longest common run first, then newest; short ones last."""
         seen: set[int] = set()
         for key in reversed(list(chain(tokens, self._size))):
             for sequence in reversed(self._by_hash.get(key, ())):
@@ -113,9 +112,9 @@ def chain(tokens: Sequence[int], size: int) -> Iterator[int]:
 
 
 def same(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the number of leading tokens that two texts have in common."""
+    """Return the number of leading tokens that are equal."""
     length = min(len(one), len(other))
-    start, step = 0, 1024  # slices compare faster than a loop
+    start, step = 0, 1024  # comparing slices is faster than a loop
     while start < length and one[start : start + step] == other[start : start + step]:
         start += step
     return next((i for i in range(start, length) if one[i] != other[i]), length) if start < length else length

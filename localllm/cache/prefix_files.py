@@ -1,7 +1,7 @@
-"""Prefixes on disk: sequences that leave the cache, or are in it at the end, come back when a prompt needs them.
+"""Prefixes on disk: evicted sequences, and those in the cache at shutdown, are restored when a prompt needs them.
 
-The files are those of `prompt_cache.py`, so they are checked like those before anything is taken from them. Their names
-are hashes of their tokens. When the folder is full, the file that was not used for the longest time goes first.
+The files are in `prompt_cache.py`'s format and get the same checks before use. They are named by a hash of their
+tokens. When the folder is full, the least recently used file is deleted first.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from localllm.plan import BLOCK
 from localllm.regular import foreign
 
 SUFFIX = ".prefix"
-LEAST = 4 * BLOCK  # tokens: evaluating fewer is as fast as reading them
-MOST_BYTES = 32 << 30  # of all files, unless the caller says otherwise
+LEAST = 4 * BLOCK  # tokens; below this number, evaluating is as fast as reading
+MOST_BYTES = 32 << 30  # default total size of all files
 log = logging.getLogger("localllm.cache")
 
 
@@ -37,10 +37,10 @@ class _File:
 
 
 class PrefixFiles:
-    """A folder of prefixes of one model. Only the thread that runs the engine uses it."""
+    """A folder of prefixes of one model. Only the engine's thread may use it."""
 
     def __init__(self, folder: Path, model: Model, most_bytes: int = MOST_BYTES) -> None:
-        """Read which prefixes the folder has. Files of other models and damaged files are left alone."""
+        """Scan the folder for prefixes. Files of other models and damaged files are left untouched."""
         self._folder, self._model, self._most = folder, model, most_bytes
         self._files: dict[str, _File] = {}
         try:
@@ -60,11 +60,11 @@ class PrefixFiles:
                 self._files[path.stem] = _File(path, array("i", kept.tokens), path.stat().st_size)
 
     def best(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens the best file would save."""
+        """Return the number of leading tokens that the best file would save."""
         return max((self._use(one, tokens) for one in self._files.values()), default=0)
 
     def load(self, tokens: Sequence[int]) -> Cached | None:
-        """Return the sequence of the best file; None if there is none, or if it cannot be read or does not fit."""
+        """Return the sequence of the best file; None if it is missing or unreadable, or does not fit."""
         name = max(self._files, key=lambda name: self._use(self._files[name], tokens), default=None)
         if name is None:
             return None
@@ -82,7 +82,7 @@ class PrefixFiles:
         return sequence
 
     def save(self, sequence: Cached) -> None:
-        """Write the whole blocks of a sequence, unless a file has them."""
+        """Write the whole blocks of a sequence, unless a file already has them."""
         length = sequence.length // BLOCK * BLOCK
         tokens = sequence.tokens[:length]
         seen = length - SLACK // 2
@@ -103,7 +103,7 @@ class PrefixFiles:
         self._trim()
 
     def _use(self, one: _File, tokens: Sequence[int]) -> int:
-        """Return how many tokens a file saves. Windows and states serve only what continues after its end."""
+        """Return the number of tokens that a file saves. Windows and recurrent states only help at its end."""
         alike = same(one.tokens.tolist(), tokens) if one.tokens[:1].tolist() == list(tokens[:1]) else 0
         windowed = self._model.pool.windowed is not None or bool(self._model.pool.window)
         return 0 if windowed and alike < len(one.tokens) else alike

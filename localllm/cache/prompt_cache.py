@@ -1,8 +1,8 @@
 """A conversation in a file: its messages, its tokens, and the cache blocks with their keys and values.
 
-The file holds a magic, a version, a JSON header with its length, the tokens (int32), the full cache blocks layer by
-layer as the backend exports them, and a digest of all that. Tokens after the last full block are evaluated again on
-loading. Nothing in the file is trusted: sizes are compared with the file's before reading, and the digest is checked
+The file has a magic number, a version, a JSON header with its length, the tokens (int32), the full cache blocks layer
+by layer as the backend exports them, and a digest of everything before. Tokens after the last full block are evaluated
+again on loading. The file is untrusted: sizes are compared with the file's before reading, and the digest is checked
 before any change.
 """
 
@@ -37,7 +37,7 @@ MAGIC = b"LOCALLLM"
 VERSION = 1
 _START = struct.Struct("<8sII")  # magic, version, bytes of the header
 _DIGEST = 32
-_MAX_HEADER = 16 << 20  # maximum bytes of the text of a conversation
+_MAX_HEADER = 16 << 20  # maximum bytes of a conversation's text
 _MAX_TOKENS = 1 << 30
 _CHUNK = 8 << 20  # maximum bytes in memory at a time
 _ROLES = ("system", "user", "assistant")
@@ -51,13 +51,13 @@ class CacheFileError(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A file that passed the checks."""
+    """A validated file."""
 
     path: Path
     messages: list[dict[str, str]]
     tokens: list[int]
     problem: str  # why the cache is unusable and only the text can be used; "" if both can
-    _offset: int  # of the first block
+    _offset: int  # offset of the first block
     _own: bool  # whether links and files of other users are refused
 
 
@@ -66,8 +66,8 @@ def save(
 ) -> int:
     """Write the content of a sequence, and return the file's size in bytes. On failure the old file stays.
 
-    Only this user can read a new file, and with `own` a replaced one too.
-    CacheFileError for a file of another kind; OutputError for an existing conversation without `force`.
+    Only this user can read a new file and, with `own`, also a replaced one. Raises CacheFileError for a file of another
+    kind, OutputError for an existing conversation without `force`.
     """
     check_replaceable(path)
     executable, tokens = model.executable, sequence.tokens
@@ -110,9 +110,9 @@ def check_replaceable(path: Path) -> None:
 
 
 def read(path: Path, model: LoadedModel, own: bool = False) -> Kept:
-    """Check a file against this model; CacheFileError if it cannot be used.
+    """Check a file against this model; raise CacheFileError if it cannot be used.
 
-    `own`: refuse links and files of other users, and make the file private. For folders that a server writes.
+    `own`: refuse links and files of other users, and make the file private. Used for folders that a server writes.
     """
     try:
         with open_regular(path, own) as file:
@@ -124,14 +124,14 @@ def read(path: Path, model: LoadedModel, own: bool = False) -> Kept:
 
 
 def restore(kept: Kept, model: LoadedModel, sequence: Cached) -> None:
-    """Load `kept` into `sequence`; on failure it is empty. Tokens without a block are evaluated."""
+    """Load `kept` into `sequence`, and evaluate the tokens after the last full block; on failure it is empty."""
     model.engine.truncate(sequence, 0)
     if kept.problem:
         return
     executable = model.executable
     blocks = len(kept.tokens) // BLOCK
     held = kept.tokens[: blocks * BLOCK]
-    if model.engine.opened(held) is not held:  # a part of a text that an encoder has read is of no use
+    if model.engine.opened(held) is not held:  # part of a text that an encoder has read is useless
         blocks = 0
     try:
         with open_regular(kept.path, kept._own) as file:
@@ -195,7 +195,7 @@ def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
 
 
 def _misfit(header: dict[str, Any], model: LoadedModel) -> str:
-    """Return why the cache in a file cannot be used here although its text can; "" if it can."""
+    """Return why the cache in a file cannot be used although its text can; "" if it can."""
     executable = model.executable
     if header["program"] != _version():
         return f"its cache was made by version {header['program'][:40]}"
@@ -244,7 +244,7 @@ _FIELDS: dict[str, Any] = {
 
 
 def _version() -> str:
-    """Return the version of the package, which cannot be imported here: it imports `Conversation`."""
+    """Return the package's version, which cannot be imported at module level: the package imports `Conversation`."""
     return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
@@ -260,7 +260,7 @@ def _table(model: LoadedModel, sequence: Cached, layer: int) -> NDArray[np.int32
 
 
 def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (layer, first block, end) in file order, a bounded number of bytes at a time."""
+    """Yield (layer, first block, end) in file order, with a bounded number of bytes each."""
     for layer, (size, first) in enumerate(zip(block_bytes, firsts, strict=True)):
         step = max(1, _CHUNK // max(size, 1))
         for start in range(first, blocks, step):

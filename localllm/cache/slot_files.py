@@ -1,6 +1,6 @@
 """Named files of sequences in one folder, for llama.cpp's save and restore of slots.
 
-The files are those of `prompt_cache.py`. Names come from strangers, so they are plain names of files in that folder.
+The files are in `prompt_cache.py`'s format. Names come from clients, so they must be plain file names in that folder.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from localllm.printable import printable
 from localllm.regular import foreign
 
 NAME_BYTES = 200
-# No separators of any system, no wildcards and no control characters; no dot or space at an end.
+# No path separators of any system, wildcards or control characters; no leading or trailing dot or space.
 _NAME = re.compile(
     r'[^\x00-\x20\x7f-\x9f/\\:*?"<>|.](?:[^\x00-\x1f\x7f-\x9f/\\:*?"<>|]*[^\x00-\x20\x7f-\x9f/\\:*?"<>|.])?'
 )
 
 
 class SlotFiles:
-    """A folder of saved sequences of one model. Only the thread that runs the engine uses it."""
+    """A folder of saved sequences of one model. Only the engine's thread may use it."""
 
     def __init__(self, folder: Path, model: Model) -> None:
         check_folder(folder)
         self._folder, self._model = folder, model
 
     def save(self, name: str, sequence: Cached) -> int:
-        """Write a sequence; return the size of the file in bytes. It replaces only files of this kind."""
+        """Write a sequence; return the file's size in bytes. It only replaces files of this kind."""
         path = self._path(name)
         try:
             return save(path, self._model, sequence, [], force=True, own=True)
@@ -40,9 +40,9 @@ class SlotFiles:
             raise self._without_folder(error) from None
 
     def load(self, name: str) -> tuple[Cached, int]:
-        """Return a new sequence with what a file holds, and the file's size in bytes.
+        """Return a new sequence loaded from a file, and the file's size in bytes.
 
-        CacheFileError for a file that does not fit the model, CacheFull if too few blocks are free.
+        Raises CacheFileError for a file that does not fit the model, CacheFull if too few blocks are free.
         """
         path = self._path(name)
         sequence = self._model.engine.add()
@@ -59,7 +59,7 @@ class SlotFiles:
             raise
 
     def _path(self, name: str) -> Path:
-        """Return the path of a file; CacheFileError for a name that is not a plain one."""
+        """Return the path of a file; raise CacheFileError for a name that is not a plain file name."""
         if not _NAME.fullmatch(name) or len(name.encode("utf-8", "replace")) > NAME_BYTES or _surrogate(name):
             raise CacheFileError(
                 f"{printable(name, 100)!r} is not a name for a slot's file; give one such as slot1.bin"
@@ -70,12 +70,12 @@ class SlotFiles:
         return path
 
     def _without_folder(self, error: LocalLLMError) -> CacheFileError:
-        """Return an error that tells clients nothing about the server's folders."""
+        """Return an error that does not reveal the server's folders to clients."""
         return CacheFileError(said(error).replace(f"{self._folder}/", ""))
 
 
 def check_folder(folder: Path) -> None:
-    """Raise LocalLLMError unless slots can be saved in a folder. It is not made: a wrong name would go unnoticed."""
+    """Raise LocalLLMError unless slots can be saved in a folder. It is not created, since a typo would go unnoticed."""
     if not folder.exists():
         raise LocalLLMError(f"no such folder: {folder}; create it first, so that slots can be saved there")
     if not folder.is_dir():

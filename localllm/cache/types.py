@@ -1,7 +1,7 @@
-"""Choose the cache types of a model: the requested ones unless known to harm, and the types for `auto`.
+"""Choose the cache types of a model: the requested ones unless known to be harmful, and the types for `auto`.
 
 Measured by `benchmarks/cache_quality.py` (`benchmarks/results/cache_quality.jsonl`): q4_0 costs 1 to 2 % of perplexity
-with heads of 64, 62 % with heads of 8. Attention sinks changed nothing, on the random model that has them.
+with heads of 64, 62 % with heads of 8. Attention sinks made no difference, on the random model that has them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, CacheLayer, Plan, rows_of_block
 
 AUTO = "auto"
-SMALL = "q8_0"  # measured: KL divergence from f16 of 0.0003 and less with heads of 16 and 64, 0.0018 with heads of 8
-WORTH = 0.1  # minimum cache size, as a share of the weights, that makes a smaller type worthwhile
+SMALL = "q8_0"  # measured KL divergence from f16: at most 0.0003 with heads of 16 and 64, 0.0018 with heads of 8
+WORTH = 0.1  # minimum cache size, as a share of the weights, for which a smaller type is worthwhile
 
 
 @dataclass(frozen=True, slots=True)
 class CacheChoice:
-    """The types, and a line that explains what `auto` chose; "" if both were given."""
+    """The types, and a line that explains the choice of `auto`; "" if the user gave both."""
 
     types: CacheTypes
     note: str
 
 
 def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
-    """Cache size in bytes before a backend's padding. Layers with a window keep little more than the window."""
+    """Return the cache size in bytes without a backend's padding. Sliding-window layers store little more than their
+    window."""
     keys, values = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
     return sum(
         limits.blocks_of(layer)
@@ -44,7 +45,7 @@ def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
 
 
 def harm(name: str, plan: Plan) -> str:
-    """Return why this type harms the model, or "". For the measurements see the module."""
+    """Return why this type is harmful for the model, or "". See the module for measurements."""
     type_ = CACHE_TYPES.get(name)
     if type_ is None or not type_.blocks:
         return ""
@@ -58,7 +59,7 @@ def harm(name: str, plan: Plan) -> str:
 
 
 def choose_types(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, force: bool) -> CacheChoice:
-    """Return the types to bind. LocalLLMError if a requested type is known to harm and `force` is not given."""
+    """Return the types to bind; raise LocalLLMError for a type known to be harmful, unless `force` is given."""
     for option, name in (("cache_type_k", asked.keys), ("cache_type_v", asked.values)):
         reason = harm(name, plan)
         if reason and not force:

@@ -1,4 +1,4 @@
-"""Second moments of the inputs of matrices: the sum of x x^T over a text shows how errors of columns add up."""
+"""Second moments of matrix inputs: the sum of x x^T over a text determines how column errors accumulate."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ MEMORY = 2 << 30  # bytes of moments held at a time
 def collect(
     model: Model, windows: Windows, names: Collection[str], progress: Callable[[str, int, int], None] | None = None
 ) -> dict[str, F64]:
-    """Return moments float64 (experts or 1, columns, columns) by name; tensors that read the same input share one
-    array.
+    """Return moments float64 (experts or 1, columns, columns) by name. Tensors with the same input share one array.
 
-    `model` was loaded with `observe=True`. Tensors that the forward does not multiply by are skipped.
+    `model` must be loaded with `observe=True`. Tensors that the forward does not multiply by are skipped.
     """
     found: dict[str, F64] = {}
     for inputs in matrix_inputs(model, windows, progress):

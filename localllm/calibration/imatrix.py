@@ -30,9 +30,9 @@ F64 = NDArray[np.float64]
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 _MOST = (1 << 31) - 1  # maximum of a count: the older format stores int32
-_MOST_TOKENS = 2.0**62  # of a count: it must fit int64
+_MOST_TOKENS = 2.0**62  # maximum count: it must fit int64
 _LIMIT = 1 << 28  # maximum numbers in a file of the older format; a larger count means damage
-_MOST_BYTES = 4 * _LIMIT  # of such a file
+_MOST_BYTES = 4 * _LIMIT  # maximum bytes of such a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Imatrix:
-    """Entries by tensor name, and their origin."""
+    """Entries by tensor name, and where they come from."""
 
     entries: Mapping[str, Entry]
     chunks: int  # number of text windows that were measured
@@ -58,9 +58,9 @@ class Imatrix:
     datasets: tuple[str, ...] = ()
 
     def importance(self, name: str, experts: int, columns: int) -> F32 | None:
-        """Return the weights of a tensor's columns, float32 (experts, columns); None if the tensor is not listed.
+        """Return the column weights of a tensor, float32 (experts, columns); None if the tensor is not listed.
 
-        LocalLLMError if the entry has another shape.
+        Raises LocalLLMError if the entry has another shape.
         """
         entry = self.entries.get(name)
         if entry is None:
@@ -87,7 +87,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class Collector:
-    """Adds up inputs step by step. Outside the layers only the output matrix counts, and only if `output`."""
+    """Accumulates inputs step by step. Outside the layers only the output matrix counts, and only with `output`."""
 
     output: bool = False
     _found: dict[str, _Sums] = field(default_factory=dict)
@@ -138,7 +138,7 @@ def measure(
 ) -> Imatrix:
     """Measure the importance matrix of a model loaded with `observe=True`, over windows of the text `dataset`.
 
-    `stop` and `seen` are those of `matrix_inputs`. Stopped after n windows, the result is that of n windows.
+    `stop` and `seen` are passed to `matrix_inputs`. If stopped after n windows, the result covers n windows.
     """
     experts = {name: tensor.shape[0] for name, tensor in model.file.tensors.items() if len(tensor.shape) == 3}
     collector, chunks = Collector(output), 0
@@ -160,7 +160,7 @@ def measure(
 def write(path: Path, imatrix: Imatrix, force: bool = False) -> None:
     """Write a file for llama-quantize and for us: the older format if the name ends in .dat, else GGUF.
 
-    OutputError for an existing file without `force`, and if the disk fails.
+    Raises OutputError for an existing file without `force`, and if the disk fails.
     """
     if path.suffix == ".dat":
         _write_dat(path, imatrix, force)
@@ -262,7 +262,7 @@ def _read_dat(path: Path) -> Imatrix:
         entries[name] = Entry(sums, np.array([max(chunks, 1)], np.int64))
     if not entries:
         raise LocalLLMError(f"{path}: not an importance matrix; make one with localllm imatrix")
-    if at == len(data):  # the rest is optional
+    if at == len(data):  # the following fields are optional
         return Imatrix(entries, 0, 0)
     chunks = number()
     return Imatrix(entries, chunks, 0, (decode(take(number())),) if at < len(data) else ())

@@ -49,7 +49,7 @@ class Awq:
         self._scalings = scale_model(model, windows, formats, progress, memory)
 
     def store(self, name: str, values: F32, format_name: str) -> U8:
-        """Store a tensor. Norms, biases and other vectors change too, because factors may be folded into them."""
+        """Store a tensor. Norms, biases and other vectors can change too, because factors may be folded into them."""
         columns, scaling = values.shape[-1], self._scalings.get(name)
         matrices = values if values.ndim == 3 else values.reshape(1, -1, columns)
         squares = self._imatrix.importance(name, len(matrices), columns)
@@ -99,20 +99,20 @@ class Gptq:
         )
 
     def _feedback(self, moments: NDArray[np.float64], expert: int) -> gptq.Feedback:
-        """Return the feedback of an expert's moments; found once for neighbours in the file such as gate and up."""
+        """Return the feedback for an expert's moments, cached for adjacent tensors such as gate and up."""
         if self._shared is None or self._shared[0] is not moments or self._shared[1] != expert:
             self._shared = moments, expert, gptq.feedback(moments[expert])
         return self._shared[2]
 
     def _moments_of(self, name: str) -> NDArray[np.float64] | None:
         if name in self._portions and name not in self._moments:
-            self._moments, self._shared = {}, None  # before the next ones are allocated
+            self._moments, self._shared = {}, None  # free them before allocating the next ones
             self._moments = collect(self._model, self._windows, self._portions[name], self._progress)
         return self._moments.get(name)
 
 
 def _has_feedback(name: str) -> bool:
-    """Return whether GPTQ applies: to matrices of layers and the output matrix. Embeddings are also read as stored."""
+    """Return whether GPTQ applies: to matrices of layers and the output matrix. Embeddings are excluded."""
     return name.startswith("blk.") or name == "output.weight"
 
 

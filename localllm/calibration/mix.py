@@ -1,4 +1,4 @@
-"""Choose a format for every tensor by its cost: the best mix for a size, or the smallest mix for a quality."""
+"""Choose a format for every tensor by its quality loss: the best mix for a size, or the smallest mix for a quality."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Effect:
 
     format: str
     bytes: int
-    error: float  # squared error of the outputs relative to their squares; for a table of embeddings, of its values
-    kld: float  # expected mean KL divergence if only this tensor changes
+    error: float  # squared error of the outputs relative to their squares; for an embedding table, of its values
+    kld: float  # expected mean KL divergence if only this tensor is changed
 
 
 Effects = Mapping[str, Sequence[Effect]]
 
 
 def best(effects: Effects, max_bytes: int) -> dict[str, str]:
-    """Return the formats with the least expected divergence within `max_bytes`; LocalLLMError if none fit."""
+    """Return the formats with the least expected divergence within `max_bytes`; raise LocalLLMError if none fit."""
     chosen, steps = _ladder(effects)
     size = sum(_of(effects, name, format_name).bytes for name, format_name in chosen.items())
     if size > max_bytes:
@@ -38,7 +38,7 @@ def best(effects: Effects, max_bytes: int) -> dict[str, str]:
 def smallest(effects: Effects, max_kld: float) -> dict[str, str]:
     """Return the formats with the fewest bytes whose expected divergences add up to at most `max_kld`.
 
-    LocalLLMError if even the finest formats are expected to cost more.
+    Raises LocalLLMError if even the finest formats exceed it.
     """
     chosen, steps = _ladder(effects)
     cost = sum(_of(effects, name, format_name).kld for name, format_name in chosen.items())
@@ -49,7 +49,7 @@ def smallest(effects: Effects, max_kld: float) -> dict[str, str]:
         chosen[name] = effect.format
     if cost > max_kld:
         raise LocalLLMError(f"even the finest formats cost a divergence of {cost:.2g}; allow more than {max_kld:g}")
-    for name in dict.fromkeys(name for _, name, _ in reversed(steps)):  # the last step often goes further than needed
+    for name in dict.fromkeys(name for _, name, _ in reversed(steps)):  # the last step often overshoots
         at = _of(effects, name, chosen[name])
         coarser = [e for e in effects[name] if e.bytes < at.bytes and cost - at.kld + e.kld <= max_kld]
         if coarser:
@@ -64,14 +64,14 @@ def _of(effects: Effects, name: str, format_name: str) -> Effect:
 
 
 def finest(effects: Effects) -> list[Effect]:
-    """Return the format with the lowest cost for every tensor."""
+    """Return the format with the lowest loss for every tensor."""
     return [min(options, key=lambda e: e.kld) for options in effects.values()]
 
 
 def _ladder(effects: Effects) -> tuple[dict[str, str], list[tuple[float, str, Effect]]]:
     """Return the coarsest formats, and the steps up from there, ordered by divergence gained per byte.
 
-    A tensor's steps lie on the lower convex hull of its effects, so each gains less per byte than the one before.
+    A tensor's steps follow the lower convex hull of its effects, so each gains less per byte than the previous one.
     """
     chosen, steps = {}, []
     for name, options in effects.items():

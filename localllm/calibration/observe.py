@@ -15,10 +15,10 @@ from localllm.plan import F32, Experts
 
 @dataclass(frozen=True, slots=True)
 class MatrixInputs:
-    """Rows that entered matrices in one step; views that the next step overwrites."""
+    """Rows that entered matrices in one step: views that the next step overwrites."""
 
-    names: tuple[str, ...]  # tensors of the file that read these rows
-    x: F32  # (rows, width); for matrices of experts (rows, used, width)
+    names: tuple[str, ...]  # the file's tensors that read these rows
+    x: F32  # (rows, width); for expert matrices (rows, used, width)
     choices: NDArray[np.int32] | None = None  # (rows, used): the expert of each
 
 
@@ -29,11 +29,11 @@ def matrix_inputs(
     stop: Callable[[], bool] | None = None,
     seen: Callable[[int, int, F32], None] | None = None,
 ) -> Iterator[list[MatrixInputs]]:
-    """Inputs of matrices for every step over the windows; each window starts with an empty cache, and with BOS if
-    due.
+    """Yield the inputs of matrices for every step over the windows. Each window starts with an empty cache, and with
+    BOS if the vocabulary requires it.
 
-    `stop` is asked after every window whether to end there. `seen` receives the logits of every step, with the number
-    of its window and the position of the first row.
+    `stop` is called after every window; if it returns true, the run ends. `seen` receives the logits of every step,
+    with the window's number and the position of the first row.
     """
     if progress is not None:
         progress("observing", 0, len(windows.tokens))
@@ -46,7 +46,7 @@ def matrix_inputs(
             if words is not None and words.add_bos and words.bos is not None:
                 tokens[0] = words.bos
             for start in range(0, len(tokens), step):
-                # Logits are asked for so that the last layer sees every row.
+                # Logits are requested so that the last layer processes every row.
                 logits = session.evaluate(tokens[start : start + step], logits=True)
                 if seen is not None:
                     seen(number, start, logits)
@@ -60,7 +60,7 @@ def matrix_inputs(
 
 
 def _inputs(model: Model) -> list[MatrixInputs]:
-    """Yield the inputs of matrices in the last step, one entry for all that read the same rows."""
+    """Return the inputs of matrices in the last step, one entry per distinct input."""
     assert model.plan is not None
     executable, found = model.executable, []
     readers: dict[int, dict[str, None]] = {}  # distinct names in order

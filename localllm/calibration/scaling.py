@@ -26,7 +26,7 @@ NOT_ROUNDED = ("F32", "F16", "BF16", "F64")
 
 @dataclass(slots=True)
 class Scaling:
-    """The factors of a tensor; each of `rows` and `columns` may have a first dimension of experts."""
+    """The factors of a tensor; each of `rows` and `columns` may have a leading dimension of experts."""
 
     rows: F32 | None = None  # (rows,) or (experts, rows); for a vector, its values
     columns: F32 | None = None  # (columns,) or (experts, columns)
@@ -51,9 +51,9 @@ def scale_model(
     progress: Callable[[str, int, int], None] | None = None,
     memory: int = MEMORY,
 ) -> dict[str, Scaling]:
-    """Find factors by tensor, if they help. `formats` holds the format that every tensor will be stored in.
+    """Find factors by tensor where they help. `formats` holds the format that every tensor will be stored in.
 
-    `model` was loaded with `observe=True`. The forward over the windows runs once per `memory` bytes of moments.
+    `model` must be loaded with `observe=True`. The forward over the windows runs once per `memory` bytes of moments.
     """
     assert model.plan is not None
     tensors = model.file.tensors
@@ -71,7 +71,7 @@ def scale_model(
 
 
 def _portions(todo: list[FoldGroup], tensors: Mapping[str, Tensor], memory: int) -> list[list[FoldGroup]]:
-    """Split groups into runs whose moments fit `memory`; readers of a group share moments, so only the first counts."""
+    """Split groups into runs whose moments fit `memory`. A group's readers share moments, so only the first counts."""
     first = {group.readers[-1]: group for group in todo}
     return [[first[name] for name in names] for names in portions(tensors, list(first), memory)]
 

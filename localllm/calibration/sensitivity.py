@@ -1,12 +1,12 @@
-"""Measure how storing each tensor in each format changes the model's distributions, to choose a mix of formats.
+"""Measure how each tensor's format changes the model's distributions, to choose a mix of formats.
 
     with Trial(path, text, ctx_size=512, windows=8, progress=...) as trial:
         effects = trial.effects({name: ("Q2_K", "Q4_K", "Q6_K", "Q8_0"), ...})   # measured, tensor by tensor
         formats = smallest(effects, max_kld)          # or best(effects, max_bytes): {name: format}
         kld = trial.kld(formats)                      # measured with all formats together
 
-`fit_kld` repeats the last two until the measured divergence is within the bound. The model runs with its matrices as
-half-precision floats, and a tensor under trial holds the values it would have after it was stored.
+`fit_kld` repeats the last two until the measured divergence is within the limit. The model runs with its matrices as
+half-precision floats, and a tensor under trial has the values that it would have after storing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TRIES = 8  # attempts of `fit_kld` before it gives up
 
 
 class _Swapped:
-    """A `Tensor` that holds a matrix of the file as halves, or replacement values."""
+    """A `Tensor` that holds a matrix of the file as half-precision floats, or replacement values."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -56,13 +56,13 @@ class _Swapped:
         return quant.quantize(quant.dequantize(self._tensor.read(start, stop), self._tensor.format), RUNS_AS)
 
     def values(self) -> F32:
-        """Return the values of the file, in the tensor's shape."""
+        """Return the file's values in the tensor's shape."""
         rows = math.prod(self.shape[:-1])
         return quant.dequantize(self._tensor.read(0, rows), self._tensor.format).reshape(self.shape)
 
 
 class Trial(Closing):
-    """Context manager: a model that can run with tensors as they would be stored."""
+    """A model whose tensors can be replaced by their stored values. Use it as a context manager."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Trial(Closing):
         progress: Progress | None = None,
         force: bool = False,
     ) -> None:
-        """`text` must fill at least two windows of `ctx_size` tokens; at most `windows` are used. It may also be
+        """`text` is a text of at least two windows of `ctx_size` tokens, of which at most `windows` are used; or
         windows.
 
-        `imatrix` holds the importance that the quantizers will use. `force` is that of LoadOptions.
+        `imatrix` is the importance that the quantizers will use. `force`: as in LoadOptions.
         """
         self._progress, self._imatrix = progress, imatrix
         with ExitStack() as stack:
@@ -111,7 +111,7 @@ class Trial(Closing):
         return list(self._swapped)
 
     def effects(self, candidates: Mapping[str, Sequence[str]], memory: int = MEMORY) -> dict[str, list[Effect]]:
-        """Return the effect of every format listed for every tensor, coarsest first.
+        """Return the effect of every listed format for every tensor, coarsest first.
 
         The divergence is measured for the format with the largest error, by running the model with only this tensor
         changed. It is proportional to the squared error of the outputs (Malinovskii et al. 2024, arXiv:2411.17525),
@@ -148,7 +148,7 @@ class Trial(Closing):
         return sorted(effects, key=lambda effect: effect.bytes)
 
     def kld(self, formats: Mapping[str, str]) -> float:
-        """Measure the mean KL divergence with these tensors stored in these formats, and the rest as in the file."""
+        """Measure the mean KL divergence with these tensors stored in these formats, and all others as in the file."""
         for name, format_name in formats.items():
             self._put({name: self._stored(name, self._tensor(name).values(), format_name)})
         kld = self._run()
@@ -171,7 +171,7 @@ class Trial(Closing):
         return quant.dequantize(np.concatenate(rows), format_name).reshape(values.shape)
 
     def _put(self, others: Mapping[str, F32 | None]) -> None:
-        """Replace the values of tensors; None restores those of the file."""
+        """Replace the values of tensors; None restores the file's values."""
         assert self._model.plan is not None
         for name, values in others.items():
             self._swapped[name].other = (
@@ -192,7 +192,7 @@ class Trial(Closing):
 
 
 def _error(values: F32, stored: F32, moments: F64 | None) -> float:
-    """Return the squared error of the outputs relative to their squares; without inputs, that of the values."""
+    """Return the squared error of the outputs relative to their squares; without inputs, the error of the values."""
     if moments is None:
         return float(np.square(values - stored, dtype=np.float64).sum() / np.square(values, dtype=np.float64).sum())
     missed = total = 0.0

@@ -1,7 +1,7 @@
-"""Places where a model allows folding factors: the matrices that read a value, and its makers, which can be divided.
+"""Places in a model where factors can be folded: matrices that read a value, and the tensors that produce it.
 
-They are found in the plan of a forward, so every architecture is covered without naming one: the weights of a norm, the
-rows of the value matrix before attention, the rows of the up matrix of a gated feed-forward, also of experts.
+They are found in the plan of a forward, so all architectures are covered without being named: the weights of a norm,
+the rows of the value matrix before attention, the rows of the up matrix of a gated feed-forward, also in experts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LINEAR_IN_UP = ("silu", "gelu", "sigmoid", "relu", "softplus", "identity")  # ga
 
 @dataclass(frozen=True, slots=True)
 class TensorRows:
-    """Rows start..stop of a file's tensor, or values of a vector; for experts, of every expert."""
+    """Rows start..stop of a file's tensor, or values of a vector; for a stack of experts, of every expert."""
 
     name: str
     start: int
@@ -42,7 +42,7 @@ class TensorRows:
 class FoldGroup:
     """`readers` all multiply one value; dividing `makers` by factors divides that value by the same factors.
 
-    If attention lies in between, each value head of `head_dim` rows is read by `heads_per_kv` heads.
+    If attention is in between, `heads_per_kv` heads read each value head of `head_dim` rows.
     """
 
     readers: tuple[str, ...]
@@ -71,7 +71,7 @@ def groups(plan: Plan) -> list[FoldGroup]:
     """Return every place in a plan where factors can be folded exactly."""
     made = {value.index: op for op in plan.operations for value in op.outputs}
     readers: dict[int, list[Operation]] = {}
-    uses: dict[str, set[int]] = {}  # tensor -> value it multiplies; -1 for a table of embeddings
+    uses: dict[str, set[int]] = {}  # tensor -> the values it multiplies; -1 for an embedding table
     for op in plan.operations:
         for value in op.inputs:
             readers.setdefault(value.index, []).append(op)
@@ -109,7 +109,7 @@ def groups(plan: Plan) -> list[FoldGroup]:
 def _after(
     read: tuple[str, ...], maker: Operation | None, beside: list[Operation], heads_per_kv: int = 1, head_dim: int = 0
 ) -> list[FoldGroup]:
-    """Return a group whose value is proportional to the output of a matrix, if nothing else reads that output."""
+    """Return a group whose value is proportional to the output of a matrix, if no other operation reads that output."""
     if not isinstance(maker, Linear) or maker.weight.group or len(beside) > 1:
         return []
     makers = [_rows(w, maker.out.width) for w in (maker.weight, maker.bias) if w is not None]

@@ -1,4 +1,4 @@
-"""Run code on hostile input in a child process with limits, where it cannot take this process down."""
+"""Run code on untrusted input in a child process with limits, where it cannot harm this process."""
 
 from __future__ import annotations
 

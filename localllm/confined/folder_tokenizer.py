@@ -1,7 +1,7 @@
 """Encode a text with the tokenizer.json of a Hugging Face folder: a task of the confined child.
 
-The library that reads such files trusts them. A normalizer that turns one letter into a thousand, four times over, ends
-in an abort after gigabytes, and a regular expression may never finish.
+The library that reads such files trusts them. A normalizer that expands one letter to a thousand, four times over,
+aborts the process after allocating gigabytes, and a regular expression may never finish.
 """
 
 from __future__ import annotations

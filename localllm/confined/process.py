@@ -1,12 +1,12 @@
 """`Confined`: run a task in a child process, with limits on time, memory and the size of its answer.
 
-We first tried to meter inside this process. That requires the cost of everything in Python, and anything missed (a
-tuple nested 400,000 deep and then hashed) kills the program. The operating system misses nothing. The child is spawned,
-not forked, because this process has threads. It starts before its first use and stays, so a call costs two messages
-through pipes: about 0.1 ms.
+Metering inside this process was tried first. It requires the cost of everything in Python, and anything missed (a tuple
+nested 400,000 deep and then hashed) kills the program. The operating system misses nothing. The child is spawned, not
+forked, because this process has threads. It starts before its first use and stays, so a call costs two messages through
+pipes: about 0.1 ms.
 
-The child's environment is empty. On Linux it drops its rights before the first request (`rights`). Its replies count as
-hostile too: each carries the random number of its request, and is bounded before it is read (`wire`).
+The child's environment is empty. On Linux it drops its rights before the first request (`rights`). Its replies are
+untrusted too: each carries the random number of its request, and is bounded before it is read (`wire`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from localllm.confined.wire import HEAD, NUMBER, BadReply, ReplyTooLarge, read_r
 from localllm.errors import LocalLLMError
 
 _ENDING = 5.0  # seconds to wait for a dead child to exit
-_LOOK = 0.05  # seconds between looks at `cancel`
-# What the child's environment keeps: where the loader finds Python's libraries, and Windows itself. No secrets.
+_LOOK = 0.05  # seconds between checks of `cancel`
+# The environment that the child keeps: where the loader finds Python's libraries, and Windows itself. No secrets.
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FRAMEWORK_PATH", "SYSTEMROOT")
 
 
@@ -43,15 +43,15 @@ class ConfinedLimit(ConfinedError):
 
 
 class ConfinedSlow(ConfinedLimit):
-    """The task needs more processor time than allowed."""
+    """The task needs more CPU time than allowed."""
 
 
 class ConfinedLate(ConfinedLimit):
-    """The clock or another process ended the task: at another time it may succeed."""
+    """The wall clock or another process ended the task; a retry may succeed."""
 
 
 class ConfinedCrash(ConfinedError):
-    """The task killed its process, or its process sent a reply that is not one."""
+    """The task killed its process, or its process sent an invalid reply."""
 
 
 class ConfinedStopped(ConfinedError):
@@ -60,9 +60,9 @@ class ConfinedStopped(ConfinedError):
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Limits of one call: `seconds` of processor time, `wall` seconds on the clock, `memory` and `answer` in bytes.
+    """Limits of one call: `seconds` of CPU time, `wall` seconds of wall-clock time, `memory` and `answer` in bytes.
 
-    `values` and `depth` bound what an answer costs to read: the number of JSON values, and how deep they nest.
+    `values` and `depth` bound the cost of reading an answer: the number of JSON values, and their nesting.
     """
 
     seconds: float = 5.0
@@ -76,7 +76,7 @@ class ResourceLimits:
 class Confined:
     """A child process that runs one task: `call` sends it a request and returns its answer, both JSON objects.
 
-    Threads may share it; their calls take turns. The child ends with `close`, and whenever this process ends.
+    Thread-safe; calls run one at a time. The child ends with `close`, and whenever this process ends.
     """
 
     def __init__(self, task: str, limits: ResourceLimits | None = None) -> None:
@@ -94,22 +94,22 @@ class Confined:
     def call(
         self, request: dict[str, Any], limits: ResourceLimits | None = None, cancel: threading.Event | None = None
     ) -> dict[str, Any]:
-        """Return the task's answer, or raise a ConfinedError; the next call then gets a new child.
+        """Return the task's answer, or raise a ConfinedError; the next call then starts a new child.
 
         `limits` replaces the limits of the child for this call; memory stays below four times the child's own limit.
-        Setting `cancel` from another thread ends the call, with ConfinedStopped.
+        Setting `cancel` from another thread ends the call with ConfinedStopped.
         """
         return self._call({"request": request}, limits or self._limits, cancel)
 
     def rights(self) -> list[str]:
-        """Return what confines the child besides limits: "no capabilities", "landlock N", "seccomp"."""
+        """Return the confinement besides limits: "no capabilities", "landlock N", "seccomp"."""
         rights = self._call({"request": None}, self._limits, None).get("rights")
         if not isinstance(rights, list):
             raise ConfinedCrash("its process sends an invalid reply")
         return [str(right) for right in rights]
 
     def close(self) -> None:
-        """End the child, and a call under way in another thread with it."""
+        """End the child, and with it a running call in another thread."""
         if (child := self._child) is not None:
             self._stopped = child
             child.kill()
@@ -130,7 +130,7 @@ class Confined:
 
     @contextmanager
     def _watched(self, child: subprocess.Popen[bytes], wall: float, cancel: threading.Event | None) -> Iterator[None]:
-        """Kill the child when its time is over, or when the caller cancels."""
+        """Kill the child on timeout, or when the caller cancels."""
         done = threading.Event()
 
         def watch(deadline: float) -> None:
@@ -202,7 +202,7 @@ class Confined:
         raise ConfinedCrash("its process sends an invalid reply")
 
     def _explained(self, child: subprocess.Popen[bytes], limits: ResourceLimits) -> ConfinedError:
-        """Return why the child ended."""
+        """Return the reason why the child ended."""
         try:
             code = child.wait(timeout=_ENDING)
         except subprocess.TimeoutExpired:
@@ -224,7 +224,7 @@ class Confined:
         child.kill()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                with suppress(OSError):  # the unsent rest cannot be written
+                with suppress(OSError):  # the unsent remainder cannot be written
                     pipe.close()
         child.wait()
 

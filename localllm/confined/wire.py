@@ -1,7 +1,7 @@
 """Messages between `Confined` and its child: a number, a length, and that many bytes of JSON, in both directions.
 
-The number is random and new for each request, and the reply must carry it. A reply is hostile input: its size, the
-number of its values and their depth are checked before it is parsed, in time and memory proportional to its bytes.
+The number is random and new for each request, and the reply must carry it. A reply is untrusted: its size, the number
+of its values and their depth are checked before it is parsed, in time and memory proportional to its bytes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import IO, Any
 
 NUMBER = 16  # bytes
 HEAD = struct.Struct(f"<{NUMBER}sQ")  # the request's number, and the number of bytes that follow
-_OUTSIDE = bytes(set(range(256)) - set(b"[]{},"))  # what `_check_cost` removes
+_OUTSIDE = bytes(set(range(256)) - set(b"[]{},"))  # removed by `_check_cost`
 
 
 class BadReply(Exception):
-    """The child's process sent something that is not the reply to the request."""
+    """The child sent something other than the reply to the request."""
 
 
 class ReplyTooLarge(Exception):
@@ -26,7 +26,7 @@ class ReplyTooLarge(Exception):
 def read_reply(stream: IO[bytes], number: bytes, most: int, values: int, depth: int) -> dict[str, Any] | None:
     """Return the JSON object of the reply with this number, None at the end of the stream.
 
-    ReplyTooLarge above `most` bytes, or `values` JSON values; BadReply if it is anything else than the reply.
+    Raises ReplyTooLarge above `most` bytes or `values` JSON values, BadReply for anything except the reply.
     """
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
@@ -50,7 +50,7 @@ def read_reply(stream: IO[bytes], number: bytes, most: int, values: int, depth: 
 
 
 def _check_cost(text: bytes, values: int, depth: int) -> None:
-    """Bound the number of values and their depth. Brackets and commas in strings do not count."""
+    """Limit the number of values and their depth. Brackets and commas in strings are ignored."""
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # no escaped quotes
     parts = plain.split(b'"', 4 * values + 1)  # a value has at most two strings, its name and itself
     marks = b"".join(parts[::2]).translate(None, _OUTSIDE)
@@ -64,7 +64,7 @@ def _check_cost(text: bytes, values: int, depth: int) -> None:
 
 
 def read_request(stream: IO[bytes]) -> tuple[bytes, dict[str, Any]] | None:
-    """Return the number and the JSON object of the next request, None at the end of the stream."""
+    """Return the number and the JSON object of the next request; None at the end of the stream."""
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
         return None

@@ -59,7 +59,7 @@ def _answered(answer: Answer, request: dict[str, Any], limits: ResourceLimits) -
 
 
 class _Fence:
-    """Limits time and memory of calls. Creating it forbids files, sockets, processes and core dumps for good."""
+    """Limits time and memory of calls. Creating it irrevocably forbids files, sockets, processes and core dumps."""
 
     def __init__(self, limits: ResourceLimits) -> None:
         self._sizes: FileIO | None = None
@@ -88,7 +88,7 @@ class _Fence:
             self._memory(self._most)
 
     def _time(self, seconds: float) -> None:
-        """Limit processor time from now on; SIGPROF then ends the process."""
+        """Limit CPU time from now on; SIGPROF then ends the process."""
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_PROF, seconds)
 

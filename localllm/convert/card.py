@@ -73,8 +73,7 @@ def _name(folder: Path) -> str:
 
 
 def _card(path: Path) -> dict[str, str | list[str]]:
-    """Return the strings and lists of strings at the top level of the card's front matter (YAML between two `---`
-    lines).
+    """Return the strings and lists of strings at the top level of the card's YAML front matter (between two `---`).
 
     Raises OSError if the card cannot be read, ConvertError if a link leads out of the folder.
     """

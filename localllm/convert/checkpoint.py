@@ -273,8 +273,7 @@ def _made(
 
 
 def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
-    """Choose the output format: F32 for vectors, norms, routers, convolutions and others that llama.cpp wants as
-    F32."""
+    """Choose the output format: F32 for vectors, norms, routers, convolutions and others that llama.cpp requires so."""
     if tensor.format == "I32" and tensor.name.endswith(_TABLES):
         return tensor
     if tensor.format not in (*t.FLOATS, "MXFP4"):

@@ -1,5 +1,4 @@
-"""Recipes for further model classes: relatives of models that other recipes convert, base models, and the text models
-of multimodal models."""
+"""Recipes for further classes: relatives of supported models, base models, and text parts of multimodal models."""
 
 from __future__ import annotations
 
@@ -193,7 +192,7 @@ _TEXT_ROWS = (
     Recipe("qwen3", ("Qwen3Model",), {**of.QWEN, **of.HEAD_NORMS}),
 )  # fmt: skip
 
-# -- the text models of models that see or hear ------------------------------------------------------------------------
+# -- text parts of multimodal models -----------------------------------------------------------------------------------
 
 
 def _has_sections(config: HfConfig) -> bool:

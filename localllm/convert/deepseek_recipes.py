@@ -28,8 +28,7 @@ def _either(*names: str, change: Change = only) -> tuple[From, ...]:
 
 
 def _compressor(ours: str, own: str, other: str) -> Layer:
-    """Return a key compressor's sources: GGUF prefix `ours`, name `own` in the original code, `other` in
-    transformers."""
+    """Return a key compressor's sources: GGUF prefix `ours`, original name `own`, and transformers' name `other`."""
     return {
         f"{ours}_compressor_kv": _either(f"{own}.wkv", f"{other}.kv_proj"),
         f"{ours}_compressor_gate": _either(f"{own}.wgate", f"{other}.gate_proj"),
@@ -96,8 +95,8 @@ def _hashed(config: HfConfig) -> int:
 
 
 def _ratios(config: HfConfig) -> np.ndarray:
-    """Return each layer's compression ratio: from config.json, or transformers' default (128, 128, 128, 4, 128, 4,
-    ...)."""
+    """Return each layer's compression ratio: from config.json, or transformers' default of 128, 128, then 128 and 4 in
+    alternation."""
     kinds, told, layers = config.get("layer_types"), config.get("compress_ratios"), config.needed("num_hidden_layers")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in _RATIOS for kind in kinds):

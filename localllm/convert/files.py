@@ -1,5 +1,4 @@
-"""Open the files of a model's folder. They are untrusted: they must be regular and bounded, and no link may leave the
-folder.
+"""Open the files of a model's folder. They are untrusted: regular and bounded files only, and no links out of it.
 
 A link such as `chat_template.jinja -> /etc/passwd` would copy a private file into a model that the user may share. The
 Hugging Face hub's cache stores files as links to `blobs` of the same model; these are followed.

@@ -1,5 +1,4 @@
-"""The recipes of Grok 1, with the tensor names of its port to transformers, and of Grok 2, with those that SGLang
-loads.
+"""The recipes of Grok 1, named as in its port to transformers, and of Grok 2, named as SGLang loads it.
 
 transformers supports neither. Grok 2 is published in eight tensor-parallel shards, which `Recipe.pieces` merges.
 """

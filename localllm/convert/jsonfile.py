@@ -28,8 +28,7 @@ def parse_json(data: bytes | bytearray, where: str) -> Any:
 
 
 def steps(value: Any, name: str) -> list[dict[str, Any]]:
-    """Return the steps of a tokenizer.json component: the list `name` of a Sequence, or the component itself. Skip
-    other entries."""
+    """Return the steps of a tokenizer.json component: the list `name` of a Sequence, or the component alone."""
     listed = value.get(name) if isinstance(value, dict) and value.get("type") == "Sequence" else [value]
     return objects(listed)
 

@@ -1,4 +1,4 @@
-"""The recipe of Kimi K3: Kimi Linear's layers, attention over the residuals of earlier layers, and low-rank experts.
+"""The recipe of Kimi K3: Kimi Linear plus attention residuals, and routed experts on a narrower, projected input.
 
 transformers does not support it. Published weights are packed as MXFP4 by compressed-tensors.
 """

@@ -15,7 +15,7 @@ def _groups(config: HfConfig) -> int | None:
 
 
 def all_dimensions(config: HfConfig) -> float | None:
-    """Return the key `yarn_log_multiplier`."""
+    """Return the value of the key rope.scaling.yarn_log_multiplier; None omits the key."""
     rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
     scale = rope.real("mscale_all_dim")
     if scale:

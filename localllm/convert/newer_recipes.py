@@ -1,5 +1,4 @@
-"""Recipes of models of 2026 with unusual layers: North, windowed Granite, HRM-Text, Hunyuan 3, Laguna, Mellum 2, MiMo
-V2."""
+"""Recipes of unusual models of 2026: North, Granite with windows, HRM-Text, Hunyuan 3, Laguna, Mellum 2, MiMo V2."""
 
 from __future__ import annotations
 

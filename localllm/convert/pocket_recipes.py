@@ -84,7 +84,7 @@ def _table(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _table_of_voices(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    voice, text, *rest = parts  # the voice tensor comes first, so that this source is skipped without it
+    voice, text, *rest = parts  # the first tensor decides whether this source applies
     return _table([text, voice, *rest], sizes)
 
 

@@ -25,7 +25,7 @@ I32 = NDArray[np.int32]
 _PACKED, _PACKED_FP4 = "compressed-tensors pack-quantized", "compressed-tensors mxfp4-pack-quantized"
 _READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized", _PACKED, _PACKED_FP4)
 _BITS = (2, 4, 8)  # widths that divide a word; libraries pack others differently
-_MAX_SIDE = 1 << 31  # of a matrix
+_MAX_SIDE = 1 << 31  # maximum rows or columns of a matrix
 _EXPERT = ".experts."  # part of the names of experts
 
 

@@ -40,8 +40,7 @@ def only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Tensor names below `model.layers.N.`, and the change that combines them into one tensor; `{}` in a name counts
-    from 0.
+    """Names below `model.layers.N.`, and the change that combines the tensors; `{}` in a name counts from 0.
 
     The key in the table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`; a key that
     ends with a dot has no suffix in the file.
@@ -81,7 +80,7 @@ def flat(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def half(which: int) -> Change:
-    """Return the first or second half of the rows of every matrix."""
+    """Return a change that picks the first or second half of every matrix's rows."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = parts[0].shape[-2] // 2
@@ -91,7 +90,7 @@ def half(which: int) -> Change:
 
 
 def quarter(which: int) -> Change:
-    """Return one of the four quarters of the rows."""
+    """Return a change that picks one of the four quarters of every matrix's rows."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = parts[0].shape[-2] // 4
@@ -118,7 +117,7 @@ def turned(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def every_second(first: int, change: Change) -> Change:
-    """Return rows first, first + 2, ... of the result of `change`."""
+    """Return a change that keeps rows first, first + 2, ... of the result of `change`."""
 
     def then(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         whole = change(parts, sizes)
@@ -309,7 +308,7 @@ class Recipe:
     checks: tuple[Check, ...] = ()
     head_dim: Callable[[HfConfig], int] | None = None  # head width of full-attention layers, if different
     when: Callable[[HfConfig], bool] | None = None  # selects among several recipes for a class; the first match is used
-    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # other key names to transformers' values
+    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # values under transformers' key names
     # sources outside layers that differ from the default
     top: Mapping[str, From | tuple[From, ...]] = field(default_factory=dict)
     unread: Callable[[str, HfConfig], bool] | None = None  # tensors of the folder that no model reads

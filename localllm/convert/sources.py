@@ -45,8 +45,7 @@ GEMMA3: Layer = {**FOUR_NORMS, **QKV, **OUT, **GATED, **HEAD_NORMS}
 
 
 def experts(gate: str, up: str, down: str) -> Layer:
-    """Return the sources of experts: one matrix per expert or, in newer transformers, one stack with gate and up
-    fused."""
+    """Return the sources of experts: one matrix each or, in newer transformers, a stack with gate and up fused."""
     fused = gate.split("{}")[0] + "gate_up_proj"
     return {
         "ffn_gate_exps.weight": (From((gate + ".weight",), stacked), From((fused,), half(0))),

@@ -214,8 +214,7 @@ def side_by_side(tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTensor:
-    """Pick the rows `index`, counted over all matrices, and return matrices of `rows` rows. For a vector, pick
-    values."""
+    """Pick the rows `index`, counted over all matrices, as matrices of `rows` rows. For a vector, pick values."""
     if len(tensor.shape) == 1:
         return columns(tensor, index)
 
@@ -376,8 +375,10 @@ def _block(size: int, parts: int) -> int:
 
 
 def _e4m3() -> NDArray[np.float32]:
-    """Return the values of all 256 bytes (arXiv:2209.05433): sign, 4 exponent bits (bias 7), 3 mantissa bits. 0x7F and
-    0xFF are NaN."""
+    """Return the values of all 256 bytes (arXiv:2209.05433): sign, 4 exponent bits (bias 7), 3 mantissa bits.
+
+    0x7F and 0xFF are NaN.
+    """
     code = np.arange(256)
     exponent, mantissa = (code >> 3) & 15, code & 7
     size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))

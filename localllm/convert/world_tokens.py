@@ -1,5 +1,4 @@
-r"""Convert RWKV's "world" vocabulary: a text file with one token per line, `ID LITERAL LENGTH`. Literals are in Python
-syntax."""
+r"""Convert RWKV's "world" vocabulary: a text file with one token per line, `ID LITERAL LENGTH`, in Python's syntax."""
 
 from __future__ import annotations
 

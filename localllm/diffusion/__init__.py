@@ -1,5 +1,5 @@
-"""Text diffusion: a canvas of masked tokens settles step by step (docs/diffusion.md). Pure functions, one generator.
+"""Text diffusion: masked tokens of a canvas are unmasked step by step (docs/diffusion.md), by pure functions.
 
-`schedule` says how many tokens settle in a step, `choice` proposes tokens and picks the ones that settle, `canvas` runs
-the steps, and `reading` reads what a file says about it.
+`schedule` sets how many tokens to unmask per step, `choice` proposes tokens and selects the positions to unmask,
+`canvas` runs the steps as a generator, and `reading` reads a file's diffusion settings.
 """

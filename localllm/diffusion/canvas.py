@@ -1,4 +1,4 @@
-"""Fill in a canvas: run the steps of a schedule over a model's forward, and yield the canvas whenever tokens settle."""
+"""Fill in a canvas: run a schedule's steps over a model's forward, and yield the canvas when tokens are unmasked."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from localllm.options import SamplingOptions
 from localllm.options.diffusion import BLOCK_LENGTH, EPS, STEPS, DiffusionOptions
 
 F32 = NDArray[np.float32]
-Forward = Callable[[Sequence[int], Sequence[int]], F32]  # tokens and n wanted rows -> logits (n, V)
+Forward = Callable[[Sequence[int], Sequence[int]], F32]  # tokens and n requested rows -> logits (n, V)
 
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """The text after a step. Places that have not settled hold the mask; after the last step there are none."""
+    """The text after a step. Masked positions hold the mask token; after the last step there are none."""
 
     tokens: tuple[int, ...]  # the prompt, then the answer
     prompt: int  # tokens of the prompt
@@ -35,18 +35,18 @@ class Canvas:
 
 @dataclass(frozen=True, slots=True)
 class Diffusion:
-    """The options of one answer with their defaults."""
+    """The options of one answer, with defaults filled in."""
 
     steps: int
     algorithm: str
     eps: float
-    block_length: int  # 0: the schedule over time
+    block_length: int  # 0: use the time schedule
     alg_temp: float
     cfg_scale: float
 
     @classmethod
     def of(cls, options: DiffusionOptions, masking: Masking) -> Diffusion:
-        """Fill in the defaults: without a schedule, LLaDA's models take blocks and the others time."""
+        """Fill in the defaults: without a schedule, LLaDA's models use blocks, and others the time schedule."""
         block = options.diffusion_block_length or 0
         if options.diffusion_eps is None and not block and not masking.shifted:
             block = BLOCK_LENGTH
@@ -69,10 +69,10 @@ def fill(
     sampling: SamplingOptions,
     seed: int,
 ) -> Iterator[Canvas]:
-    """Yield the canvas before the first step and after every step in which tokens settle.
+    """Yield the canvas before the first step and after every step that unmasks tokens.
 
-    A step in which the schedule settles none changes nothing, so it is not evaluated. The same seed gives the same
-    tokens. SamplingError for broken logits.
+    A step for which the schedule unmasks nothing is not evaluated. The same seed gives the same tokens. Raises
+    SamplingError for invalid logits.
     """
     bits = np.random.PCG64(seed)
 
@@ -111,9 +111,9 @@ def _settle(
     sampling: SamplingOptions,
     uniform: Callable[[], float],
 ) -> bool:
-    """Settle about `count` of the masked places; return whether any did."""
+    """Unmask about `count` of the masked positions; return whether any was unmasked."""
     places = list(masked)
-    if diffusion.algorithm == "origin":  # each place by chance
+    if diffusion.algorithm == "origin":  # each position at random
         share = count / len(places)
         places = [place for place in places if uniform() < share]
         if not places:

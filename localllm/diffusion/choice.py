@@ -1,6 +1,6 @@
-"""One step of a diffusion, as pure functions: propose a token for every masked place, and pick the places that settle.
+"""One diffusion step as pure functions: propose a token for every masked position, and select the positions to unmask.
 
-The rules are those of Dream's and LLaDA's own programs; docs/diffusion.md lists where llama.cpp differs.
+The rules follow Dream's and LLaDA's own code; docs/diffusion.md lists where llama.cpp differs.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-SAMPLED_BY = ("seed", "temperature", "top_k", "top_p")  # the options of sampling that count
+SAMPLED_BY = ("seed", "temperature", "top_k", "top_p")  # the sampling options that have an effect
 _TINY = 1e-10  # added before a logarithm
 
 
 class Proposal(NamedTuple):
-    """The token proposed for a place, and how confident the model is of it."""
+    """The token proposed for a position, and the model's confidence in it."""
 
     token: int
     confidence: float
 
 
 def guided(with_prompt: F32, without: F32, scale: float) -> F32:
-    """Return logits of classifier-free guidance: away from those of a masked prompt (LLaDA)."""
+    """Return logits of classifier-free guidance: moved away from the logits of a masked prompt (LLaDA)."""
     return without + np.float32(scale + 1) * (with_prompt - without)
 
 
 def propose(logits: F32, mask: int, options: SamplingOptions, algorithm: str, uniform: float) -> Proposal:
-    """Return a token for one place, from logits (V,): drawn by `uniform` in [0, 1), or the likeliest at temperature 0.
+    """Return a token for one position from logits (V,): drawn by `uniform` in [0, 1), or at temperature 0 the top one.
 
-    The mask itself is never proposed. Probabilities are those that top-k, top-p and the temperature leave; at
-    temperature 0 those of temperature 1.
+    The mask token is never proposed. Probabilities are taken after top-k, top-p and temperature (1 instead of 0).
     """
     candidates = _candidates(logits, mask, options)
     probabilities = softmax(candidates)
@@ -63,7 +62,7 @@ def _candidates(logits: F32, mask: int, options: SamplingOptions) -> Candidates:
 
 
 def confidence(probabilities: F64, chosen: int, algorithm: str) -> float:
-    """Return how sure a proposal is: larger is surer."""
+    """Return the confidence of a proposal; larger is more confident."""
     return _CONFIDENCE[algorithm](probabilities, chosen)
 
 
@@ -86,15 +85,15 @@ _CONFIDENCE: dict[str, Callable[[F64, int], float]] = {
     "confidence": _of_token,
     "entropy": _of_entropy,
     "margin": _of_margin,
-    "random": _of_token,  # `settling` draws instead
+    "random": _of_token,  # `settling` draws at random instead
     "origin": _of_token,
 }
 
 
 def settling(confidences: F64, count: int, alg_temp: float, uniform: Callable[[], float]) -> Places:
-    """Return the places (count,) that settle: the surest, ties to the left; or drawn without replacement.
+    """Return the positions (count,) to unmask: the most confident, ties to the left; or drawn without replacement.
 
-    At temperature `alg_temp`, a place is drawn in proportion to exp(confidence / alg_temp), by `uniform` in [0, 1).
+    At temperature `alg_temp`, a position is drawn in proportion to exp(confidence / alg_temp), by `uniform` in [0, 1).
     """
     if alg_temp <= 0:
         return np.argsort(-confidences, kind="stable")[:count]
@@ -102,7 +101,7 @@ def settling(confidences: F64, count: int, alg_temp: float, uniform: Callable[[]
     drawn: list[int] = []
     for _ in range(min(count, len(weights))):
         left = np.flatnonzero(weights)
-        if not len(left):  # the others underflowed: take the surest of them
+        if not len(left):  # the other weights underflowed: take the most confident of them
             rest = np.argsort(-confidences, kind="stable")
             drawn += [place for place in rest if place not in drawn][: min(count, len(weights)) - len(drawn)]
             break

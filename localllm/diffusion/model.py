@@ -1,4 +1,4 @@
-"""A diffusion model at work: the engine's forward of a whole canvas, the length of an answer, and its text."""
+"""Run a diffusion model: the engine's forward of a whole canvas, the length of an answer, and its text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def diffuse(
     model: LoadedModel, ids: Sequence[int], options: DiffusionOptions, sampling: SamplingOptions, max_tokens: int | None
 ) -> Iterator[Canvas]:
-    """Yield the canvas whenever tokens settle. LocalLLMError, before any work, for what cannot be done."""
+    """Yield the canvas whenever tokens are unmasked. Raise LocalLLMError early for unsupported requests."""
     if not model.diffuses:
         raise LocalLLMError(
             f"{model.file.path}: not a diffusion model, so it cannot fill in a text; use model.generate"
@@ -45,7 +45,7 @@ def diffuse(
 
 
 class Forward:
-    """The logits of rows of a canvas. Every row reads all others, so each pass begins anew and no cache stays."""
+    """The logits of a canvas's rows. Attention is bidirectional, so each pass starts over and nothing is cached."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -62,7 +62,7 @@ class Forward:
 
 
 def answer_ids(model: LoadedModel, canvas: Canvas, ignore_eos: bool = False) -> list[int]:
-    """Return the tokens of an answer that have settled, up to the first that ends it."""
+    """Return the unmasked tokens of an answer, up to the first end-of-generation token."""
     found: list[int] = []
     for token in canvas.answer:
         if token in model.tokenizer.eog and not ignore_eos:

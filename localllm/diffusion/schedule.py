@@ -1,4 +1,4 @@
-"""How many tokens settle in each step of a diffusion: over time as in Dream, or block by block as in LLaDA."""
+"""The number of tokens to unmask in each diffusion step: over time as in Dream, or block by block as in LLaDA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Stage(NamedTuple):
-    """A part of the canvas that settles in some steps."""
+    """A part of the canvas that is unmasked in a number of steps."""
 
     start: int
     stop: int
@@ -17,9 +17,9 @@ class Stage(NamedTuple):
 
 
 def stages(start: int, stop: int, steps: int, block_length: int) -> Iterator[Stage]:
-    """Yield the blocks from `start` to `stop` with their steps; with a block length of 0, one stage.
+    """Yield the blocks from `start` to `stop` with their steps; with a block length of 0, a single stage.
 
-    Steps are shared out evenly, the first blocks getting one more. Every block has at least one.
+    Steps are distributed evenly, with one more for the first blocks. Every block has at least one.
     """
     if not block_length:
         yield Stage(start, stop, steps)
@@ -31,9 +31,9 @@ def stages(start: int, stop: int, steps: int, block_length: int) -> Iterator[Sta
 
 
 def over_time(step: int, steps: int, masked: int, eps: float) -> int:
-    """Return how many of `masked` tokens settle: the share 1 - s/t, where time falls from 1 to `eps` (Dream 7B).
+    """Return how many of `masked` tokens to unmask: the share 1 - s/t, where time falls from 1 to `eps` (Dream 7B).
 
-    Rounded down, in float32, as in llama.cpp. The last step settles all.
+    Rounded down, in float32, as in llama.cpp. The last step unmasks all.
     """
     if step >= steps - 1:
         return masked
@@ -44,5 +44,5 @@ def over_time(step: int, steps: int, masked: int, eps: float) -> int:
 
 
 def evenly(step: int, steps: int, masked: int) -> int:
-    """Return how many of the `masked` tokens of a new block settle in this step: as many in each, more in the first."""
+    """Return how many of a new block's `masked` tokens to unmask now: equal numbers, with the remainder first."""
     return masked // steps + (step < masked % steps)

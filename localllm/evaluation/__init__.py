@@ -1,6 +1,6 @@
-"""Measure how good a model is on a text: perplexity, and the distance of its distributions from those of a base.
+"""Measure the quality of a model on a text: perplexity, and the divergence of its distributions from a base model's.
 
-`cut` splits a text into windows, a `ModelSource` or a `LogitsFile` provides log-probabilities, `evaluate` scores the
+`cut` splits a text into windows, a `ModelSource` or a `LogitsFile` provides log probabilities, `evaluate` scores the
 windows, and `statistics` summarizes the scores.
 """
 

@@ -1,7 +1,7 @@
-"""Statistics over log-probabilities, as pure functions: scores of single tokens, and their summary.
+"""Statistics over log probabilities, as pure functions: scores of single tokens, and their summary.
 
-Definitions and names are those of llama.cpp's perplexity tool, so that numbers can be compared. "Base" is the model to
-compare with, usually the same one before quantization.
+Definitions and names match llama.cpp's perplexity tool, so that numbers can be compared. "Base" is the model to compare
+with, usually the same one before quantization.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-LEAST = np.float32(-16.0)  # the divergence ignores tokens that the base thinks less likely than e^-16
+LEAST = np.float32(-16.0)  # the divergence ignores tokens to which the base gives less than e^-16
 PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 
 
@@ -24,7 +24,7 @@ PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 class Scores:
     """Scores, one number per scored token. Without a base only `nll` is filled; the others are empty."""
 
-    nll: F64  # -ln p(the token of the text)
+    nll: F64  # -ln p(the text's token)
     base_nll: F64
     kld: F64  # sum over the vocabulary of p_base ln(p_base / p)
     same_top: NDArray[np.bool_]  # whether both have the same top token
@@ -58,13 +58,13 @@ def log_softmax(logits: F32) -> F32:
 
 
 def score(log_p: F32, targets: NDArray[np.int32]) -> Scores:
-    """Scores (rows,) of the text's tokens, from log-probabilities (rows, vocabulary)."""
+    """Return the scores (rows,) of the text's tokens, from log probabilities (rows, vocabulary)."""
     nothing = np.zeros(0)
     return Scores(_nll(log_p, targets), nothing, nothing, np.zeros(0, np.bool_))
 
 
 def compare(log_p: F32, base: F32, targets: NDArray[np.int32]) -> Scores:
-    """Scores (rows,) of a model and its base, both as log-probabilities (rows, vocabulary)."""
+    """Return the scores (rows,) of a model and its base, both given as log probabilities (rows, vocabulary)."""
     counts = base > LEAST
     weighted = np.exp(base, where=counts, out=np.zeros_like(base)) * (base - log_p)
     return Scores(
@@ -81,7 +81,7 @@ def _nll(log_p: F32, targets: NDArray[np.int32]) -> F64:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """e to the mean negative log-likelihood. The error is that of the mean, propagated through the exponential."""
+    """exp of the mean negative log likelihood. The error is the mean's error, propagated through the exponential."""
 
     tokens: int  # number of scored tokens
     nll: Mean
@@ -90,7 +90,7 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A model compared with its base. Shares and differences of probability lie between 0 and 1, not in percent."""
+    """A model compared with its base. Shares and differences of probability are fractions, not percentages."""
 
     base: Perplexity
     log_ratio: Mean  # ln(perplexity / perplexity of the base)
@@ -99,7 +99,7 @@ class Divergence:
     kld_minimum: float
     kld_percentiles: dict[str, float]
     same_top: Mean
-    p_difference: Mean  # of p(the token of the text): model minus base
+    p_difference: Mean  # mean change of p(the text's token), model minus base
     p_difference_rms: float
 
 

@@ -1,8 +1,8 @@
-"""Log-probabilities of a base model on disk, in llama.cpp's --kl-divergence-base format.
+"""Log probabilities of a base model on disk, in llama.cpp's --kl-divergence-base format.
 
-The file holds "_logits_", then int32 ctx, vocabulary and windows, then the tokens int32 (windows, ctx). Each scored
-token has a row of uint16: two float32 (scale, lowest), then one number n per token of the vocabulary, meaning lowest +
-scale * n. Rows are padded to an even length. Values below e^-16 times the largest probability are cut there.
+The file has "_logits_", then int32 ctx, vocabulary and windows, then the tokens int32 (windows, ctx). Each scored token
+has a row of uint16: two float32 (scale, lowest), then one number n per token of the vocabulary, which represents lowest
++ scale * n. Rows are padded to an even length. Values below e^-16 times the largest probability are clamped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_logits_file(path: Path) -> bool:
 
 
 class LogitsFile:
-    """An open file of log-probabilities: a `LogitsSource` for its windows. Close it."""
+    """An open file of log probabilities: a `LogitsSource` for its windows. The caller closes it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -85,21 +85,21 @@ class LogitsFile:
 
 
 def unpack(rows: NDArray[np.uint16]) -> F32:
-    """Convert stored rows to log-probabilities float32 (rows, vocabulary padded to even)."""
+    """Convert stored rows to log probabilities float32 (rows, vocabulary padded to even)."""
     scale, lowest = np.ascontiguousarray(rows[:, :4]).view("<f4").T[:, :, None]
-    with np.errstate(over="ignore", invalid="ignore"):  # a damaged file may hold infinity
+    with np.errstate(over="ignore", invalid="ignore"):  # a damaged file may contain infinity
         log_p: F32 = scale * rows[:, 4:].astype(np.float32) + lowest
     return log_p
 
 
 def pack(log_p: F32) -> NDArray[np.uint16]:
-    """Convert log-probabilities (rows, vocabulary) to stored rows uint16."""
+    """Convert log probabilities (rows, vocabulary) to stored rows uint16."""
     highest = log_p.max(axis=1, keepdims=True)
     lowest = np.maximum(log_p.min(axis=1, keepdims=True), highest - DEPTH)
     scale = (highest - lowest) / STEPS
     rows = np.zeros((len(log_p), _row(log_p.shape[1])), "<u2")
     rows[:, :4] = np.concatenate([scale, lowest], axis=1).astype("<f4").view("<u2")
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # far below the lowest, so -infinity is cut too
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # clamping also handles -infinity
         steps = np.where(scale > 0, np.rint((log_p - lowest) / scale), 0)
     rows[:, 4 : 4 + log_p.shape[1]] = np.clip(steps, 0, STEPS)
     return rows
@@ -107,9 +107,9 @@ def pack(log_p: F32) -> NDArray[np.uint16]:
 
 @contextmanager
 def save_base(path: Path, windows: Windows, vocabulary: int, force: bool = False) -> Iterator[Callable[[F32], None]]:
-    """Yield a function that takes the log-probabilities in order. The file appears only after everything succeeded.
+    """Yield a function that takes the log probabilities in order. The file appears only after everything succeeded.
 
-    OutputError for an existing file without `force`, and if the disk fails.
+    Raises OutputError for an existing file without `force`, and if the disk fails.
     """
     with new_file(path, force) as file:
         file.write(MAGIC + np.array([windows.ctx_size, vocabulary, len(windows.tokens)], "<i4").tobytes())

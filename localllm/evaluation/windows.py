@@ -1,10 +1,10 @@
-"""Split a text into windows as llama.cpp's perplexity tool does, and compute a model's log-probabilities inside them.
+"""Split a text into windows as llama.cpp's perplexity tool does, and compute a model's log probabilities inside them.
 
-A text of n tokens has n // ctx independent windows. If the vocabulary wants BOS, it replaces the first token of each.
-The tokens of the second half are scored, except its first.
+A text of n tokens has n // ctx independent windows. If the vocabulary requires BOS, it replaces the first token of
+each. The tokens of the second half are scored, except its first.
 
-With a stride, windows overlap: each starts `stride` tokens after the one before it, and its last `stride` tokens are
-scored. BOS replaces nothing.
+With a stride, windows overlap: each starts `stride` tokens after the previous one, and its last `stride` tokens are
+scored. BOS is not inserted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from localllm.evaluation.likelihood import F32, Scores, compare, log_softmax, sc
 from localllm.model import Model
 from localllm.notice import Notice, Setting
 
-PIECE_BYTES = 16 << 20  # maximum bytes of log-probabilities at a time; several arrays of this size exist together
+PIECE_BYTES = 16 << 20  # maximum bytes of log probabilities at a time; several arrays of this size exist together
 
 
 class TextTooShort(LocalLLMError):
@@ -30,7 +30,7 @@ class TextTooShort(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Token ids int32 (windows, ctx), as returned by the tokenizer. Without a `stride` no two windows overlap."""
+    """Token ids int32 (windows, ctx), as returned by the tokenizer. Without a `stride`, windows do not overlap."""
 
     tokens: NDArray[np.int32]
     stride: int = 0
@@ -55,22 +55,22 @@ class Windows:
 
 
 class LogitsSource(Protocol):
-    """Provides log-probabilities, from a model or from a file."""
+    """Provides log probabilities, from a model or from a file."""
 
     vocabulary: int
 
     def log_probabilities(self, window: int, start: int, stop: int) -> F32:
-        """Return rows start..stop of a window's scored ones, (stop - start, vocabulary). Call it in order."""
+        """Return rows start..stop of a window's scored tokens, (stop - start, vocabulary). Call it in order."""
         ...
 
 
 def strided_size(ctx_size: int, stride: int) -> int:
-    """Return the window that llama.cpp takes for a context and a stride: with half of it, rounded up to 256 tokens."""
+    """Return llama.cpp's window size: the context plus half the stride, rounded up to a multiple of 256 tokens."""
     return -(-(ctx_size + stride // 2) // 256) * 256
 
 
 def cut(model: Model, text: str, ctx_size: int, limit: int | None = None, stride: int = 0) -> Windows:
-    """Split a text into at most `limit` windows; TextTooShort if it has fewer than two without overlap."""
+    """Split a text into at most `limit` windows; raise TextTooShort for fewer than two without overlap."""
     named = (" (", Setting("ctx_size"), ")")
     if ctx_size < 4:
         raise LocalLLMError(Notice(f"windows of {ctx_size} tokens score nothing; give at least 4", *named))
@@ -137,9 +137,9 @@ def evaluate(
     progress: Callable[[str, int, int], None] | None = None,
     keep: Callable[[F32], None] | None = None,
 ) -> Iterator[Scores]:
-    """Yield the scores of one window after the other. `keep` receives the log-probabilities of `source`, in order.
+    """Yield the scores of the windows in order. `keep` receives the log probabilities of `source`, in order.
 
-    LocalLLMError if the vocabularies differ, or if probabilities are not finite.
+    Raises LocalLLMError if the vocabularies differ, or if probabilities are not finite.
     """
     if base is not None and base.vocabulary != source.vocabulary:
         raise LocalLLMError(

@@ -17,7 +17,7 @@ from localllm.plan import BLOCK
 from localllm.scheduler.request import Finished
 
 MEASURE_SECONDS = 0.1
-MOST_SHARE = 1.05  # of a limit; above it, the time must be one thread's while others worked
+MOST_SHARE = 1.05  # maximum plausible share of a limit; more means that other threads did part of the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Phase:
     steps: tuple[Step, ...]
     kinds: tuple[Spent, ...]  # by kind of operation, the longest first
     whole: Spent  # all operations
-    seconds: float  # of the passes, including Python code around the operations
+    seconds: float  # time of the passes, including Python code around the operations
 
     @property
     def rows(self) -> int:
@@ -105,8 +105,8 @@ class Drafts:
     accepted: int
     unverified: int  # drafts not worth verifying
     rounds: int  # verifying passes
-    tokens: int  # of the answer, after the first
-    passes: int  # of the draft model
+    tokens: int  # answer tokens after the first
+    passes: int  # passes of the draft model
     one_row: float  # median seconds of a one-row pass; 0 without any
     several_rows: float  # median seconds of a verifying pass
     drafting: float  # seconds of the draft model's passes

@@ -17,7 +17,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(it: Explanation) -> str:
-    """Return the page."""
+    """Return an explanation as an HTML document."""
     head = element(
         "head",
         element("meta", charset="utf-8"),

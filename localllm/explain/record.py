@@ -57,7 +57,7 @@ class Choice:
     began: float
     ended: float
     step: int  # number of the pass with the deciding logits
-    row: int  # their row
+    row: int  # row of the deciding logits in that pass
     candidates: tuple[Candidate, ...]  # the model's most likely tokens, and other relevant ones
     others: int  # number of all other candidates
     others_mass: float  # their probability from the model's logits

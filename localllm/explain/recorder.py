@@ -29,7 +29,7 @@ class Recorder:
         if model.draft is not None:
             self._engines["draft"] = model.draft.engine
         self._zero = perf_counter()
-        self._row = 0  # of the last pass
+        self._row = 0  # next row with logits of the last pass
         self._began = 0.0  # when the current choice began
 
     @contextmanager

@@ -1,5 +1,5 @@
-"""GGUF files: `open_gguf` checks a model file against its own size and returns its metadata and tensors, still in their
-file formats. `write_gguf` streams one to disk. Little-endian versions 2 and 3, single and split files."""
+"""GGUF files: `open_gguf` validates a model file and returns its metadata and tensors, still in their stored formats;
+`write_gguf` streams one to disk. Supports little-endian versions 2 and 3, single and split files."""
 
 from __future__ import annotations
 

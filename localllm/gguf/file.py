@@ -1,7 +1,7 @@
 """An opened GGUF model: metadata as Python values, tensors as rows of bytes, one file or all shards of a split one.
 
-A tensor is a `plan.Tensor`. Nothing is mapped: metadata is copied when the file is opened, tensors by `read` and
-`read_into`. So a file that shrinks or a disk that goes away gives a GGUFError; a mapping would kill the process
+A tensor is a `plan.Tensor`. Nothing is memory-mapped: metadata is copied when the file is opened, tensors by `read` and
+`read_into`. So a file that shrinks or a disk that disappears causes a GGUFError; a mapping would kill the process
 (SIGBUS).
 """
 
@@ -32,7 +32,7 @@ _MAX_PARTS = (1 << 16) - 1  # split.count is stored as uint16
 
 
 class _Shard:
-    """One file on disk: its descriptor and its header. Several threads may read at once."""
+    """One file on disk: its descriptor and header. Several threads may read at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,11 +80,11 @@ class _Shard:
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor in its file format: `rows` rows of `row_bytes` bytes; all leading dimensions are flattened."""
+    """A tensor in its stored format: `rows` rows of `row_bytes` bytes; all leading dimensions are flattened."""
 
     name: str
     format: str  # a key of quant.FORMATS
-    shape: tuple[int, ...]  # row-major: (..., rows, columns) or (columns,), which is one row
+    shape: tuple[int, ...]  # row-major: (..., rows, columns), or (columns,) for a single row
     row_bytes: int
     nbytes: int
     _offset: int = field(repr=False)
@@ -118,7 +118,7 @@ class GGUFTensor:
         return out
 
     def _check(self, start: int, stop: int) -> str:
-        """Return the name for messages; GGUFError unless the tensor has rows start..stop."""
+        """Return the tensor's name for messages; raise GGUFError unless rows start..stop exist."""
         what = f"tensor '{printable(self.name)}'"
         if not 0 <= start <= stop <= self.rows:
             raise GGUFError(self._shard.path, what, f"rows {start} to {stop} requested; it has {self.rows}")
@@ -126,7 +126,7 @@ class GGUFTensor:
 
 
 class GGUFFile(Closing):
-    """An opened model. `with open_gguf(path) as file:` closes it; metadata stays usable after that, tensors do not.
+    """An opened model. `with open_gguf(path) as file:` closes it; afterwards metadata stays usable, but tensors do not.
 
     `metadata`: numbers as Python numbers, arrays of numbers as read-only NumPy arrays of the stored type, arrays of
     strings as `StringArray`. `stored`: the same with numbers as NumPy scalars of the stored type, as `write_gguf` takes
@@ -165,9 +165,9 @@ class GGUFFile(Closing):
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Open a model file and check its head. Open a split model by its first part (`NAME-00001-of-00003.gguf`).
+    """Open a model file and validate its header. Open a split model by its first part (`NAME-00001-of-00003.gguf`).
 
-    Reads no tensor data. GGUFError, in one line, for a file that is missing, damaged or unsupported.
+    Reads no tensor data. Raises a one-line GGUFError for a file that is missing, damaged or unsupported.
     """
     first = _Shard(Path(path))
     shards = [first]
@@ -199,7 +199,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 def _check_split(shard: _Shard, index: int, count: int | None) -> int:
-    """Return the number of parts that this file names; it must be part `index` (from 0) of `count` (any if None)."""
+    """Return the part count that this file claims. It must be part `index` (from 0) of `count` (any if None)."""
     found = max(1, _split_number(shard, _SPLIT_COUNT, 1) or 1)
     if found > _MAX_PARTS or (count is not None and found != count):
         supported = f"{count}, as in the first part" if count else f"at most {_MAX_PARTS}"

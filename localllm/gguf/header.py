@@ -1,8 +1,8 @@
-"""Read the head of one GGUF file: version, metadata, and the location of every tensor.
+"""Read the header of one GGUF file: version, metadata, and the location of every tensor.
 
-Nothing in the file is trusted: every count, length and offset is compared with the size of the file before anything is
-allocated or looped over, so a damaged file can only cause a `GGUFError`. The head is copied into memory piece by piece,
-and strings are decoded from the copy, so a file that shrinks later does no harm.
+The file is untrusted: every count, length and offset is compared with the size of the file before anything is allocated
+or looped over, so a damaged file can only cause a `GGUFError`. The header is copied into memory piece by piece, and
+strings are decoded from the copy, so a file that shrinks later does no harm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MA
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _SMALLEST_KEY = 8 + 1 + 4 + 1  # minimum bytes of a key: length, one letter, type, a value of one byte
-_SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # and of a tensor: length, one letter, dimensions, one size, type, offset
+_SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # of a tensor: length, one letter, dimensions, one size, type, offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ class Header:
 
 
 class _Cursor:
-    """A position in the head that moves forward. Every step names the field that it reads, for the error message."""
+    """A position in the header that moves forward. Every step names the field that it reads, for error messages."""
 
     def __init__(self, path: Path, size: int, read: ReadInto) -> None:
         self.path = path
-        self.size = size  # of the file
+        self.size = size  # size of the file
         self.position = 0
         self.end = min(size, layout.MAX_HEAD_BYTES)
         self.data = mmap.mmap(-1, self.end, **_PRIVATE)  # uses memory only where written
@@ -72,13 +72,13 @@ class _Cursor:
 
     @property
     def ends(self) -> str:
-        """The reason that nothing can be read after `end`."""
+        """The reason why nothing can be read after `end`."""
         if self.end < self.size:
             return f"the head may take at most {self.end} bytes; the file is damaged"
         return f"the file ends at {self.end}; it is truncated or damaged: download it again"
 
     def skip(self, size: int, field: str) -> int:
-        """Skip `size` bytes, and return where they start."""
+        """Skip `size` bytes, and return their start."""
         if size > self.end - self.position:
             raise self.error(field, f"needs {size} bytes at offset {self.position}, but {self.ends}")
         start = self.position
@@ -87,7 +87,7 @@ class _Cursor:
         return start
 
     def copy(self, stop: int, field: str) -> None:
-        """Copy the head to memory at least up to `stop`, if the file is that long."""
+        """Copy the header to memory at least up to `stop`, if the file is that long."""
         if stop <= self.copied:
             return
         stop = min(max(stop, 2 * self.copied, _PIECE), self.end)
@@ -120,7 +120,7 @@ class _Cursor:
         return decode(self.data[start : start + size])
 
     def name(self, field: str, limit: int) -> str:
-        """Read a name: UTF-8, not empty and not too long."""
+        """Read a name: UTF-8, not empty, and of at most `limit` bytes."""
         size = self.u64(field)
         if not 1 <= size <= limit:
             raise self.error(field, f"length {size} found; supported: 1 to {limit} bytes")
@@ -132,7 +132,7 @@ class _Cursor:
 
 
 def read_header(path: Path, size: int, read: ReadInto) -> Header:
-    """Read and check the head of a file of `size` bytes. `path` is for messages. GGUFError for any problem."""
+    """Read and validate the header of a file of `size` bytes. `path` is for messages. GGUFError for any problem."""
     cursor = _Cursor(path, size, read)
     version = _version(cursor)
     tensor_count = cursor.count("tensor count", _SMALLEST_TENSOR, layout.MAX_TENSORS)
@@ -203,7 +203,7 @@ def _array(cursor: _Cursor, field: str) -> Stored:
         dtype = layout.NUMBER_TYPES[kind]
         count = cursor.count(f"{field}: array length", dtype.itemsize)
         return _numbers(cursor, dtype, count, field)
-    inner = {k: name for k, name in layout.TYPE_NAMES.items() if k != layout.ARRAY}  # llama.cpp refuses nested ones too
+    inner = {k: name for k, name in layout.TYPE_NAMES.items() if k != layout.ARRAY}  # as in llama.cpp, no nested arrays
     raise cursor.error(field, f"array of value type {kind} found; supported: arrays of {_types(inner)}")
 
 

@@ -1,9 +1,9 @@
 """Identify the model in a file without reading all of it, so that saved data can be matched with its model.
 
-The identity covers the size and the whole head of every part (metadata, vocabulary, template, and every tensor's name,
-shape, format and place) and the beginning, middle and end of every tensor's data. Training, merging and quantizing
-change nearly every byte of the tensors they touch, so two different models match only if someone edits single rows on
-purpose. It reads a few megabytes; a hash of the file would read gigabytes.
+The identity covers the size and the whole header of every part (metadata, vocabulary, template, and every tensor's
+name, shape, format and offset) and the beginning, middle and end of every tensor's data. Training, merging and
+quantizing change nearly every byte of the tensors they touch, so two different models match only if someone edits
+single rows on purpose. It reads a few megabytes; a hash of the file would read gigabytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHUNK = 1 << 20
 
 
 def identity(file: GGUFFile) -> str:
-    """Return a hexadecimal digest (32 characters), equal for copies of a file. GGUFError if reading fails."""
+    """Return a hexadecimal digest (32 characters), equal for copies of a file; raise GGUFError if reading fails."""
     digest = hashlib.blake2b(digest_size=16)
     for shard in file._shards:
         inside = [tensor for tensor in file.tensors.values() if tensor._shard is shard]

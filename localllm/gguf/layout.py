@@ -1,8 +1,8 @@
 """The layout of GGUF files: constants, value types, limits, the error for every problem, and rules shared by reader and
 writer.
 
-The definition is ggml/docs/gguf.md. Where llama.cpp is stricter, so are we, because nobody can use a file that
-llama.cpp refuses.
+The definition is ggml/docs/gguf.md. Where llama.cpp is stricter, we follow it, because a file that llama.cpp refuses is
+useless.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ VERSIONS = (2, 3)  # the same layout when little-endian; version 3 only adds big
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
 
-# Limits on what one file may claim, besides its own size. Each is far above any real file. Together they limit the time
-# for a hostile file of any size to seconds.
+# Limits on one file's claims, besides its own size. Each is far above any real file. Together they limit the time for a
+# hostile file of any size to seconds.
 MAX_HEAD_BYTES = 1 << 28  # before the data; the largest seen, 2^18 tokens, 2^19 merges and a tokenizer.json, is 48 MB
-MAX_STRINGS = 1 << 22  # total of all arrays
+MAX_STRINGS = 1 << 22  # in all arrays together
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 18
 MAX_KEY_BYTES = (1 << 16) - 1  # gguf.md
@@ -31,7 +31,7 @@ MAX_NAME_BYTES = 63  # llama.cpp: GGML_MAX_NAME, with its terminating zero
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = (1 << 63) - 1
 
-NUMBER_TYPES: dict[int, np.dtype[np.generic]] = {  # bool is missing: any byte but zero is true
+NUMBER_TYPES: dict[int, np.dtype[np.generic]] = {  # without bool, for which any byte except zero is true
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
     2: np.dtype("<u2"),

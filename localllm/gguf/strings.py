@@ -1,7 +1,7 @@
 """Arrays of strings in GGUF metadata: a vocabulary is 10^5 to 10^6 strings, each a 64-bit length and its bytes.
 
-Opening a file only finds where the strings start (`scan`); text is decoded on demand. Bytes that are not UTF-8 become
-lone surrogates ("surrogateescape"), so nothing is lost and a copied file is byte-equal.
+Opening a file only finds where the strings start (`scan`); text is decoded on demand. Invalid UTF-8 bytes become lone
+surrogates ("surrogateescape"), so nothing is lost and a copied file is byte-equal.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LENGTH = struct.Struct("<Q")
-_WINDOW = 1 << 16  # bytes per vectorised step: its temporaries stay in the L2 cache
-_FAST = 512  # minimum strings per step for guessing to pay
+_WINDOW = 1 << 16  # bytes per vectorised step, whose temporaries stay in the L2 cache
+_FAST = 512  # minimum strings per step for which guessing is worthwhile
 
 
 def decode(data: bytes) -> str:
@@ -25,22 +25,21 @@ def decode(data: bytes) -> str:
 
 
 def encode(text: str) -> bytes:
-    """Return the bytes that `decode` turned into the text. UnicodeEncodeError for any other lone surrogate."""
+    """Return the bytes that `decode` turned into the text; raise UnicodeEncodeError for any other lone surrogate."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def scan(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[np.int64] | int:
-    """Return where each of `count` strings (length, bytes) from `start` begins, and where the last ends: int64 (count +
-    1,).
+    """Return the start of each of `count` strings (length, bytes), and the end of the last: int64 (count + 1,).
 
-    If a string reaches past `end`, return its number instead. The caller has checked that `count` lengths fit in
-    between, so the array is no larger than the file.
+    If a string reaches past `end`, return its number instead. The caller has checked that `count` lengths fit, so the
+    array is no larger than the file.
 
     Strings follow one another without an index, so walking costs 0.2 us per string in Python. But almost every length
     is below 256: one byte and seven zeros, which text does not contain. A step therefore guesses a string at every run
-    of seven zeros, and keeps guesses as long as each begins exactly where the one before it ends. It walks over the
-    first wrong guess, and over strings that guesses miss (longer ones, zeros inside). Walks double in length as long as
-    guessing does not pay.
+    of seven zeros, and keeps guesses as long as each begins exactly where the previous one ends. It walks over the
+    first wrong guess, and over strings that guesses miss (longer ones, zeros inside). The length of walks doubles as
+    long as guessing is not worthwhile.
     """
     bounds = np.empty(count + 1, np.int64)
     done, position, walk = 0, start, 1
@@ -62,7 +61,7 @@ def scan(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[n
 
 
 def _walk(data: mmap.mmap | bytes, position: int, end: int, limit: int) -> tuple[list[int], int]:
-    """Return the starts of the next `limit` strings, and the end of the last; fewer if that is after `end`."""
+    """Return the starts of the next `limit` strings, and the end of the last; fewer strings if that is after `end`."""
     starts = []
     length = _LENGTH.unpack_from
     for _ in range(limit):
@@ -76,8 +75,8 @@ def _walk(data: mmap.mmap | bytes, position: int, end: int, limit: int) -> tuple
 
 
 def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray[np.int64]:
-    """Return the starts of at most `limit` short strings that follow one another from `start`, possibly none. Only the
-    last may end after `end`."""
+    """Return the starts of at most `limit` short consecutive strings from `start`, if any. Only the last may end after
+    `end`."""
     size = min(_WINDOW, 264 * limit, end - start)
     if size < 8:
         return np.empty(0, np.int64)
@@ -86,7 +85,7 @@ def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray
     zeros = zeros[:-1] & zeros[1:]  # two in a row
     zeros = zeros[:-2] & zeros[2:]  # four
     zeros = zeros[:-3] & zeros[3:]  # seven
-    guesses = np.flatnonzero(zeros[1:])[:limit]  # seven zeros follow this byte, so it is the whole length
+    guesses = np.flatnonzero(zeros[1:])[:limit]  # seven zeros follow this byte, so it is the length
     if not len(guesses) or guesses[0] != 0:
         return guesses[:0] + start
     linked = guesses[:-1] + 8 + window[guesses[:-1]] == guesses[1:]
@@ -95,7 +94,7 @@ def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray
 
 
 class StringArray(Sequence[str]):
-    """An array of strings in a copy of a file's head, decoded on demand; usable after the file is closed."""
+    """An array of strings in a copy of a file's header, decoded on demand; usable after the file is closed."""
 
     __slots__ = ("_bounds", "_data")
 

@@ -1,4 +1,4 @@
-"""Write GGUF version 3: one file, tensors streamed in chunks, through `localllm.outputs`. The writer follows the
+"""Write GGUF version 3: one file, with tensors streamed in chunks, through `localllm.outputs`. The writer follows the
 reader's rules and llama.cpp's order: tensors without gaps, each padded to the alignment."""
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def write_gguf(
 
     An int is stored as uint32 and a float as float32; a NumPy scalar or one-dimensional array keeps its type; a
     sequence of str is an array of strings. `alignment` sets general.alignment (default: the metadata's, or 32).
-    `digest` receives every byte of the file. GGUFError for values that cannot be stored, and for a tensor whose data
-    does not match its shape. OutputError for an existing file without `force`, and if the disk fails.
+    `digest` receives every byte of the file. Raises GGUFError for values that cannot be stored, and for a tensor whose
+    data does not match its shape; OutputError for an existing file without `force`, and if the disk fails.
     """
     target = Path(path)
     if alignment is not None:

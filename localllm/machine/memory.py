@@ -23,7 +23,7 @@ class Memory:
 
     total: int
     free: int  # available to programs, including reclaimable file caches
-    limit: int = 0  # of the container that this process runs in; 0: none
+    limit: int = 0  # memory limit of the container that this process runs in; 0: none
 
 
 def memory() -> Memory:

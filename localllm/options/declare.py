@@ -164,7 +164,7 @@ def check_names(given: Collection[str], known: Collection[str]) -> None:
 
 
 def divided(values: Mapping[str, Any], *groups: type[Options], without: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Split values by the group that declares each option; raise OptionError for names that are unknown or in
+    """Split values by the group that declares each option; raise OptionError for unknown names and those in
     `without`."""
     names = [[name for name in group.names() if name not in without] for group in groups]
     check_names(values, [name for known in names for name in known])

@@ -11,8 +11,8 @@ from localllm.options.kinds import Kind, OptionError, checked, number, optional,
 
 ALGORITHMS = ("origin", "entropy", "margin", "random", "confidence")  # llama.cpp's order: their numbers also work
 STEPS = 128
-EPS = 0.001  # of the time schedule, in the models' own code
-BLOCK_LENGTH = 32  # of the block schedule, in the models' own code
+EPS = 0.001  # default of the time schedule, as in the models' own code
+BLOCK_LENGTH = 32  # default of the block schedule, as in the models' own code
 CANVAS = 512  # default total tokens of prompt and answer
 
 

@@ -26,7 +26,7 @@ class LoadKeywords(TypedDict, total=False):
 
 
 class GenerateKeywords(TypedDict, total=False):
-    """The fields of `SamplingOptions` and of `AnswerOptions`, except those for chats."""
+    """The fields of `SamplingOptions` and `AnswerOptions`, except chat-only ones."""
 
     max_tokens: int | None
     stop: str | Sequence[str]

@@ -73,7 +73,7 @@ def whole(least: int, most: int = MOST_WHOLE, noun: str = "a whole number") -> K
     def read(text: str) -> int:
         try:
             value = int(text)
-        except ValueError:  # also for more than 4300 digits
+        except ValueError:  # raised, too, for more than 4300 digits
             raise OptionError(f"{_short(text)} is not {within if text.isdecimal() else at_least}") from None
         if not least <= value <= most:
             raise OptionError(f"{_short(text)} is not {at_least if value < least else within}")

@@ -9,7 +9,7 @@ from localllm.options.declare import Options, group, option
 from localllm.options.kinds import LAYERS, one_of, optional, whole
 from localllm.options.speculation import SpeculationOptions
 
-BACKENDS = ("auto", "cpu", "cuda", "opencl", "reference")  # as in `localllm.backends`, which needs NumPy
+BACKENDS = ("auto", "cpu", "cuda", "opencl", "reference")  # copied from `localllm.backends`, whose import needs NumPy
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "fp8", "auto")  # `backends.cache`
 CACHE_TYPE = one_of(*CACHE_TYPES)._replace(metavar="TYPE")
 

@@ -1,7 +1,7 @@
 """Stream tensors through worker threads, which read, convert and quantize rows; results arrive in order.
 
-A few chunks of rows are in progress at any time. No tensor is in memory as a whole, unless a method requires it. NumPy
-and the compiled quantizers release the interpreter lock, so threads run in parallel.
+A few chunks of rows are in progress at any time. No tensor is completely in memory, unless a method requires it. NumPy
+and the compiled quantizers release the GIL, so threads run in parallel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AHEAD = 3  # chunks in progress per thread
 
 @dataclass(slots=True)
 class Error:
-    """The error of a stored tensor, as sums over its values. The `weighted` ones use the importance of each column."""
+    """The error of a stored tensor, as sums over its values. The `weighted` sums use the importance of each column."""
 
     values: int = 0
     squares: float = 0.0  # squares of the values
@@ -88,7 +88,7 @@ class _Converted(NamedTuple):
 def conversion(jobs: Sequence[Job], tensors: Mapping[str, Tensor], how: Settings) -> Iterator[list[NewTensor]]:
     """Return the new tensors for `write_gguf`, which must request their data once and in this order.
 
-    Reading them raises QuantizeError for numbers that cannot be stored, with the name of the tensor.
+    Reading them raises QuantizeError, with the tensor's name, for numbers that cannot be stored.
     """
     pool = ThreadPoolExecutor(how.threads, thread_name_prefix="quantize")
     try:
@@ -144,7 +144,7 @@ def _chunks(
 
 
 def _tasks(job: Job, tensor: Tensor, how: Settings) -> Iterator[Callable[[], _Converted]]:
-    """Yield a task for each run of rows; no run crosses from one expert to the next."""
+    """Yield a task for each run of rows. No run crosses from one expert to the next."""
     columns = job.shape[-1]
     if not job.changes:
         size = max(COPIED // columns, 1)
@@ -161,7 +161,7 @@ def _tasks(job: Job, tensor: Tensor, how: Settings) -> Iterator[Callable[[], _Co
 
 
 def _importance(job: Job, imatrix: Imatrix | None) -> F32 | None:
-    """Return importance (experts, columns) per column. As in llama-quantize, embeddings ignore one of another size."""
+    """Return importance (experts, columns) per column. As in llama-quantize, embeddings ignore a wrong size."""
     if imatrix is None:
         return None
     try:
@@ -192,7 +192,7 @@ def _convert(
 
 
 def _whole(job: Job, tensor: Tensor, how: Settings, method: Method) -> _Converted:
-    """Store a whole tensor by a method; it may fold factors even into tensors that keep their format."""
+    """Store a whole tensor by a method, which may fold factors even into tensors that keep their format."""
     stored = tensor.read(0, job.rows)
     if not job.changes and FORMATS[job.after].quantize is None:
         return _Converted(stored, None, job.values)
@@ -206,8 +206,7 @@ def _whole(job: Job, tensor: Tensor, how: Settings, method: Method) -> _Converte
 
 
 def _check(job: Job, rows: U8, values: F32, start: int) -> None:
-    """Reject NaN and numbers beyond half precision. Quantized blocks reject them anyway; single-number formats do
-    not."""
+    """Reject NaN and numbers beyond half precision. Quantized blocks reject them anyway; unquantized formats do not."""
     if FORMATS[job.after].block_values > 1:
         return
     kept = quant.dequantize(rows, job.after)

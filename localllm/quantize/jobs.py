@@ -25,7 +25,7 @@ _IMATRIX_BYTES = 127  # longest name that llama-quantize stores
 
 
 class QuantizeError(LocalLLMError):
-    """The model cannot be quantized as requested; one line with the tensor, the reason and what to do."""
+    """The model cannot be quantized as requested. The one-line message has the tensor, the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Job:
 
 
 def plan_jobs(source: Source, mix: Mix, options: Options) -> list[Job]:
-    """Return a job for every tensor, in the order of writing, which is llama-quantize's. Reads no tensor."""
+    """Return a job for every tensor, in llama-quantize's writing order. Reads no tensor."""
     tensors = _tensors(source)
     return [
         _job(tensor, choice)
@@ -105,7 +105,7 @@ def _job(tensor: tuple[str, tuple[int, ...], str], choice: Choice) -> Job:
 
 
 def check(jobs: Sequence[Job], important: Collection[str], allow_requantize: bool) -> None:
-    """Raise QuantizeError for the first tensor that must not or cannot be converted, with the reason and what to do.
+    """Raise QuantizeError for the first tensor that must not or cannot be converted, with the reason and a remedy.
 
     `important`: the tensors that an importance matrix covers, or will cover.
     """
@@ -129,7 +129,7 @@ def check(jobs: Sequence[Job], important: Collection[str], allow_requantize: boo
 def metadata(
     stored: Mapping[str, Stored], file_type: int | None, imatrix: Imatrix | None, imatrix_file: str
 ) -> dict[str, Stored]:
-    """Return the keys of the new file: those of the old one, and those that llama-quantize adds, in its order.
+    """Return the keys of the new file: the old file's keys, and those added by llama-quantize, in its order.
 
     `file_type` None keeps the old file's value, if any.
     """

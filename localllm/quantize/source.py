@@ -46,7 +46,7 @@ def open_source(name: str) -> Source:
 
 
 def geometry_of(stored: Mapping[str, Stored]) -> Geometry:
-    """Return the properties that the rules of a mix use; for a number per layer, the first."""
+    """Return the properties that a mix's rules use. For a per-layer number, return the first layer's."""
     architecture = str(stored.get("general.architecture", ""))
 
     def first(key: str, default: int) -> int:
@@ -62,7 +62,7 @@ def geometry_of(stored: Mapping[str, Stored]) -> Geometry:
 
 
 def default_target(path: Path, kind: str) -> Path:
-    """Return the default output: beside the input, with the new type in place of the old one in its name."""
+    """Return the default output: next to the input, with the new type replacing the old one in the name."""
     stem = path.name if path.is_dir() else path.name.removesuffix(".gguf")
     stem = _TYPE_SUFFIX.sub("", _PART_SUFFIX.sub("", stem))
     return path.with_name(f"{stem}-{kind}.gguf")

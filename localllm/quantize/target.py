@@ -13,7 +13,7 @@ from localllm.quant.mixes import Options, role
 from localllm.quantize.jobs import Job, QuantizeError, check, copy_jobs, given_jobs, quantizable, size_of
 from localllm.quantize.source import Source
 
-# Formats to choose from: those found in good mixes. Rows whose length is not a multiple of 256 use the second list.
+# Candidate formats, which occur in good mixes. Rows whose length is not a multiple of 256 use the second list.
 WIDE = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 WIDE_WITH_IMATRIX = ("IQ2_XS", "IQ3_XXS", "IQ3_S", *WIDE)
 NARROW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -22,14 +22,14 @@ CONTEXT, WINDOWS = 512, 8
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The goal: one of the two is set, the other is 0."""
+    """The goal; one of the two is set, the other is 0."""
 
     max_bytes: int = 0
     max_kld: float = 0.0
 
 
 def candidates(source: Source, options: Options, imatrix: bool) -> dict[str, tuple[str, ...]]:
-    """Return the formats to try for each tensor: its current one and smaller ones, or those that the user gives."""
+    """Return the formats to try for each tensor: its current one and smaller ones, or the user's."""
     found = {}
     for name, shape, now in quantizable(source):
         what = role(name)
@@ -66,8 +66,8 @@ def jobs_for(
 ) -> tuple[list[Job], float | None]:
     """Return the jobs that reach the goal, and their measured divergence on the text. `force`: as in LoadOptions.
 
-    A file that fits as it is keeps every tensor, and nothing is measured (None). Otherwise QuantizeError for quantized
-    tensors, unless `allow_requantize`.
+    A file that already fits keeps every tensor, and nothing is measured (None). Otherwise quantized tensors raise
+    QuantizeError, unless `allow_requantize`.
     """
     if _fits(source, goal, options):
         return copy_jobs(source), None
@@ -91,7 +91,7 @@ def jobs_for(
 
 
 def _fits(source: Source, goal: Goal, options: Options) -> bool:
-    """Return whether a file is within the size as it is, and no option asks for formats."""
+    """Return whether a file already fits the size, and no option sets formats."""
     asked = options.output or options.embedding or options.overrides
     return bool(goal.max_bytes) and not asked and size_of(source, copy_jobs(source)) <= goal.max_bytes
 
@@ -105,7 +105,7 @@ def _check_possible(source: Source, goal: Goal, coarsest: Mapping[str, str]) -> 
 
 
 def _rest(source: Source, kept: Mapping[str, str], chosen: list[str]) -> int:
-    """Return the bytes of the file besides the tensors to choose formats for, with the padding of every tensor."""
+    """Return the bytes of the file without the tensors to choose formats for, but with the padding of every tensor."""
     jobs = given_jobs(source, kept)
     own = {job.name: job.bytes_after for job in jobs}
     return size_of(source, jobs) - sum(own[name] for name in chosen) + 32 * len(chosen)

@@ -1,7 +1,7 @@
 """The samplers: each is a pure function from candidates to fewer, or differently weighted, candidates.
 
 They behave like llama.cpp's src/llama-sampler.cpp (2026-10). Logits are float32 as there, probabilities are float64.
-Equal logits are ordered by token id, which llama.cpp leaves open. `SAMPLERS` lists them all.
+Equal logits are ordered by token id, which llama.cpp leaves undefined. `SAMPLERS` lists them all.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from localllm.sampling.infill import Spellings, continuations_of
 from localllm.sampling.repetition import Breakers, continuations, window_counts
 from localllm.sampling.select import FIRST, Doubles, Floats, Ids, Indices, descending, largest, leading
 
-HIGHEST = 1e20  # far above the largest logit of any working model; below it, nothing here overflows
+HIGHEST = 1e20  # far above the largest logit of any working model; below it, no computation here overflows
 COLDEST = 1e-10  # lower temperatures count as 0
-# Error bound of a total probability from float32 weights: 88 * 2^-24 from rounding exponents, 3 * 2^-24 of np.exp,
-# 40 * 2^-24 of the pairwise sum, doubled.
+# Error bound of a total probability from float32 weights: 88 * 2^-24 from rounding exponents, 3 * 2^-24 of np.exp, 40 *
+# 2^-24 of the pairwise sum, doubled.
 _DOUBT = 2e-5
-_RUN = 8192  # candidates whose float32 weights are summed at once: they stay in the cache, and need no fresh pages
+_RUN = 8192  # candidates whose float32 weights are summed at a time: they fit in the CPU cache, and need no fresh pages
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may come next. If `descending`, they are ordered by falling logit (ties by id), otherwise by id.
+    """Candidates for the next token, by descending logit (ties by id) if `descending`, otherwise by id.
 
     A logit of -inf means probability zero.
     """
@@ -54,7 +54,7 @@ class Candidates:
 class Context:
     """The inputs of a sampler besides its options.
 
-    They are the tokens so far, DRY's breakers, XTC's seed, what infill knows of the vocabulary and whether a constraint
+    They are the tokens so far, DRY's sequence breakers, XTC's seed, the spellings for infill, whether the constraint
     allows a token, and the feedback for Mirostat and adaptive-p.
     """
 
@@ -76,7 +76,7 @@ def softmax(candidates: Candidates) -> Doubles:
 
 
 def surprise(candidates: Candidates) -> tuple[Doubles, Doubles, float]:
-    """Return probabilities p (n,), -log p (n,) in nats, and the entropy. Where p is 0, -log p is about 1000."""
+    """Return probabilities p (n,), -log p (n,) in nats, and the entropy. If p is 0, -log p is about 1000."""
     below = np.maximum(candidates.logits.astype(np.float64) - candidates.peak, -1000.0)
     weights = np.exp(below)
     total = float(weights.sum())
@@ -96,7 +96,7 @@ def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Indices
     which = np.flatnonzero(candidates.ids[np.minimum(rows, len(candidates.ids) - 1)] == ids)
     rows = rows[which]
     logits = candidates.logits.copy()
-    with np.errstate(over="ignore"):  # below the range of float32 it becomes -inf: removed
+    with np.errstate(over="ignore"):  # values below float32's range become -inf, which removes the token
         logits[rows] = change(logits[rows].astype(np.float64), which)
     result = Candidates(candidates.ids, logits)
     if not abs(result.peak) < HIGHEST:
@@ -184,7 +184,7 @@ def min_p(candidates: Candidates, options: SamplingOptions, context: Context) ->
 
 
 def top_p_min_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
-    """Return what `min_p` leaves of what `top_p` leaves, and search only the few tokens that `min_p` keeps."""
+    """Return the result of `top_p` followed by `min_p`, but only search the few tokens that `min_p` keeps."""
     if not candidates.descending:
         rows = np.flatnonzero(_likely(candidates, options))
         if len(rows) >= options.min_keep:
@@ -197,12 +197,12 @@ def top_p_min_p(candidates: Candidates, options: SamplingOptions, context: Conte
 
 
 def _likely(candidates: Candidates, options: SamplingOptions) -> NDArray[np.bool_]:
-    """Return which candidates (n,) `min_p` keeps."""
+    """Return the mask (n,) of candidates that `min_p` keeps."""
     return candidates.logits >= candidates.peak + math.log(options.min_p)
 
 
 def _sums(candidates: Candidates, rows: Indices) -> Doubles:
-    """Return cumulative probabilities (n,) of `rows` (n,), off by less than _DOUBT: the total is summed in float32,
+    """Return cumulative probabilities (n,) of `rows` (n,), with an error below _DOUBT: the total is summed in float32,
     which takes a tenth of the time."""
     total = _run_sums(candidates).sum()
     sums: Doubles = np.exp(candidates.logits[rows].astype(np.float64) - candidates.peak).cumsum() / total
@@ -212,7 +212,7 @@ def _sums(candidates: Candidates, rows: Indices) -> Doubles:
 def _run_sums(candidates: Candidates) -> Doubles:
     """Return the sums (runs,) of unnormalized float32 probabilities of _RUN candidates each.
 
-    All sums of them are off by less than _DOUBT of the total.
+    Their cumulative sums have an error below _DOUBT of the total.
     """
     count, peak = len(candidates.logits), np.float32(candidates.peak)
     buffer = np.empty(min(_RUN, count), np.float32)
@@ -229,7 +229,7 @@ def _weights(candidates: Candidates, start: int, peak: np.float32, buffer: Float
 def quick_draw(candidates: Candidates, uniform: float) -> int | None:
     """Return the token at which the cumulative probability, in the order of the candidates, exceeds `uniform`.
 
-    None if float32 cannot tell; `softmax` can, and takes five times as long.
+    Return None if float32 is too imprecise to decide; `softmax` is precise, and takes five times as long.
     """
     ends = _run_sums(candidates).cumsum()
     target, doubt = uniform * ends[-1], _DOUBT * ends[-1]
@@ -249,7 +249,7 @@ def quick_draw(candidates: Candidates, uniform: float) -> int | None:
 
 
 def _certain(sums: Doubles, needed: int, share: float) -> bool:
-    """Whether exact sums would reach `share` at the same place, which may be beyond the last one."""
+    """Return whether exact sums would reach `share` at the same position, possibly beyond the last one."""
     below = needed < 2 or sums[needed - 2] < share - _DOUBT
     return bool(below and (needed > len(sums) or sums[needed - 1] > share + _DOUBT))
 
@@ -257,7 +257,7 @@ def _certain(sums: Doubles, needed: int, share: float) -> bool:
 def xtc(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Exclude Top Choices: sometimes remove all tokens that reach the threshold, except the least likely of them.
 
-    Whether it happens depends only on the seed and the number of tokens so far. A repeated call, or one after a
+    Whether it happens depends only on the seed and the number of tokens so far. So a repeated call, or one after a
     rollback, gives the same distribution.
     """
     if len(candidates.ids) < 2 or _roll(context) > options.xtc_probability:
@@ -272,7 +272,7 @@ def xtc(candidates: Candidates, options: SamplingOptions, context: Context) -> C
 
 
 def temperature(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
-    """Divide logits by the temperature; at 0 and below keep only the largest (on a tie, the first id)."""
+    """Divide logits by the temperature; at 0 and below keep only the largest (ties: the first id)."""
     degree = options.temperature
     if options.dynatemp_range > 0 and not options.mirostat and len(candidates.ids) > 1:
         entropy = surprise(candidates)[2] / math.log(len(candidates.ids))  # 0 ... 1
@@ -283,12 +283,12 @@ def temperature(candidates: Candidates, options: SamplingOptions, context: Conte
         return candidates.take(slice(peak, peak + 1), descending=True)
     if degree == 1:
         return candidates
-    with np.errstate(over="ignore"):  # to -inf
+    with np.errstate(over="ignore"):  # an overflow gives -inf
         return Candidates(candidates.ids, candidates.logits / np.float32(degree), candidates.descending)
 
 
 def infill(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
-    """Keep the tokens that end an answer, or the texts that enough candidates begin with; else end the answer."""
+    """Keep the end-of-answer tokens, or the continuations that enough candidates share; otherwise end the answer."""
     if context.spellings is None:
         raise SamplingError("the infill sampler needs a tokenizer, and this model has none: leave it out")
     if not candidates.descending:
@@ -303,8 +303,8 @@ def infill(candidates: Candidates, options: SamplingOptions, context: Context) -
 
 
 def mirostat(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
-    """Keep tokens whose surprise is below a limit that follows the text: by a fit of Zipf's law, or in version 2 by
-    their own surprise."""
+    """Keep tokens whose surprise is below an adaptive limit: estimated by fitting Zipf's law, or in version 2 from each
+    token's own surprise."""
     mu = context.feedback.mu
     if options.mirostat == 1:
         rows = largest(candidates.logits, FITTED)
@@ -319,7 +319,7 @@ def _surprised(before: Candidates, after: Candidates, token: int, options: Sampl
 
 
 def adaptive_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
-    """Prefer tokens whose probability is near the target, which the mean probability of earlier tokens corrects."""
+    """Prefer tokens whose probability is near the target, corrected by the mean probability of earlier ones."""
     if candidates.descending:
         candidates = candidates.take(np.argsort(candidates.ids), descending=False)
     logits = toward(softmax(candidates), options.adaptive_target, context.feedback.mean).astype(np.float32)
@@ -342,7 +342,7 @@ def _roll(context: Context) -> float:
 class SamplerStage(NamedTuple):
     """A sampler: its function, the condition that enables it, and whether it always keeps the largest logit.
 
-    `learn` takes the candidates before and after it, and the token that was chosen.
+    `learn` receives the candidates before and after it, and the chosen token.
     """
 
     run: Callable[[Candidates, SamplingOptions, Context], Candidates]
@@ -373,9 +373,9 @@ SAMPLERS: dict[str, SamplerStage] = {
 
 
 def enabled_names(options: SamplingOptions) -> list[str]:
-    """Return the samplers that `options` enable, in order. Greedy sampling skips those that keep the largest logit.
+    """Return the enabled samplers in order. Greedy sampling skips samplers that keep the largest logit.
 
-    Mirostat replaces all others but the temperature; adaptive-p is always the last one.
+    Mirostat replaces all others except the temperature; adaptive-p is always last.
     """
     order = [name for name in options.samplers if name != "adaptive_p"]
     order += ["adaptive_p"] if len(order) < len(options.samplers) else []
@@ -390,7 +390,7 @@ def enabled_names(options: SamplingOptions) -> list[str]:
 
 
 def enabled(options: SamplingOptions) -> tuple[SamplerStage, ...]:
-    """Return the functions of these samplers; top_p and min_p after it are one."""
+    """Return the functions of the enabled samplers; top_p followed by min_p is a single function."""
     names = enabled_names(options)
     chain = [SAMPLERS[name] for name in names]
     for at, pair in enumerate(pairwise(names)):

@@ -1,6 +1,6 @@
 """Sampling defaults in a model file (`general.sampling.*`, as llama.cpp reads them).
 
-They override the program's defaults, and the user overrides them. An unusable value becomes a note.
+They override the program's defaults, and the user overrides them. An unusable value is reported in a note.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FileDefaults:
 
 
 def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
-    """Return the file's recommendations. Never fails: a value out of range keeps the program's default, with a note."""
+    """Return the file's recommendations. Never fails: a value out of range is replaced by the program's default."""
     values: dict[str, Any] = {}
     notes: list[str] = []
     for key, name in _FIELDS.items():

@@ -1,7 +1,7 @@
-"""Mirostat and adaptive-p: samplers that steer by the tokens chosen so far. `chain` runs them; here is the arithmetic.
+"""Mirostat and adaptive-p: samplers that adapt to the tokens chosen so far. `chain` runs them; this is the arithmetic.
 
 Both are as in llama.cpp's src/llama-sampler.cpp (2026-10). Mirostat: arXiv 2007.14966. Adaptive-p: llama.cpp pull
-request 17927. A choice depends on the `Feedback` and the logits alone, so drafted tokens are verified exactly.
+request 17927. A choice depends only on the `Feedback` and the logits, so drafted tokens are verified exactly.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SLOWEST = 0.99  # largest decay of adaptive-p
 
 @dataclass(slots=True)
 class Feedback:
-    """What the tokens chosen so far add up to."""
+    """The accumulated state of the tokens chosen so far."""
 
     mu: float  # Mirostat: largest surprise of a candidate, in bits
     total: float  # adaptive-p: decayed sum of the probabilities of chosen tokens
-    weight: float  # adaptive-p: the same sum of ones
+    weight: float  # adaptive-p: the decayed sum of ones
 
     @classmethod
     def start(cls, options: SamplingOptions) -> Feedback:
@@ -34,31 +34,31 @@ class Feedback:
         return cls(2.0 * options.mirostat_tau, options.adaptive_target * weight, weight)
 
     def surprised(self, probability: float, options: SamplingOptions) -> None:
-        """Move Mirostat's limit after a token that had this probability among the candidates left."""
+        """Update Mirostat's limit after a token that had this probability among the remaining candidates."""
         self.mu -= options.mirostat_eta * (-math.log2(probability) - options.mirostat_tau)
 
     def took(self, probability: float, options: SamplingOptions) -> None:
-        """Let adaptive-p count a token that had this probability before its transform."""
+        """Update adaptive-p after a token that had this probability before its transform."""
         decay = min(options.adaptive_decay, _SLOWEST)
         self.total = probability + decay * self.total
         self.weight = 1.0 + decay * self.weight
 
     @property
     def mean(self) -> float:
-        """The mean probability of the tokens chosen so far, the newest counting most."""
+        """The mean probability of the tokens chosen so far, weighted toward the newest."""
         return self.total / self.weight
 
 
 def zipf_count(p: Doubles, count: int, mu: float) -> int:
-    """Return how many of `count` tokens Mirostat 1 keeps: those with a surprise up to `mu` bits if Zipf's law holds.
+    """Return how many of `count` tokens Mirostat 1 keeps: tokens with a surprise up to `mu` bits under Zipf's law.
 
-    `p` (n,) are the probabilities of the most likely tokens, descending. A number above 2^31, which overflows in
+    `p` (n,) are the probabilities of the most likely tokens, descending. A result above 2^31, which overflows in
     llama.cpp, keeps all tokens.
     """
-    single = p.astype(np.float32).astype(np.float64)  # llama.cpp's: a probability too small for a float32 is 0
+    single = p.astype(np.float32).astype(np.float64)  # as in llama.cpp: a probability too small for float32 is 0
     ranks = np.arange(1, len(p))
     t = np.log((ranks + 1) / ranks)
-    with np.errstate(all="ignore"):  # of damaged estimates follows NaN, which keeps one token
+    with np.errstate(all="ignore"):  # degenerate estimates give NaN, which keeps one token
         exponent = (t * np.log(single[:-1] / single[1:])).sum() / (t * t).sum()
         excess = exponent - 1
         kept = np.power(excess * np.exp2(mu) / (1 - np.power(float(count), -excess)), 1 / exponent)
@@ -66,7 +66,7 @@ def zipf_count(p: Doubles, count: int, mu: float) -> int:
 
 
 def toward(p: Doubles, target: float, mean: float) -> Doubles:
-    """Return adaptive-p's logits: largest where a probability is the target, moved against the mean so far."""
+    """Return adaptive-p's logits: largest at the target probability, shifted to compensate for the mean so far."""
     target = min(target, 1.0)
     distance = np.abs(p - min(max(2 * target - mean, 0.0), 1.0)) / _WIDTH
     logits: Doubles = _PEAK - _SHARPNESS * distance * distance / (1 + distance)

@@ -1,4 +1,4 @@
-"""The infill sampler: end the gap, or write the one continuation that most candidates agree on.
+"""The infill sampler: end the gap, or write the continuation that most candidates agree on.
 
 As in llama.cpp's src/llama-sampler.cpp (2026-10), for completions between a prefix and a suffix. Tokens that begin with
 the same text count as one.
@@ -13,20 +13,20 @@ import numpy as np
 
 from localllm.sampling.select import Doubles, Ids, Indices
 
-COMBINED = 1024  # most likely candidates whose texts are compared; beyond it llama.cpp would take minutes per token
-_LEAST = 0.2  # probability that a continuation needs
+COMBINED = 1024  # most likely candidates whose texts are compared; without a limit llama.cpp takes minutes per token
+_LEAST = 0.2  # minimum probability of a continuation
 
 
 class Spellings(NamedTuple):
-    """What the sampler knows of the vocabulary."""
+    """The vocabulary data that the sampler needs."""
 
-    piece: Callable[[int], bytes]  # the text of a token; nothing for control tokens
+    piece: Callable[[int], bytes]  # a token's text; empty for control tokens
     ends: Collection[int]  # tokens that end an answer
-    end: int | None  # the one to end a gap with
+    end: int | None  # the token that ends a gap
 
 
 def continuations_of(ids: Ids, p: Doubles, spellings: Spellings) -> Indices | None:
-    """Return the places of the tokens to choose from; None: nothing but the end fits.
+    """Return the indices of the tokens to choose from; None if only the end token fits.
 
     `ids` and their probabilities `p` (n,) are in descending order of `p`.
     """
@@ -43,9 +43,10 @@ def continuations_of(ids: Ids, p: Doubles, spellings: Spellings) -> Indices | No
 
 
 def _merged(pieces: Sequence[bytes], p: Doubles) -> Doubles:
-    """Return the probabilities (n,) after tokens that continue another one were added to it, or it to a likelier one.
+    """Return the probabilities (n,) after merging tokens whose texts are prefixes of each other into the likelier one.
 
-    Only the first `len(pieces)` take part. Tokens take their turns in order, and meet the others in order.
+    Only the first `len(pieces)` take part. Tokens are processed in order, and each is compared with the others in
+    order.
     """
     merged = p.copy()
     alive = p > 0
@@ -63,7 +64,7 @@ def _merged(pieces: Sequence[bytes], p: Doubles) -> Doubles:
 
 
 def _longer(pieces: Sequence[bytes]) -> list[list[int]]:
-    """Return for each piece the places, ascending, of the other pieces that begin with it."""
+    """Return for each piece the indices, ascending, of the other pieces that it is a prefix of."""
     places: dict[bytes, list[int]] = {}
     for place, piece in enumerate(pieces):
         if piece:

@@ -13,9 +13,9 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-# First token of a sequence breaker -> the tokens that must follow. For a token that contains a whole breaker: ().
+# First token of a sequence breaker -> the tokens that must follow; () for a token that contains a whole breaker.
 Breakers = Mapping[int, tuple[tuple[int, ...], ...]]
-_KEPT = 8  # sets of sequence breakers whose tokens are remembered
+_KEPT = 8  # sets of sequence breakers whose tokens are cached
 
 
 def window_counts(history: Sequence[int], last: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -28,7 +28,7 @@ def continuations(history: Sequence[int], last: int, allowed: int, breakers: Bre
     """Return tokens that would continue a repetition -> its length so far in tokens, at least `allowed`.
 
     In a repetition the newest tokens also occur earlier in the window of `last` tokens; the token after the earlier
-    place continues it. No repetition crosses a sequence breaker, and a breaker is never a continuation.
+    occurrence continues it. No repetition crosses a sequence breaker, and a breaker is never a continuation.
     """
     newest_first = history[-last:][::-1]
     reach = _reach(newest_first, breakers)
@@ -77,19 +77,19 @@ def find_breakers(
 ) -> dict[int, tuple[tuple[int, ...], ...]]:
     """Return every way in which tokens can spell one of `strings`, as a `Breakers`.
 
-    `pieces` are the bytes of token 0, 1, ...; `tokenize` returns the ids of a text without BOS and special tokens.
-    It takes a few tenths of a second for 128,000 tokens, however many `strings` there are.
+    `pieces` are the bytes of token 0, 1, ...; `tokenize` returns the ids of a text without BOS and special tokens. It
+    takes a few tenths of a second for 128,000 tokens, regardless of the number of `strings`.
     """
     wanted = frozenset(text.encode() for text in strings)
     sizes = {len(text) for text in wanted}
     longest = max(sizes, default=0)
-    starts: dict[bytes, list[bytes]] = {}  # a beginning -> the breakers that have it
+    starts: dict[bytes, list[bytes]] = {}  # prefix -> the breakers that start with it
     for text in wanted:
         for n in range(1, len(text)):
             starts.setdefault(text[:n], []).append(text)
     spell = cache(lambda rest: tuple(tokenize(rest.decode(errors="replace"))))
 
-    @cache  # the longest end of a piece tells all shorter ones
+    @cache  # the longest suffix of a piece determines all shorter ones
     def followers(inside: frozenset[bytes], end: bytes) -> tuple[tuple[int, ...], ...]:
         ends = [tail for n in range(1, len(end) + 1) if (tail := end[-n:]) in starts]
         rests = [text[len(tail) :] for tail in ends for text in starts[tail] if text not in inside]
@@ -106,7 +106,7 @@ def find_breakers(
 
 
 class BreakerTokens:
-    """Finds sequence breakers in a vocabulary, and remembers the newest few sets. Threads may share it."""
+    """Finds sequence breakers in a vocabulary, and caches the newest few sets. Thread-safe."""
 
     def __init__(self, pieces: Callable[[], Sequence[bytes]], tokenize: Callable[[str], Sequence[int]]) -> None:
         """`pieces` returns the bytes of all tokens; it is called once, when they are first needed."""
@@ -119,7 +119,7 @@ class BreakerTokens:
         return self._read()
 
     def known(self, strings: Iterable[str]) -> Breakers | None:
-        """Return the tokens of `strings` if they are remembered. Never waits for a search."""
+        """Return the tokens of `strings` if they are cached. Never waits for a search."""
         wanted = frozenset(strings)
         with self._lock:
             if wanted in self._kept:
@@ -129,7 +129,7 @@ class BreakerTokens:
     def find(self, strings: Iterable[str]) -> Breakers:
         """Return the tokens of `strings`. Searching a large vocabulary takes up to a second."""
         wanted = frozenset(strings)
-        with self._searching:  # a thread that wants the same breakers waits for them
+        with self._searching:  # a thread that wants the same breakers waits for the result
             found = self.known(wanted)
             if found is None:
                 found = find_breakers(wanted, self._pieces, self._tokenize)

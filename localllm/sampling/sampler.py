@@ -1,7 +1,8 @@
-"""One sampler per conversation. It keeps the tokens so far and the random numbers, and runs the chain on logits.
+"""One sampler per conversation. It keeps the tokens so far and the random generator, and runs the chain on logits.
 
-Plain and speculative decoding share `distribution`, which may be called again: only `write` changes what later tokens
-depend on. So the tokens of a draft are verified one after the other, with Mirostat's state as of plain decoding.
+Plain and speculative decoding share `distribution`, which may be called repeatedly: only `write` changes the state that
+later tokens depend on. So drafted tokens are verified one after the other, with the same Mirostat state as in plain
+decoding.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
     from localllm.generation.constraint import Constraint
 
 
-_MANY = 4096  # candidates; of fewer, float64 probabilities are as quick
+_MANY = 4096  # candidates; below this number, float64 probabilities are as fast
 
 
 class Sampler:
-    """Chooses tokens according to `options`. `seed` is the seed in use, even if the options left it open."""
+    """Chooses tokens according to `options`. `seed` is the seed in use, even if the options do not set it."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Sampler:
         spellings: Spellings | None = None,
     ) -> None:
         """`breakers` comes from find_breakers() for the vocabulary; only DRY needs it. Only infill needs `spellings`.
-        Tokens that are `suppressed` are never chosen, whatever the options say."""
+        Tokens that are `suppressed` are never chosen, regardless of the options."""
         self.options = options
         self.seed = options.seed if options.seed >= 0 else secrets.randbits(32)
         self._stages = enabled(options)
@@ -60,31 +61,31 @@ class Sampler:
         self._context = Context(
             self._history, breakers or {}, self.seed, spellings, self._allows, Feedback.start(options)
         )
-        self._choice: tuple[SamplerStage, Candidates, Candidates] | None = None  # who learns from the next token
+        self._choice: tuple[SamplerStage, Candidates, Candidates] | None = None  # the stage that learns next
         biases = {**options.logit_bias, **dict.fromkeys(suppressed, -np.inf)}
         self._bias_ids = np.array(sorted(biases), np.int32)
         self._bias = np.array([biases[token] for token in sorted(biases)], np.float64)
-        self._ids = np.arange(0, dtype=np.int32)  # (V,), as soon as V is known
+        self._ids = np.arange(0, dtype=np.int32)  # (V,), once V is known
         self._bits = np.random.PCG64(self.seed)
-        # Only the largest logit counts, independent of history: one pass over the logits is enough.
+        # Only the largest logit matters, independent of history: one pass over the logits is enough.
         self._argmax = options.greedy and len(self._stages) == 1 and not biases
         self._constraint: Constraint | None = None
         self._ends: Collection[int] = ()
-        self._onward = False  # whether tokens that end an answer do not
+        self._onward = False  # ignore_eos: tokens that normally end an answer do not
         self._drafting = False
 
     # -- constraint ------------------------------------------------------------------------------------------------
 
     def constrain(self, constraint: Constraint | None, ends: Collection[int] = (), ignore_eos: bool = False) -> None:
-        """Hold the next answer to a constraint, at its start, or to none. `write` advances it.
+        """Set the constraint of the next answer, or None, before it starts. `write` advances it.
 
-        `ends` are the tokens that end an answer. With `ignore_eos` they do so only where a constraint allows nothing
-        else, and where it allows anything else they are not chosen.
+        `ends` are the tokens that end an answer. With `ignore_eos` they are chosen only if the constraint allows
+        nothing else, and without a constraint they do not end the answer.
         """
         self._constraint, self._ends, self._onward = constraint, ends, ignore_eos
 
     def is_end(self, token: int) -> bool:
-        """Whether a token that `sample` returned ends the answer; it is not written then."""
+        """Return whether a token returned by `sample` ends the answer; such a token is not written."""
         if token not in self._ends:
             return False
         return not self._onward or (self._constraint is not None and self._constraint.allowed() is not None)
@@ -102,16 +103,16 @@ class Sampler:
 
     @property
     def finished(self) -> bool:
-        """Whether the constraint lets nothing follow."""
+        """Whether the constraint allows no further token."""
         return self._constraint is not None and self._constraint.finished
 
     def valid(self, tokens: Sequence[int]) -> int:
-        """Return how many drafted tokens, from the first, the constraint lets follow."""
+        """Return the number of leading drafted tokens that the constraint allows."""
         return len(tokens) if self._constraint is None else self._constraint.validate(tokens)
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Leave the constraint aside: it knows the tokens of the answer, not those of drafts."""
+        """Suspend the constraint: it tracks the tokens of the answer, not of drafts."""
         self._drafting = True
         try:
             yield
@@ -119,12 +120,12 @@ class Sampler:
             self._drafting = False
 
     def _allows(self, token: int) -> bool:
-        """Whether the constraint allows a token."""
+        """Return whether the constraint allows a token."""
         allowed = self._constraint.allowed() if self._constraint is not None and not self._drafting else None
         return allowed is None or bool(token < len(allowed) and allowed[token])
 
     def _constrained(self, candidates: Candidates) -> Candidates:
-        """Return the candidates that the constraint allows. Raises SamplingError if the model can write none."""
+        """Return the candidates that the constraint allows; raise SamplingError if there are none."""
         allowed = self._constraint.allowed() if self._constraint is not None and not self._drafting else None
         if allowed is None:
             return candidates
@@ -143,7 +144,7 @@ class Sampler:
 
     @property
     def looks_at(self) -> int:
-        """Number of largest logits that determine the next token; 0 if all count."""
+        """The k for which the top-k logits determine the next token; 0 if all logits are needed."""
         if self._constraint is not None:
             return 0
         if self._argmax:
@@ -152,7 +153,7 @@ class Sampler:
         return self.options.top_k if cut_first else 0
 
     def distribution(self, logits: NDArray[np.float32]) -> tuple[Ids, Doubles]:
-        """Return the tokens (n,) that may come next, and their probabilities (n,), positive with sum 1.
+        """Return the possible next tokens (n,), and their probabilities (n,), which are positive and sum to 1.
 
         `logits` (V,) come from the model and are not changed. Raises SamplingError if they contain NaN, or if bias and
         penalties leave no token.
@@ -160,7 +161,7 @@ class Sampler:
         return _possible(self._candidates(logits))
 
     def _candidates(self, logits: NDArray[np.float32]) -> Candidates:
-        """Return the tokens that the chain leaves of all logits (V,)."""
+        """Return the candidates that remain of all logits (V,) after the chain."""
         refuse_broken(float(logits.max()))
         if len(self._ids) != len(logits):
             self._ids = np.arange(len(logits), dtype=np.int32)
@@ -175,10 +176,10 @@ class Sampler:
         return candidates
 
     def stages(self, logits: NDArray[np.float32]) -> Iterator[tuple[str, Candidates]]:
-        """Yield what is left of all tokens before the chain and after each part of it, with its name.
+        """Yield the candidates before the chain and after each of its stages, with the stage's name.
 
-        It changes no state. Between `sample` and `write` it shows how that token was chosen, to the bit: the last
-        candidates are those that it was drawn from.
+        It changes no state. Between `sample` and `write` it reproduces exactly how that token was chosen: the token was
+        drawn from the last candidates.
         """
         candidates = Candidates(np.arange(len(logits), dtype=np.int32), logits)
         yield "logits", candidates
@@ -230,14 +231,14 @@ class Sampler:
         self._history.append(token)
 
     def reset(self) -> None:
-        """Start over: no tokens, and the same random numbers."""
+        """Start over: clear the tokens, and restart the random numbers."""
         self._history.clear()
         self._bits = np.random.PCG64(self.seed)
         self._choice = None
         self._context = replace(self._context, feedback=Feedback.start(self.options))
 
     def snapshot(self) -> int:
-        """Return the state for `restore`, which removes every token accepted after it (random numbers stay used)."""
+        """Return the state for `restore`, which removes all tokens accepted since (random numbers are not rewound)."""
         return len(self._history)
 
     def restore(self, snapshot: int) -> None:
@@ -264,7 +265,7 @@ def _possible(candidates: Candidates) -> tuple[Ids, Doubles]:
 
 
 def _at(ids: Ids, probabilities: Doubles, uniform: float) -> int:
-    """Return the id at which the cumulative sum of `probabilities` exceeds the share `uniform` of its end."""
+    """Return the id at which the cumulative sum of `probabilities` exceeds the fraction `uniform` of the total."""
     sums = probabilities.cumsum()
     return int(ids[sums.searchsorted(uniform * sums[-1], side="right")])
 

@@ -17,9 +17,9 @@ Indices = NDArray[np.intp]
 Ids = NDArray[np.int32]
 
 _COLUMNS = 1024  # long rows keep the vector units busy; 1024 column maxima are still quick to search
-_MANY = 2048  # from this size one sort of 64-bit keys beats a stable argsort: 2 ms, not 20, for 128,000
+_MANY = 2048  # from this size one sort of 64-bit keys beats a stable argsort: 2 ms instead of 20 for 128,000
 FIRST = 256  # usually enough to reach a total probability
-_DEPTHS = (0.25, 0.5, 1, 2, 4, 8)  # below the 256th largest score: where to look if 256 are too few
+_DEPTHS = (0.25, 0.5, 1, 2, 4, 8)  # distances below the 256th largest score: searched in turn if 256 are too few
 
 
 def largest(values: Floats, k: int) -> Indices:
@@ -38,7 +38,7 @@ def largest(values: Floats, k: int) -> Indices:
 def _from_columns(values: Floats, k: int) -> Indices | None:
     """Return ascending indices of the k largest, usually with a few more; None if a full search is as fast.
 
-    The k-th largest maximum of 1024 columns is a lower bound that at least k values reach, so only columns that reach
+    The k-th largest of the 1024 column maxima is a lower bound that at least k values reach, so only columns that reach
     it are searched.
     """
     height = len(values) // _COLUMNS
@@ -60,7 +60,7 @@ def descending(values: Floats) -> Indices:
     """Return the indices (n,) that sort `values` (n,) in descending order, ties by index. No NaN."""
     if len(values) < _MANY:
         return (-values).argsort(kind="stable")
-    bits = (values + np.float32(0)).view(np.int32)  # adding turns -0 into +0
+    bits = (values + np.float32(0)).view(np.int32)  # adding 0 turns -0 into +0
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # floats as integers with the same order
     keys = (-rising.astype(np.int64) << 32) | np.arange(len(values))
     keys.sort()
@@ -83,7 +83,7 @@ def leading(
 
 
 def _growing(scores: Floats, probabilities: Doubles, total: float) -> Iterator[Indices]:
-    """Yield the indices of the largest `scores`, in descending order: 256, then about as many as reach the total
+    """Yield the indices of the largest `scores`, in descending order: 256, then roughly enough to reach the total
     probability, then all. Sorting all of 128,000 takes 2 to 6 ms."""
     first = largest(scores, FIRST)
     yield first

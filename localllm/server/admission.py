@@ -22,7 +22,7 @@ from localllm.server.refusal import refusal_of
 RETRY_SECONDS = 5  # sent while the server stops
 MOST_RETRY_SECONDS = 60
 MOST_CLIENTS = 1000  # clients whose tokens are remembered, plus those that used tokens within the last minute
-_WEIGHT = 0.1  # of the newest request in the moving average
+_WEIGHT = 0.1  # weight of the newest request in the moving average
 
 
 @dataclass(eq=False, slots=True)

@@ -37,8 +37,7 @@ PROTOCOLS: tuple[Routes, ...] = (  # the first match is used
 def make_app(
     service: Service, settings: Settings, metrics: Metrics | None = None, admission: Admission | None = None
 ) -> Starlette:
-    """Make the ASGI application. Pass `metrics` to count the scheduler's steps, `admission` to be able to stop new
-    requests."""
+    """Make the ASGI application. `metrics` counts the scheduler's steps; `admission` can stop new requests."""
     metrics = metrics or Metrics()
     admission = admission or Admission(settings.limits)
     service.observer = ServiceObserver(metrics, admission.spend, settings.priorities)

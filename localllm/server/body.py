@@ -24,7 +24,7 @@ from localllm.server.turn import Json
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # a string, or the remainder after an unpaired quote
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-_DIGITS = 400  # of an integer
+_DIGITS = 400  # maximum digits of an integer
 LARGE = 256 << 10  # bytes: from this size, parsing would cause a noticeable pause in streams
 BODIES = "localllm.bodies"  # key of the request's scope with the lane for large bodies
 

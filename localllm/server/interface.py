@@ -49,8 +49,7 @@ class Service(Protocol):
     async def tokenize_all(
         self, model: str, texts: Sequence[str], add_special: bool, parse_special: bool
     ) -> list[list[int]]:
-        """Return the tokens of each text. `add_special` applies to the first one. Their total is limited like one
-        text."""
+        """Return the tokens of each text, limited in total like one text. `add_special` applies to the first one."""
         ...
 
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:

@@ -101,8 +101,7 @@ class Metrics(Collector):
         return Histogram(f"localllm_{name}", meaning, labels, registry=self.registry, buckets=buckets)
 
     def step(self, sequences: int, drafts: int = 0) -> None:
-        """Count a scheduler step with this many sequences; `drafts` sequences verified a draft. Callable from any
-        thread."""
+        """Count a step of this many sequences, of which `drafts` verified a draft. Callable from any thread."""
         with self.tally.lock:
             self.tally.add({"n_decode": 1, "drafts": drafts})
             self.tally.busy += sequences
@@ -151,7 +150,7 @@ class Metrics(Collector):
         self._seconds.labels(route).observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield llama.cpp's names."""
+        """Yield the metrics under llama.cpp's names."""
         with self.tally.lock:
             sums, longest, busy = dict(self.tally.sums), self.tally.longest, self.tally.busy
             rates = self.tally.rates()

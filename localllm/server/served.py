@@ -195,7 +195,7 @@ class Served(Closing):
         return found
 
     async def tokenize_all(self, texts: Sequence[str], add_special: bool, parse_special: bool) -> list[list[int]]:
-        """Return the tokens of each text; `add_special` applies to the first. Raise PromptTooLong if they do not
+        """Return the tokens of each text; `add_special` applies to the first. PromptTooLong if the total does not
         fit."""
         self._short.prompts.check_length(*texts)
 

@@ -33,7 +33,7 @@ class Settings:
     tags: tuple[str, ...] = ()
     parallel: int = 4
     pooling: str = "auto"
-    max_tokens: int | None = None  # of an answer, if the request has no limit
+    max_tokens: int | None = None  # maximum tokens of an answer, if the request sets none
     drain_seconds: int = 0  # 0: until running answers end
     priorities: bool = False  # whether a request's `service_tier` is used
     slots: bool = True

@@ -45,8 +45,8 @@ class Shelf:
     def __init__(
         self, places: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0, embeds: bool = False
     ) -> None:
-        """`places`: names and files. `load` opens a file and may block. `memory`: bytes for weights and caches, 0 for
-        no limit.
+        """`places`: names and files. `load` opens a file and may block. `memory`: bytes for weights and caches; 0: no
+        limit.
 
         `embeds`: `load` opens models for embeddings.
         """

@@ -94,7 +94,7 @@ class ModelInfo(Protocol):
     eos: str  # text of the EOS token, or ""
     end_tokens: tuple[int, ...]  # ids of all end-of-generation tokens
     state: Literal["unloaded", "loading", "loaded", "failed"]
-    capabilities: tuple[str, ...]  # of: completion, chat, tools, thinking, insert, embedding, rerank
+    capabilities: tuple[str, ...]  # subset of: completion, chat, tools, thinking, insert, embedding, rerank
     digest: str
 
 

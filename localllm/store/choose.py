@@ -12,7 +12,7 @@ from localllm.store.labels import Variant, matching, titles
 
 # Quantizations that most repositories offer. F16 and BF16 have Q8_0's quality and take twice the time per token.
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "MXFP4", "MXFP4_MOE", "IQ4_XS", "Q4_0", "Q3_K_M", "IQ3_M", "Q2_K", "IQ2_M")
-SHARE = 0.8  # of the free memory, for weights and cache
+SHARE = 0.8  # share of the free memory for weights and cache
 CACHE_SHARE, LEAST_CACHE = 1 / 8, 512 << 20  # room for the cache: this share of the file, at least this many bytes
 _SHOWN = 40  # names in a list
 

@@ -1,4 +1,4 @@
-"""A model that was found on this computer."""
+"""A model found on this computer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Ollama's models: manifests/HOST/NAMESPACE/MODEL/TAG are JSON and name layers by digest; blobs/sha256-HEX are the
-layers.
+"""Ollama's models: manifests/HOST/NAMESPACE/MODEL/TAG are JSON and name layers, stored as blobs/sha256-HEX.
 
 One layer is a GGUF file. Templates and parameters in other layers are ignored; the GGUF file has its own.
 """

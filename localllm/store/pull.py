@@ -94,8 +94,7 @@ def _check_size(place: Path, file: Remote) -> None:
 
 @contextmanager
 def _locked(cache: Path, repo: str, what: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold huggingface_hub's lock, so that only one program fetches a blob. Call `waits` if another program has the
-    lock."""
+    """Hold huggingface_hub's lock for a blob, so that one program fetches it. Call `waits` if another one holds it."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path = cache / ".locks" / hub_cache.repo_folder(repo) / f"{what}.lock"

@@ -1,7 +1,7 @@
-"""`ChatTemplate`: turns a conversation into the text that a model was trained on.
+"""`ChatTemplate`: converts a conversation to the text that a model was trained on.
 
 Rendering is a pure function of template and conversation, so the engine can render the whole history every turn and
-compare its tokens with the cache. Templates are programs of strangers: they run in a confined child
+compare its tokens with the cache. Templates are untrusted programs: they run in a confined child process
 (`localllm.template.render`).
 """
 
@@ -16,7 +16,7 @@ from localllm.confined import Confined, ConfinedError, ConfinedSlow, ResourceLim
 from localllm.template.errors import TemplateError, TemplateLimit, TemplateRejected
 from localllm.template.origin import Text
 
-Message = Mapping[str, Any]  # role, content, and keys for some templates: tool_calls, name, reasoning_content
+Message = Mapping[str, Any]  # role, content, and keys that some templates use: tool_calls, name, reasoning_content
 
 ROLES = (
     *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "tool_response"),
@@ -29,7 +29,7 @@ MAX_SOURCE = 1 << 20  # characters
 class Rendered:
     """A conversation as text with the author of each character, and the changes that the template required.
 
-    The notes describe the changes; show each once.
+    The notes describe these changes; show each once.
     """
 
     text: Text
@@ -42,10 +42,10 @@ def renderer(limits: ResourceLimits | None = None) -> Confined:
 
 
 class ChatTemplate:
-    """A chat template. `bos` and `eos` are token texts. `stops` are texts that end an answer besides the tokens.
+    """A chat template. `bos` and `eos` are token texts. `stops` are additional stop strings.
 
-    `confined` is the child that renders it (default: a new one). TemplateError, with the line, if the source is not a
-    template.
+    `confined` is the child process that renders it (default: a new one). Raises TemplateError, with the line, if the
+    source is not a valid template.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ChatTemplate:
 
         If the template refuses the conversation, or would drop the system message or the last user message, the
         conversation is changed as little as possible until the template accepts it. `notes` describe the changes.
-        TemplateError, with the line, if nothing helps, and for a role that is not in ROLES.
+        Raises TemplateError, with the line, if no change helps, or for a role that is not in ROLES.
         """
         for message in messages:
             if message.get("role") not in ROLES:
@@ -95,7 +95,7 @@ class ChatTemplate:
         return Rendered(Text.of(answer["text"], marks), tuple(answer["notes"]))
 
     def beside(self) -> ChatTemplate:
-        """Return the same template, rendered in a child process of its own; close that."""
+        """Return the same template with a separate child process, which the caller closes."""
         return ChatTemplate(self.source, self.bos, self.eos, self.stops, self._clock)
 
     def close(self) -> None:

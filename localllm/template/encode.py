@@ -1,4 +1,4 @@
-"""Encode a rendered conversation: control tokens count only if the template itself wrote them."""
+"""Encode a rendered conversation: control tokens only count if the template itself wrote them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Encoder(Protocol):
-    """The interface of a tokenizer that is needed here."""
+    """The part of a tokenizer's interface that is needed here."""
 
     @property
     def bos(self) -> int | None: ...
@@ -30,11 +30,11 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Origins:
-    """The special tokens that count at each place of a text."""
+    """The special tokens that count at each position of a text."""
 
     marks: bytes
     tokens: Set[int]  # control tokens, and user-defined tokens that the template writes
-    answers: Set[int]  # markers of thoughts and calls among them
+    answers: Set[int]  # markers of reasoning and calls among them
 
     def allows(self, token: int, start: int, stop: int) -> bool:
         """Return whether `token` at [start, stop) counts; the least trusted part of that text decides."""
@@ -43,12 +43,12 @@ class _Origins:
 
 
 class ChatEncoder:
-    """Encodes the conversations rendered by the template with this source.
+    """Encodes conversations rendered by the template with this source.
 
     A control token in the text of a user, system message, tool, name or schema is plain text. So are user-defined
-    tokens that the template writes. In the assistant's messages the markers of thoughts and calls count, such as
+    tokens that the template writes. In the assistant's messages, the markers of reasoning and calls count, such as
     `<tool_call>`; markers of turns and roles do not. Other user-defined tokens, such as runs of spaces or emoticons,
-    count everywhere. With `parse_content` all count everywhere.
+    count everywhere. With `parse_content` all special tokens count everywhere.
     """
 
     def __init__(self, tokenizer: Encoder, source: str, parse_content: bool = False) -> None:
@@ -63,15 +63,14 @@ class ChatEncoder:
         self._tokens, self._answers = control | written, written & find_format(source).visible(special)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a rendered conversation: one BOS if the file requires it, no EOS. A plain string is user
-        text.
+        """Return the ids of a rendered conversation, with BOS if the file requires it. A plain string is user text.
 
-        A template that writes BOS and a file that adds it give one BOS, not two.
+        EOS is never added. If both the template writes BOS and the file adds it, there is still only one.
         """
         origins = _Origins(marked(text).marks, self._tokens, self._answers)
         guard = None if self._parse_content else origins
         tokenizer = self._tokenizer
-        plain = str.__str__(text)  # slices of a marked text are slow
+        plain = str.__str__(text)  # slicing a marked text is slow
         ids = tokenizer.encode(plain, add_special=False, parse_special=True, guard=guard)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)

@@ -6,7 +6,7 @@ from localllm.errors import LocalLLMError
 
 
 class TemplateError(LocalLLMError):
-    """The template cannot be used, or failed; gives its line and the reason."""
+    """The template is invalid or failed. The message has its line and the reason."""
 
 
 class TemplateRejected(TemplateError):

@@ -1,7 +1,7 @@
-"""Chat templates for files without one: chosen by the special tokens in the vocabulary, else by the model's name.
+"""Chat templates for files without one: chosen by the special tokens in the vocabulary, or else by the model's name.
 
-Every choice comes with a note, because a wrong template gives a worse model and no error. A user may name a format, or
-give a template (`given_template`).
+Every choice comes with a note, because a wrong template degrades the model without an error. A user may name a format,
+or give a template (`given_template`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_SYSTEM = (
 
 
 class SpecialTokens(Protocol):
-    """The interface of a tokenizer that is needed here."""
+    """The part of a tokenizer's interface that is needed here."""
 
     @property
     def bos(self) -> int | None: ...
@@ -38,21 +38,21 @@ class SpecialTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A conversation format: recognised if the vocabulary has all `tokens` and the name contains one of `names`."""
+    """A conversation format. It matches if the vocabulary has all `tokens` and the name contains one of `names`."""
 
     name: str
     source: str
     tokens: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # parts of the model's name in lower case; () matches every name
+    names: tuple[str, ...] = ()  # substrings of the model's lower-case name; () matches every name
     stops: tuple[str, ...] = ()
 
 
 def _turns(form: str, prompt: str, start: str = "{{ bos_token }}") -> str:
-    """Return a template that writes every message as `form`, then `prompt` for the answer."""
+    """Return a template that writes every message as `form`, then `prompt` to start the answer."""
     return f"{start}{{% for m in messages %}}{form}{{% endfor %}}{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
 
 
-FAMILIES: tuple[Family, ...] = (  # the first match is taken
+FAMILIES: tuple[Family, ...] = (  # the first match is used
     Family(
         "llama3",
         _turns(
@@ -162,7 +162,7 @@ FAMILIES: tuple[Family, ...] = (  # the first match is taken
 
 
 def given_template(given: str) -> Family:
-    """Return the format that a user gives: by its name, as the name of a file, or as a text, in Jinja or plain."""
+    """Return the format that a user gives: by its name, as a file name, or as text, in Jinja or plain."""
     named = next((family for family in FAMILIES if family.name == given), None)
     if named is not None:
         return named
@@ -182,7 +182,7 @@ def given_template(given: str) -> Family:
 
 
 def _is_plain_text(given: str) -> bool:
-    """Return whether this is a template without Jinja, as llama-server takes it, and not a mistyped file name."""
+    """Return whether this is a template without Jinja, as llama-server accepts it, rather than a mistyped file name."""
     file = os.path.exists(given) or "/" in given or "\\" in given or re.search(r"\.\w+$", given)
     return len(given.split()) > 1 and not file
 
@@ -193,9 +193,10 @@ def choose_template(
     confined: Confined | None = None,
     given: Family | None = None,
 ) -> tuple[ChatTemplate, str | None]:
-    """Return the file's chat template and None; or its family's template, and a note to show that gives the reason.
+    """Return the file's chat template and None; or its family's template, and a note to show with the reason.
 
-    `confined` is the child that renders it. `given` replaces the file's; TemplateError if it is broken.
+    `confined` is the child process that renders it. `given` replaces the file's template; TemplateError if it is
+    invalid.
     """
     texts = {token: text for text, token in tokenizer.special.items()}  # a BOS that is a common word is only a default
     bos, eos = (texts.get(-1 if token is None else token, "") for token in (tokenizer.bos, tokenizer.eos))
@@ -203,7 +204,7 @@ def choose_template(
         return ChatTemplate(given.source, bos, eos, given.stops, confined=confined), None
     source = metadata.get(_KEY)
     why = "the file has no chat template"
-    named = next((family for family in FAMILIES if family.name == source), None)  # as old files of RWKV have it
+    named = next((family for family in FAMILIES if family.name == source), None)  # in old files of RWKV
     if named is not None:
         return ChatTemplate(named.source, bos, eos, named.stops, confined=confined), None
     if isinstance(source, str) and source.strip():

@@ -1,7 +1,7 @@
-"""Jinja as chat templates expect it, over `Text`, which keeps users' text apart from what the template writes.
+"""Jinja as chat templates expect it, over `Text`, which distinguishes users' text from the template's own.
 
-This runs in the confined child only. Jinja's sandbox keeps a template from Python's internals; the child's limits keep
-it from everything else.
+This only runs in the confined child process. Jinja's sandbox denies a template access to Python's internals; the
+child's limits deny access to everything else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from localllm.template.origin import OWN, Text, joined, least, shown
 
 
 class _Words(dict[str, Text]):
-    """The template's own strings, marked as such, by their text."""
+    """The template's own strings, marked as OWN, by their text."""
 
     def __missing__(self, text: str) -> Text:
         self[text] = made = Text.of(text, OWN)
@@ -32,7 +32,7 @@ class _Words(dict[str, Text]):
 
 
 class _Generator(CodeGenerator):
-    """Compiles constants and the operator `~` so that marks are kept."""
+    """Compiles constants and the operator `~` so that marks are preserved."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):
@@ -49,18 +49,18 @@ class _Generator(CodeGenerator):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks text for training; when answering, only its content counts."""
+    """`{% generation %}` marks text for training; when answering, it is ignored and its content is kept."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)  # variables set inside end with it
+        return nodes.Scope(body).set_lineno(line)  # variables set inside are local to it
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """One environment for all templates: it holds no rendering state."""
+    """The single environment for all templates; it has no rendering state."""
 
     code_generator_class = _Generator
 
@@ -75,7 +75,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         self.words = _Words()
         self.globals.pop("lipsum")
-        del self.filters["random"]  # the same conversation gives the same text
+        del self.filters["random"]  # rendering must be deterministic
         self.filters.update(join=_join, indent=_indent, tojson=_tojson, safe=shown)
 
     def concat(self, parts: Iterable[str]) -> Text:
@@ -83,7 +83,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return joined(parts, plain=OWN)
 
     def tilde(self, parts: Iterable[Any]) -> Text:
-        """The operator `~`."""
+        """Implement the operator `~`."""
         return joined(map(shown, parts))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -134,7 +134,7 @@ def _join(environment: Environment, value: Iterable[Any], d: Any = "", attribute
 
 
 def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> Text:
-    """Indent lines: Jinja's own filter loses marks. As there, a line break at the end of `s` counts."""
+    """Indent lines, since Jinja's own filter loses marks. As there, a line break at the end of `s` counts."""
     gap, line_break = Text.of(width if isinstance(width, str) else " " * width, OWN), Text.of("\n", OWN)
     start, *rest = (shown(s) + line_break).splitlines()
     made = line_break.join([start, *(gap + line if line or blank else line for line in rest)])

@@ -1,9 +1,9 @@
-"""`Text`: a string that knows the origin of each character, through everything that a template does to it.
+"""`Text`: a string that tracks the origin of each character through all operations of a template.
 
-A control token counts only if the template itself wrote all of it. As with `Markup` for HTML, joining keeps the two
-apart. Unlike Markup, nothing is escaped, so a template finds, splits and measures users' text as it is. A result of any
-other method is a plain `str` and counts as given. An operation forgotten here costs a template its token, and never
-lets a user write one.
+A control token only counts if the template itself wrote all of it. As with `Markup` for HTML, joining keeps the origins
+apart. Unlike Markup, nothing is escaped, so a template finds, splits and measures users' text unchanged. Any other
+method returns a plain `str`, which counts as given. So an operation that is missing here may cost a template its
+control token, but never lets a user write one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
-GIVEN, MODEL, OWN = 0, 1, 2  # by a user, tool or schema; by the model earlier; by the template. Least trusted first
+GIVEN, MODEL, OWN = 0, 1, 2  # by a user, tool or schema; by the model earlier; by the template; least trusted first
 
 _T = TypeVar("_T")
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<spec>[#0\- +]*\d*(?:\.\d+)?[hlL]?)(?P<kind>.)", re.DOTALL)
@@ -34,7 +34,7 @@ class Text(str):
     def __str__(self) -> str:
         return self
 
-    def __getnewargs__(self) -> tuple[str]:  # no copy without marks
+    def __getnewargs__(self) -> tuple[str]:  # copies keep their marks
         raise TypeError("a text of a template cannot be pickled")
 
     @property
@@ -117,7 +117,7 @@ class Text(str):
         return self._like(str.casefold(self))
 
     def _like(self, text: str) -> Text:
-        """Return this text with changed letters; if their number grew, all count as the least trusted."""
+        """Return this text with changed letters; if their number grew, all get the least trusted mark."""
         return Text.of(text, self._marks if len(text) == len(self) else min(self._marks, default=OWN))
 
     # -- joining ---------------------------------------------------------------------------------------------------
@@ -151,13 +151,13 @@ class Text(str):
         return joined(pieces)
 
     def __mod__(self, values: Any) -> str:
-        """Format in printf style. An unsupported form gives plain text, which counts as given."""
+        """Format in printf style. An unsupported form returns plain text, which counts as given."""
         whole = str.__mod__(self, values)
         waiting = iter(values if isinstance(values, tuple) else (values,))
         pieces: list[str] = []
         end = 0
         for found in _CONVERSION.finditer(self):
-            if found["kind"] in "*.":  # a width or a precision that is a value itself
+            if found["kind"] in "*.":  # a width or precision given as a value
                 return whole
             pieces.append(self[end : found.start()])
             end = found.end()
@@ -175,7 +175,7 @@ class Text(str):
 
 
 def marked(value: str) -> Text:
-    """Return the text itself; a plain string counts as given."""
+    """Return a `Text` unchanged; a plain string counts as given."""
     return value if isinstance(value, Text) else Text.of(value, GIVEN)
 
 

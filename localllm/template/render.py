@@ -1,4 +1,5 @@
-"""Render a conversation with a template in the confined child, as `localllm.template.chat_template` requests."""
+"""Render a conversation with a template in the confined child process, on requests of
+`localllm.template.chat_template`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _FILE = "<chat template>"  # as in Python's tracebacks
 _KEPT = 8  # number of compiled templates kept
 _SYSTEM = ("system", "developer")
 _MODELS = ("assistant", "model")
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning, the most common first
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of a message's reasoning, the most common first
 _RUN = re.compile(rb"(?s)(.)\1*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -51,9 +52,10 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile `request["source"]`; render it if there are "messages".
+    """Compile `request["source"]`, and render it if there are "messages".
 
-    The answer holds text, notes and marks ([mark, count] per run of characters), or the kind and message of an error.
+    The answer contains text, notes and marks ([mark, count] per run of characters), or the kind and message of an
+    error.
     """
     try:
         code = _compile(request["source"])
@@ -77,7 +79,7 @@ def _compile(source: str) -> CodeType:
 
 
 def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
-    """Render the least changed conversation that the template accepts."""
+    """Render the conversation with the fewest changes that the template accepts."""
     messages: list[Message] = request["messages"]
     now = datetime.fromisoformat(request["now"])
     tools = request["tools"]
@@ -92,7 +94,7 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
             "eos_token": Text.of(request["eos"], OWN),
         }
     )
-    # Some templates insist on these: tools even if there are none, their descriptions, and an older name for them.
+    # Some templates require these: tools even if empty, their descriptions, and an older name for them.
     described = [_described(tool) for tool in tools or []]
     insisted = {"functions": given(json.dumps(described, indent=4, ensure_ascii=False))} | variables
     insisted["tools"] = given(described)
@@ -115,20 +117,20 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _described(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool whose function has a description, if only an empty one."""
+    """Return a tool whose function has a description, possibly empty."""
     function = tool.get("function")
     return tool | {"function": {"description": "", **function}} if isinstance(function, dict) else tool
 
 
 def _dates(now: datetime) -> dict[str, str]:
-    """Return today's date under the names that templates read, each in the form that llama.cpp gives."""
+    """Return today's date under the names that templates use, formatted as in llama.cpp."""
     return {"date_string": given(now.strftime("%d %b %Y")), "datetime": given(now.strftime("%b %d %Y"))}
 
 
 def _marked(message: Message) -> Message:
-    """Mark a message with its origin: the role comes from our list, an answer from the model, the rest from outside.
+    """Mark a message with its origin: our role, the model's answer, and everything else from outside.
 
-    Reasoning has the names that templates read, as in transformers.
+    Reasoning is set under all key names that templates use, as in transformers.
     """
     role = message["role"]
     thought = next((message[name] for name in _THOUGHTS if message.get(name) is not None), None)
@@ -168,7 +170,7 @@ def _reject(message: Any) -> NoReturn:
 
 
 def _place(error: BaseException) -> str:
-    """Return the place in the template; Jinja puts its lines into the traceback."""
+    """Return the position in the template; Jinja puts template lines into the traceback."""
     line = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
@@ -179,7 +181,7 @@ def _place(error: BaseException) -> str:
 
 
 def _variants(messages: list[Message]) -> Iterator[tuple[list[Message], tuple[str, ...]]]:
-    """Yield the conversation unchanged, then with more and more changes, and the notes that describe them."""
+    """Yield the conversation unchanged, then with increasing changes, and the notes that describe them."""
     merged, turns = _merge_system(messages), _join_turns(messages)
     both = _join_turns(merged)
     variants = (
@@ -198,7 +200,7 @@ def _variants(messages: list[Message]) -> Iterator[tuple[list[Message], tuple[st
 
 
 def _left_out(messages: Sequence[Message], text: str) -> str:
-    """Return which message the text lacks, the system message or the last user message; "" if neither."""
+    """Return which message is missing in the text, the system message or the last user message; "" if neither."""
     last_of = {_SYSTEM if message.get("role") in _SYSTEM else message.get("role"): message for message in messages}
     for role, name in ((_SYSTEM, "system"), ("user", "last user")):
         content = last_of.get(role, {}).get("content")

@@ -1,9 +1,9 @@
-"""SentencePiece's table of characters to replace (`tokenizer.ggml.precompiled_charsmap`): a trie in a double array.
+"""SentencePiece's character normalization table (`tokenizer.ggml.precompiled_charsmap`): a trie in a double array.
 
-Format: the trie's size in bytes (uint32), its nodes (uint32 each), then replacements that end with a zero byte. Of the
-prefixes of a text that are in the trie the longest is replaced. A node has the label of the edge to it in bits 0 to 7,
-bit 8 if a replacement ends there, and the offset of its children in bits 10 to 30, times 256 if bit 9 is set; the index
-of a child is the XOR of its parent's index, that offset and the label.
+Format: the trie's size in bytes (uint32), its nodes (uint32 each), then zero-terminated replacements. At each position
+of a text, the longest prefix in the trie is replaced. A node has the label of its incoming edge in bits 0 to 7, bit 8
+if a replacement ends there, and the offset of its children in bits 10 to 30, times 256 if bit 9 is set. The index of a
+child is the XOR of its parent's index, that offset and the label.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from localllm.tokenizer.errors import TokenizerError
 
 _KEY = "tokenizer.ggml.precompiled_charsmap"
-_DEEPEST = 64  # bytes of a replaced text; real tables have about 20
-_LONGEST = 256  # bytes of a replacement; the longest of Unicode has 33
+_DEEPEST = 64  # maximum bytes of a replaced text; real tables have about 20
+_LONGEST = 256  # maximum bytes of a replacement; the longest of Unicode has 33
 _LABEL, _LEAF = 0x8000_00FF, 0x100
 
 
 class CharsMap:
-    """Replaces characters by a table. Damaged tables raise TokenizerError, at the latest when their part is used."""
+    """Replaces characters by a table. Damage raises TokenizerError, at the latest when that part is used."""
 
     def __init__(self, table: bytes) -> None:
         size = int.from_bytes(table[:4], "little")
@@ -74,7 +74,7 @@ def _children(node: int) -> int:
 
 
 def _width(byte: int) -> int:
-    """Number of bytes of a character, from its first; 1 inside a character, where a hostile table may stop."""
+    """Return the byte length of a character from its first byte; 1 inside a character (invalid tables)."""
     return 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
 
 

@@ -1,4 +1,4 @@
-"""Text with DNA ("hybriddna"): between <dna> and </dna> every six letters are one token, all else is BPE."""
+"""Text with DNA ("hybriddna"): between <dna> and </dna> each token is six letters, everything else is BPE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 _OPEN, _CLOSE, _UNKNOWN = "<dna>", "</dna>", "<oov>"
-_MARKER = "\ue000"  # ends the vocabulary's text of a DNA token, which may else equal a token of BPE
+_MARKER = "\ue000"  # ends the vocabulary's text of a DNA token, which could otherwise equal a BPE token
 _LETTERS = 6
 _SECTION = re.compile(f"{_OPEN}(.*?)({_CLOSE}|\\Z)", re.DOTALL)
 
@@ -17,18 +17,18 @@ class _Words(Protocol):
 
 
 def shown_tokens(tokens: list[str], ids: Mapping[str, int]) -> list[str]:
-    """Return the texts of all tokens without the marker of DNA tokens, which follow the unknown one."""
+    """Return the texts of all tokens without the marker of DNA tokens, which come after the unknown token."""
     after = ids.get(_UNKNOWN, len(tokens)) + 1
     return tokens[:after] + [text.removesuffix(_MARKER) or text for text in tokens[after:]]
 
 
 def knows_dna(ids: Mapping[str, int]) -> bool:
-    """Return whether the vocabulary has the tokens around DNA; without them, all text is BPE."""
+    """Return whether the vocabulary has the <dna> and </dna> tokens; without them, all text is BPE."""
     return all(text in ids for text in (_OPEN, _CLOSE, _UNKNOWN))
 
 
 class DnaEncoder:
-    """Encodes sections of DNA by table, and the text between them with `words`."""
+    """Encodes DNA sections by table, and the text between them with `words`."""
 
     def __init__(self, ids: Mapping[str, int], words: _Words) -> None:
         self._ids, self._words = ids, words
@@ -45,7 +45,7 @@ class DnaEncoder:
         return ids + self._words.encode(text[place:], start)
 
     def _sixes(self, text: str) -> Iterator[int]:
-        """Yield the token of every six letters; the last are filled with A."""
+        """Yield a token per six letters; the last group is padded with A."""
         letters = text.encode().upper()
         for i in range(0, len(letters), _LETTERS):
             six = letters[i : i + _LETTERS].ljust(_LETTERS, b"A").decode("ascii", "replace")

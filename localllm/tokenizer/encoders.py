@@ -1,6 +1,6 @@
 """Encode text without special tokens: one encoder for every `tokenizer.ggml.model`.
 
-Where no token crosses the words of a text, it is split into words, and the ids of a word are cached, because words
+If no token crosses word boundaries, the text is split into words, and the ids of each word are cached, because words
 repeat.
 """
 
@@ -28,7 +28,7 @@ _SAMPLE = 1000  # merges checked as a sample
 
 
 def _byte_letters() -> list[str]:
-    """Return GPT-2's letter for each byte: the Latin-1 letter if visible, else the next one from U+0100."""
+    """Return GPT-2's letter for each byte: the Latin-1 letter if printable, else the next one from U+0100."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte) if byte in visible else chr(0x100 + hidden.index(byte)) for byte in range(256)]
@@ -42,10 +42,10 @@ Split = Callable[[str, bool], list[str]]  # (text, start): its words
 
 
 class Encoder(Protocol):
-    """What `text_encoder` returns."""
+    """The interface of `text_encoder`'s result."""
 
     def encode(self, text: str, start: bool = True) -> list[int]:
-        """Return the ids of plain text. `start`: a word starts with it, and may need a space before it."""
+        """Return the ids of plain text. With `start`, the text begins with a word, which may need a space before it."""
 
 
 class TextEncoder:
@@ -72,13 +72,13 @@ class TextEncoder:
 
 
 def text_encoder(vocab: Vocab) -> Encoder:
-    """Return the encoder of a vocabulary. This builds the expensive table of merges."""
+    """Return the encoder of a vocabulary. This builds the merge table, which is expensive."""
     return _ENCODERS[vocab.model](vocab)
 
 
 def _byte_pairs(vocab: Vocab) -> TextEncoder:
     rule = vocab.rule
-    assert rule is not None  # this kind of vocabulary has one
+    assert rule is not None  # this kind of vocabulary has a rule
     split = PreTokenizer(rule).split
     if not rule.escape_spaces:
         return TextEncoder(lambda text, start: split(text), _bpe(vocab, rule))
@@ -92,7 +92,7 @@ def _dna(vocab: Vocab) -> Encoder:
 
 
 def _without_space(vocab: Vocab) -> TextEncoder:
-    """White space separates words and is dropped."""
+    """Return an encoder for which white space separates words and is dropped."""
     rule = vocab.rule
     assert rule is not None
     split = PreTokenizer(rule).split
@@ -100,7 +100,7 @@ def _without_space(vocab: Vocab) -> TextEncoder:
 
     def words(text: str, start: bool) -> list[str]:
         if vocab.lowercase:
-            text = "".join(map(str.lower, text))  # letter by letter: a sigma at the end of a word is one like others
+            text = "".join(map(str.lower, text))  # letter by letter, since str.lower changes a final sigma
         return [word for part in white.split(text) for word in split(part)]
 
     return TextEncoder(words, _bpe(vocab, rule))
@@ -125,7 +125,7 @@ def _unigram(vocab: Vocab) -> TextEncoder:
     charsmap = CharsMap(vocab.charsmap) if vocab.charsmap else None
     normalize = normalizer(charsmap, SPACE, vocab.add_space_prefix, vocab.merge_spaces)
     encode = viterbi(ids, vocab.scores, free, worst, vocab.unknown)
-    if SPACE not in ids:  # unknown, so it may be one token with its neighbours
+    if SPACE not in ids:  # unknown, so it may form one token with its neighbours
         return TextEncoder(lambda text, start: [normalize(text, start)], encode)
     finer = _space_splitter(vocab)
     return TextEncoder(lambda text, start: finer(normalize(text, start)), encode)
@@ -142,7 +142,7 @@ def _cheapest(vocab: Vocab) -> TextEncoder:
 
 
 def _ids(vocab: Vocab, kinds: int) -> Mapping[str, int]:
-    """Return the tokens of these kinds that text may become: never a hidden one."""
+    """Return the tokens that text may become, by kind; hidden tokens never."""
     return {text: i for text, i in vocab.ids.items() if vocab.kinds[i] & kinds and not vocab.kinds[i] & HIDDEN}
 
 
@@ -160,10 +160,10 @@ _ENCODERS: Mapping[str, Callable[[Vocab], Encoder]] = {
 
 
 def _space_splitter(vocab: Vocab) -> Callable[[str], list[str]]:
-    """Return a function that escapes spaces and splits before each run of them. No id changes, because no merge
-    crosses.
+    """Return a function that escapes spaces and splits before each run of them. Ids do not change, because no merge
+    crosses such a boundary.
 
-    If a token does contain an inner space, do not split after a character that precedes one in any token.
+    If a token contains an inner space, do not split after a character that precedes an inner space in any token.
     """
     inner = [token for token in vocab.tokens if SPACE in token.lstrip(SPACE)]
     crossed = "".join({char for token in inner for char in re.findall(f"([^{SPACE}]){SPACE}", token)})
@@ -194,7 +194,7 @@ def _bpe(vocab: Vocab, rule: PreRule) -> Callable[[str], list[int]]:
 
 
 def _merge_rank(vocab: Vocab) -> Rank:
-    """Return the ranks of pairs. A few invalid merges do no harm; a sample shows whether all are invalid."""
+    """Return the ranks of pairs. A few invalid merges are harmless; a sample shows whether all are invalid."""
     merges = vocab.merges.to_list() if isinstance(vocab.merges, StringArray) else list(vocab.merges)
     for i in range(0, len(merges), len(merges) // _SAMPLE + 1):
         if not isinstance(merges[i], str) or " " not in merges[i]:
@@ -202,7 +202,7 @@ def _merge_rank(vocab: Vocab) -> Rank:
                 f"tokenizer.ggml.merges: entry {i}, {merges[i]!r:.60}, is not two tokens with a space between them"
             )
     ranks = dict(zip(merges, range(len(merges)), strict=True))
-    if len(ranks) < len(merges):  # of duplicates, the first counts
+    if len(ranks) < len(merges):  # the first of several duplicates counts
         ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
     get = ranks.get
     return lambda left, right: get(f"{left} {right}", NEVER)

@@ -1,4 +1,4 @@
-"""What each `tokenizer.ggml.model` means: default special tokens and flags, and what else the file must hold."""
+"""The meaning of each `tokenizer.ggml.model`: default special tokens and flags, and the required data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 NO_TEXT_MODELS = ("none", "no_vocab", "test")  # a file without a tokenizer, for token ids only
 
-# How a vocabulary writes the bytes of a text in its tokens.
+# How a vocabulary spells the bytes of a text in its tokens.
 SPACES = "U+2581 for a space, <0x..> for a byte"
 LETTERS = "one letter for each byte"
 ESCAPES = "Python's escapes"
@@ -16,18 +16,18 @@ PLAIN = "as they are, <0x..> for a byte"
 
 @dataclass(frozen=True, slots=True)
 class VocabKind:
-    """A row of the table. `ids` and `adds` hold where the file says nothing, as in llama.cpp."""
+    """A row of the table. `ids` and `adds` are defaults if the file has no key, as in llama.cpp."""
 
     method: str
     ids: Mapping[str, int] = field(default_factory=dict)  # bos, eos, unknown, seperator
-    adds: tuple[str, ...] = ()  # the ids that are put around a text
-    needs: tuple[str, ...] = ()  # ids that encoding cannot do without
+    adds: tuple[str, ...] = ()  # ids added around a text
+    needs: tuple[str, ...] = ()  # ids required for encoding
     scores: bool = False
-    writes: str = LETTERS  # with merges the rule decides
-    prefix: bool = False  # a space precedes the first word
+    writes: str = LETTERS  # overridden by the rule of a vocabulary with merges
+    prefix: bool = False  # a space is put before the first word
     merges: bool = False  # BPE: reads merges, and the rule that splits a text into words
-    pre: str = ""  # the rule, whatever the file says
-    adds_always: bool = False  # `adds` holds whatever the file's flags say
+    pre: str = ""  # the rule, regardless of the file
+    adds_always: bool = False  # `adds` applies regardless of the file's flags
     lowercase: bool = False
 
 

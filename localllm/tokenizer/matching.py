@@ -1,4 +1,4 @@
-"""Find the tokens of a vocabulary at a place in a text: one dictionary lookup per length that occurs."""
+"""Find a vocabulary's tokens at a position in a text, with one dictionary lookup per existing token length."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from localllm.tokenizer.errors import TokenizerError
 
-_LONGEST = 256  # characters of a token; real vocabularies have 128, and each length costs a lookup at every place
+_LONGEST = 256  # characters of a token; real vocabularies have 128, and each length costs a lookup per position
 
 
 class Matcher:
-    """Knows which lengths the tokens have that begin with the same two characters."""
+    """Knows the lengths of tokens by their first two characters."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self._ids = ids
@@ -36,7 +36,7 @@ class Matcher:
                 yield start + length, token
 
     def longest(self, text: str, start: int) -> tuple[int, int] | None:
-        """Return (stop, id) of the longest token at `start`; None if there is none."""
+        """Return (stop, id) of the longest token at `start`; None without a match."""
         for length in reversed(self._of(text, start)):
             token = self._ids.get(text[start : start + length])
             if token is not None and start + length <= len(text):

@@ -1,7 +1,8 @@
-"""The merge loop of BPE and SentencePiece: join the best-ranked pair of neighbours until none is left.
+"""The merge loop of BPE and SentencePiece: join the best-ranked adjacent pair until no pair can be joined.
 
-The two vocabularies differ only in `rank`. Of equal ranks the leftmost is joined first. Short words are scanned. Long
-ones (text without words: hostile input, Chinese, vocabularies that merge whole lines) use a queue: O(n log n).
+The two vocabularies differ only in `rank`. Among equal ranks the leftmost is joined first. Short words are scanned.
+Long ones (text without word boundaries: hostile input, Chinese, vocabularies that merge whole lines) use a queue: O(n
+log n).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _SCAN = 48  # maximum symbols for which scanning is faster than the queue (measu
 
 
 def merge(word: Iterable[str], rank: Rank) -> list[str]:
-    """Merge `word`, a string or its symbols, lowest rank first, and return the pieces; joined they are the word."""
+    """Merge `word`, a string or its symbols, lowest rank first. Return the pieces; joined they equal the word."""
     symbols = list(word)
     return _by_scan(symbols, rank) if len(symbols) <= _SCAN else _by_queue(symbols, rank)
 
@@ -42,8 +43,9 @@ def _by_queue(symbols: list[str], rank: Rank) -> list[str]:
     before = list(range(-1, count - 1))
     ranks = [rank(left, right) for left, right in pairwise(symbols)]  # of the pair that starts at i, while i is live
     ranks.append(NEVER)
-    # All places of a rank are together, so that the heap orders few ranks, not many places. Places mostly arrive in
-    # order # and form a queue; the others wait in a second heap. Outdated places are skipped when their turn comes.
+    # All positions with the same rank are grouped, so that the heap orders a few ranks rather than many positions.
+    # Positions mostly arrive in order and form a queue; the others go to a second heap. Outdated positions are skipped
+    # when reached.
     places: dict[float, tuple[deque[int], list[int]]] = {}
     queue: list[float] = []
 

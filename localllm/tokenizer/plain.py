@@ -1,4 +1,4 @@
-"""Encoders of whole texts without words: the longest token at each place ("rwkv"), the cheapest path ("plamo2")."""
+"""Encoders of whole texts without words: the longest token at each position ("rwkv"), the cheapest path ("plamo2")."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from localllm.tokenizer.errors import TokenizerError
 from localllm.tokenizer.matching import Matcher
 
 _ESCAPED = {"t": b"\t", "n": b"\n", "r": b"\r"}
-_SCALE = 1e4  # PLaMo's scores are whole numbers of 1/10000
-_LEAST, _NO_TOKEN = -20_000_000, -10_000_000  # scores: tokens below are not used; of a character without a token
+_SCALE = 1e4  # PLaMo's scores are integers in units of 1/10000
+_LEAST, _NO_TOKEN = -20_000_000, -10_000_000  # scores: minimum of a usable token; score of a character without a token
 
 
 def unescaped(text: str) -> bytes:
-    r"""Return the bytes of a token of RWKV's vocabulary, which writes `\t`, `\n`, `\r`, `\x..` and `\\`."""
+    r"""Return the bytes of a token in RWKV's vocabulary, which has the escapes `\t`, `\n`, `\r`, `\x..` and `\\`."""
     out, parts = bytearray(), iter(text)
     for char in parts:
         if char == "\\":
@@ -35,7 +35,7 @@ def unescaped(text: str) -> bytes:
 
 
 def longest_encoder(ids: Mapping[str, int]) -> Callable[[str], list[int]]:
-    """Return RWKV's encoder: the longest token at each byte. Every byte must be a token, so that there is one."""
+    """Return RWKV's encoder: the longest token at each byte. Every byte must be a token, so one always matches."""
     by_bytes = {unescaped(text).decode("latin-1"): token for text, token in ids.items()}
     missing = [byte for byte in range(256) if byte and chr(byte) not in by_bytes]
     if missing:
@@ -46,7 +46,7 @@ def longest_encoder(ids: Mapping[str, int]) -> Callable[[str], list[int]]:
         data, out, place = text.encode().decode("latin-1"), [], 0
         while place < len(data):
             found = longest(data, place)
-            if found is None:  # a zero byte, which real vocabularies do not have
+            if found is None:  # a zero byte, which real vocabularies lack
                 place += 1
                 continue
             place, token = found
@@ -59,9 +59,9 @@ def longest_encoder(ids: Mapping[str, int]) -> Callable[[str], list[int]]:
 def cheapest_encoder(
     ids: Mapping[str, int], scores: Sequence[float], bytes_: Mapping[int, int]
 ) -> Callable[[str], list[int]]:
-    """Return PLaMo-2's encoder: the tokens with the highest sum of scores, from the end; of equal ones the longest.
+    """Return PLaMo-2's encoder: the segmentation with the highest total score, from the end; ties prefer longer tokens.
 
-    `scores` is by id. A character without a token costs much, and becomes its bytes, whose ids are in `bytes_`.
+    `scores` is by id. A character without a token has a high cost and becomes its bytes, whose ids are in `bytes_`.
     """
     if len(bytes_) < 256:
         missing = next(byte for byte in range(256) if byte not in bytes_)
@@ -73,8 +73,8 @@ def cheapest_encoder(
     def encode(text: str) -> list[int]:
         text = text.removeprefix("\ufeff")
         count = len(text)
-        best = [0] * (count + 1)  # score of the best tokens from each place to the end
-        first = [(0, -1)] * (count + 1)  # where the first of them ends, and its id; -1: bytes
+        best = [0] * (count + 1)  # best total score from each position to the end
+        first = [(0, -1)] * (count + 1)  # end and id of the first token on that path; -1: bytes
         for start in range(count - 1, -1, -1):
             best[start], first[start] = best[start + 1] + _NO_TOKEN, (start + 1, -1)
             for stop, token in at(text, start):

@@ -1,6 +1,6 @@
 """`Tokenizer`: text to token ids and back, for the vocabulary in a GGUF file's metadata; ids equal llama.cpp's.
 
-Everything is built on demand: decoding uses the token table only, merges are read at the first `encode`.
+Everything is built on demand: decoding only uses the token table, and merges are read at the first `encode`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from localllm.tokenizer.plain import unescaped
 from localllm.tokenizer.vocab import BYTE, HIDDEN, NORMAL, SPECIAL, Vocab, read_vocab
 
 _C_SPACES = " \t\n\v\f\r"
-_PREFIX = 3  # prefix length to search special tokens by: thousands of them share few prefixes
-_MANY = 1000  # number of prefixes above which listing those of the text is faster
+_PREFIX = 3  # prefix length for the search of special tokens: thousands of them share a few prefixes
+_MANY = 1000  # above this number of prefixes, it is faster to list the text's own prefixes
 
 
 class SpecialGuard(Protocol):
@@ -39,11 +39,11 @@ class SpecialGuard(Protocol):
 
 
 class Tokenizer:
-    """The tokenizer of a vocabulary. Threads may share it.
+    """The tokenizer of a vocabulary. Thread-safe.
 
-    `bos`, `eos`, `end` (of an answer): ids or None. `eog`: ids that end a generation. `adds`: names of what
-    `add_special` adds, "bos" before a text, "eos" or "seperator" after it. `suppressed`: ids that an answer never
-    contains. `note`: a line for the user if the rule is guessed, else "".
+    `bos`, `eos`, `end` (of an answer): ids or None. `eog`: end-of-generation ids. `adds`: names of the tokens that
+    `add_special` adds, "bos" before a text, "eos" or "seperator" after it. `suppressed`: ids that are never generated.
+    `note`: a line for the user if the rule is guessed, else "".
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -58,9 +58,9 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], force: bool = False) -> Tokenizer:
-        """Return the tokenizer of a file's metadata; TokenizerError names a missing, broken or unsupported key.
+        """Return the tokenizer of a file's metadata; raise TokenizerError for a missing, invalid or unsupported key.
 
-        With `force` take the known rule whose name is nearest to the file's `tokenizer.ggml.pre`; `note` says so.
+        With `force`, use the known rule with the name nearest to the file's `tokenizer.ggml.pre`; `note` reports this.
         """
         return cls(read_vocab(metadata, force))
 
@@ -73,36 +73,36 @@ class Tokenizer:
 
     @cached_property
     def longest(self) -> int:
-        """Length of the longest token in letters of the vocabulary: n tokens hold at most n times as many."""
+        """Length of the longest token, in letters of the vocabulary: n tokens have at most n times this length."""
         special = max((self.length(text) for text in self.special), default=0)
         return max(special, *map(len, self._vocab.tokens))
 
     def length(self, text: str) -> int:
-        """Return the length of a text as `longest` counts: in bytes if each letter of the vocabulary is a byte."""
+        """Return the length of a text in the unit of `longest`: bytes if each letter of the vocabulary is a byte."""
         if text.isascii() or self._vocab.writes != LETTERS:
             return len(text)
         return len(text.encode("utf-8", "replace"))
 
     def prepare(self) -> None:
-        """Read the merges now, not at the first `encode`, for example in a thread while weights load."""
+        """Read the merges now instead of at the first `encode`, for example in a thread while weights load."""
         self._encoder  # noqa: B018
 
     def text(self, token: int) -> str:
-        """Return the token as the vocabulary writes it, with escapes."""
+        """Return the token as spelled in the vocabulary, with escapes."""
         return self._vocab.tokens[self._checked(token)]
 
     def id(self, text: str) -> int | None:
-        """Return the token with this text in the vocabulary, with escapes; None if there is none."""
+        """Return the token with this spelling in the vocabulary, with escapes; None if it does not exist."""
         return self._vocab.ids.get(text)
 
     def is_control(self, token: int) -> bool:
-        """Return whether a token is never shown, and recognised in text only on request."""
+        """Return whether a token is never shown, and is recognised in text only on request."""
         return bool(self._vocab.kinds[self._checked(token)] & HIDDEN)
 
     def encode(
         self, text: str, add_special: bool = True, parse_special: bool = False, guard: SpecialGuard | None = None
     ) -> list[int]:
-        """Return the ids of `text`. `add_special` adds the tokens `adds`, but never doubles one.
+        """Return the ids of `text`. `add_special` adds the tokens in `adds`, but never duplicates one.
 
         Control tokens in the text are plain text, unless `parse_special`; user-defined tokens are always recognised.
         With a `guard`, both are recognised where it allows them.
@@ -123,10 +123,10 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], special: bool = False, drop_space: bool = True) -> str:
-        """Return the text of `ids`; control tokens only if `special`. Bytes that are not UTF-8 become U+FFFD.
+        """Return the text of `ids`; control tokens only if `special`. Invalid UTF-8 becomes U+FFFD.
 
-        Drop the space that the vocabulary puts before a first word, unless `drop_space` is false, as for ids that
-        continue a text. TokenizerError for an id outside the vocabulary.
+        Drop the space that the vocabulary puts before the first word. Set `drop_space` to false for ids that continue a
+        text. Raises TokenizerError for an id outside the vocabulary.
         """
         text = b"".join([self.piece(token, special) for token in ids])
         if drop_space and self._vocab.add_space_prefix:
@@ -145,7 +145,7 @@ class Tokenizer:
         return StreamDecoder(piece, drop_space and self._vocab.add_space_prefix)
 
     def piece(self, token: int, special: bool = True) -> bytes:
-        """Return the bytes that a token adds to the text, maybe part of a character. Control tokens only if
+        """Return the bytes that a token adds to the text, perhaps part of a character; control tokens only if
         `special`."""
         vocab = self._vocab
         token = self._checked(token)
@@ -181,7 +181,7 @@ class Tokenizer:
         return text_encoder(self._vocab)
 
     def _spelled(self, ids: list[int], without: Set[int]) -> Iterator[int]:
-        """Return `ids`, but letter by letter if one of them is in `without`."""
+        """Return `ids`, spelled letter by letter if one of them is in `without`."""
         for token in ids:
             if token not in without:
                 yield token
@@ -191,10 +191,8 @@ class Tokenizer:
 
     @cached_property
     def _special_by_prefix(self) -> dict[str, tuple[dict[str, tuple[int, int]], list[int]]]:
-        """Special tokens by the first characters of their text: ((order, id) by text, lengths).
-
-        The order is longest in bytes first.
-        """
+        """Special tokens by the first characters of their text: ((order, id) by text, lengths). The order is by length
+        in bytes, longest first."""
         tokens = self._vocab.tokens
         order = sorted(self.special.values(), key=lambda i: -len(_bytes(tokens[i])))
         groups: dict[str, tuple[dict[str, tuple[int, int]], list[int]]] = {}
@@ -207,7 +205,7 @@ class Tokenizer:
         return groups
 
     def _found(self, text: str) -> list[tuple[int, int, int]]:
-        """Return (order, place, token) of every special token at every place; one lookup per place and length."""
+        """Return (order, position, token) of every special token in the text; one lookup per position and length."""
         found: list[tuple[int, int, int]] = []
         groups = self._special_by_prefix
         present = iter(groups)
@@ -230,7 +228,7 @@ class Tokenizer:
             return []
         tokens, kinds = self._vocab.tokens, self._vocab.kinds
         taken = bytearray(len(text))
-        found: list[tuple[int, int]] = []  # (place, token)
+        found: list[tuple[int, int]] = []  # (position, token)
         for _, place, token in self._found(text):
             if kinds[token] & HIDDEN and not parse_special:
                 continue
@@ -269,7 +267,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _valid(text: str) -> str:
-    """Replace each surrogate in `text`, which has no bytes, with U+FFFD, so that positions stay."""
+    """Replace each surrogate in `text`, which cannot be encoded, with U+FFFD, so that positions do not change."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -278,10 +276,10 @@ def _valid(text: str) -> str:
 
 
 class StreamDecoder:
-    """`push(id)` returns the text that the token completes, `finish()` the rest; joined they equal `decode(ids)`.
+    """`push(id)` returns the text that the token completes, `finish()` the remainder; joined they equal `decode(ids)`.
 
-    Half a character waits for its other half; bytes that never form one become U+FFFD. With `drop_space`, the space
-    that the vocabulary writes before a first word is dropped.
+    Incomplete characters wait for their remaining bytes; bytes that never form a character become U+FFFD. `drop_space`
+    drops the space that the vocabulary puts before the first word.
     """
 
     def __init__(self, piece: Callable[[int], bytes], drop_space: bool) -> None:
@@ -290,7 +288,7 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """Return the text that `token` completes, possibly empty. TokenizerError for an id outside the vocabulary."""
+        """Return the text that `token` completes, or ""; raise TokenizerError for an id outside the vocabulary."""
         piece = self._piece(token)
         if self._drop_space and piece:
             self._drop_space = False
@@ -298,5 +296,5 @@ class StreamDecoder:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """Return the rest at the end: U+FFFD for an incomplete character, else nothing."""
+        """Return the remainder at the end: U+FFFD for an incomplete character, otherwise nothing."""
         return self._decoder.decode(b"", True)

@@ -1,4 +1,4 @@
-"""Unigram ("t5"): normalize as SentencePiece does, then choose the tokens with the highest sum of scores (Viterbi)."""
+"""Unigram ("t5"): normalize as SentencePiece does, then choose the tokens with the highest total score (Viterbi)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from localllm.tokenizer.charsmap import CharsMap
 from localllm.tokenizer.matching import Matcher
 
-_PENALTY = 10.0  # score of an unknown character below the worst token's
+_PENALTY = 10.0  # subtracted from the worst token's score for an unknown character
 
 
 def normalizer(charsmap: CharsMap | None, space: str, prefix: bool, merge: bool) -> Callable[[str, bool], str]:
-    """Return a function of a text, and whether a word may start before it: spaces become `space`.
+    """Return a function of a text, and of whether the text starts a word: it replaces spaces by `space`.
 
-    `prefix` puts one before the first word. `merge` makes one of many, and drops those at the end.
+    `prefix` puts one before the first word. `merge` collapses runs of spaces, and drops trailing ones.
     """
 
     def normalize(text: str, start: bool) -> str:
@@ -43,8 +43,8 @@ def viterbi(
 
     def encode(text: str) -> list[int]:
         count = len(text)
-        best = [float("-inf")] * (count + 1)  # score of the best tokens up to each place
-        last = [(0, unknown)] * (count + 1)  # where the last of them begins, and its id
+        best = [float("-inf")] * (count + 1)  # best total score up to each position
+        last = [(0, unknown)] * (count + 1)  # start and id of the last token on that path
         best[0] = 0.0
         for start in range(count):
             single = False

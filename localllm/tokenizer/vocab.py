@@ -1,6 +1,6 @@
 """The vocabulary in GGUF metadata: token texts, types and scores, special tokens, flags.
 
-Missing parts (defaults by tokenizer model, tokens that end a generation, tokens with a wrong type) are completed as in
+Missing parts (defaults by tokenizer model, end-of-generation tokens, corrected token types) are completed as in
 llama.cpp, so that both read a file the same way.
 """
 
@@ -21,12 +21,12 @@ from localllm.tokenizer.pretokenize import PreRule, nearest, pre_rule, unknown_r
 UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 2, 4, 8, 16, 32
 SPECIAL = UNKNOWN | CONTROL | USER_DEFINED
 HIDDEN = UNKNOWN | CONTROL  # not shown, and recognised in text only on request
-_KINDS = np.array([0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE], np.uint8)  # index: type id in the file
+_KINDS = np.array([0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE], np.uint8)  # indexed by the file's type id
 
 _KEY = "tokenizer.ggml."
-_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # real files often have other ids one past the end: ignored
+_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # in real files others are often one past the end, which is ignored
 
-# Tokens known by their text, if the file does not give the id: the first found counts.
+# Tokens recognized by their text if the file gives no id; the first match counts.
 _FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
     "fim_pre": (
         *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
@@ -44,7 +44,7 @@ _FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # starts the next file, so it ends the generation
+_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # they start the next file, so they end the generation
 _END_TEXTS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
@@ -55,16 +55,16 @@ _TURN_TEXTS = (
     *("[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
 )
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss: parts of the answer
-# If all of `present` end a generation, `token` does not, and has the kind `kind`.
+# If all tokens in `present` end a generation, `token` does not, and gets the kind `kind`.
 _EXCEPTIONS: tuple[tuple[tuple[str, ...], str, int], ...] = (
     (("<|return|>", "<|call|>"), "<|end|>", USER_DEFINED),  # gpt-oss: ends one of several messages
     (("<|return|>", "<|calls|>"), "<|end|>", USER_DEFINED),
     (("<|flush|>", "<|call|>"), "<|end|>", USER_DEFINED),
     (("<|flush|>", "<|calls|>"), "<|end|>", USER_DEFINED),  # solar-open
-    (("<|tool_response>",), "</s>", NORMAL),  # gemma 4: a tag of HTML
+    (("<|tool_response>",), "</s>", NORMAL),  # gemma 4: an HTML tag
     (("<|plamo:eos|>",), "</s>", NORMAL),
 )
-_MASKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # token, key, what its value contains
+_MASKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # token, key, substrings of its value
     ("<mask>", _KEY + "pre", ("jina-v2-de", "jina-v2-es", "jina-v2-code")),
     ("<mask>", "general.architecture", ("nomic-bert-moe", "jina-bert-v3")),
     ("[MASK]", "general.name", ("modern-bert",)),
@@ -73,28 +73,28 @@ _MASKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # token, key, what its
 
 @dataclass(frozen=True, slots=True)
 class Vocab:
-    """Everything that `Tokenizer` needs, checked. `kinds` holds one byte of kind bits per token."""
+    """The validated input of `Tokenizer`. `kinds` holds one byte of kind bits per token."""
 
     model: str  # a key of VOCAB_KINDS
     tokens: list[str]
     ids: dict[str, int]
     kinds: bytes
-    scores: list[float]  # empty without
-    merges: Sequence[str]  # "left right", best first; may decode on demand; empty without
+    scores: list[float]  # empty if the file has no scores
+    merges: Sequence[str]  # "left right", highest priority first; decoded on demand; empty without merges
     rule: PreRule | None  # how to split text into words before merging; None without merges
-    writes: str  # how token texts write spaces and bytes: SPACES, LETTERS, ESCAPES or PLAIN
+    writes: str  # how token texts spell spaces and bytes: SPACES, LETTERS, ESCAPES or PLAIN
     bos: int | None
     eos: int | None
     unknown: int | None
     adds: Mapping[str, int]  # ids around a text, by name: "bos" before it, "eos" or "seperator" after it
     add_space_prefix: bool
-    merge_spaces: bool  # "t5": make one space of many
+    merge_spaces: bool  # "t5": collapse runs of spaces
     lowercase: bool  # "bert", "whitespace"
     strip_accents: bool  # "bert"
-    charsmap: bytes  # "t5": the table of replaced characters; empty without
-    ends: frozenset[int]  # tokens that end a generation
-    end: int | None  # the token that ends an answer: the end of a turn, or else of a text
-    suppressed: tuple[int, ...]  # tokens that an answer never contains
+    charsmap: bytes  # "t5": normalization table; empty without one
+    ends: frozenset[int]  # end-of-generation tokens
+    end: int | None  # the token that ends an answer: end of turn, or else end of text
+    suppressed: tuple[int, ...]  # tokens that are never generated
     strip_before: frozenset[int]  # special tokens that absorb the white space before them
     strip_after: frozenset[int]  # special tokens that absorb the white space after them
     note: str  # a line for the user if the rule is guessed, else ""
@@ -106,9 +106,9 @@ def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
 
 
 def read_vocab(metadata: Mapping[str, Any], force: bool = False) -> Vocab:
-    """Read the vocabulary from a file's metadata. TokenizerError names the key for anything missing or wrong.
+    """Read the vocabulary from a file's metadata; raise TokenizerError that names a missing or invalid key.
 
-    With `force` take the nearest known rule for an unknown one.
+    With `force`, use the nearest known rule for an unknown one.
     """
     model = _typed(metadata, _KEY + "model", str, "a string")
     if model in NO_TEXT_MODELS:
@@ -153,7 +153,7 @@ def read_vocab(metadata: Mapping[str, Any], force: bool = False) -> Vocab:
 
 
 def _adds(metadata: Mapping[str, Any], kind: VocabKind, rule: PreRule | None) -> Sequence[str]:
-    """Return the names of the ids around a text."""
+    """Return the names of the ids added around a text."""
     if kind.adds_always:
         return kind.adds
     add_bos = _flag(metadata, "add_bos_token", "bos" in kind.adds or (rule is not None and rule.add_bos))
@@ -173,7 +173,7 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
 
 def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
     value = _string_array(metadata, name)
-    to_list = getattr(value, "to_list", None)  # all at once: many times faster than one by one, and surely strings
+    to_list = getattr(value, "to_list", None)  # all at once: much faster than one by one, and guaranteed to be strings
     if to_list is not None:
         return list(to_list())
     if not all(isinstance(text, str) for text in value):
@@ -200,7 +200,7 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, kinds: str) -> 
     value = _typed(metadata, key, (np.ndarray, Sequence), "an array of numbers")
     try:
         array = np.asarray(value)
-    except (ValueError, OverflowError):  # lists of different lengths, huge numbers
+    except (ValueError, OverflowError):  # lists of different lengths, very large numbers
         array = np.empty((0, 0))
     if array.ndim != 1 or array.dtype.kind not in kinds:
         raise TokenizerError(f"{key} must be an array of {'whole ' if 'f' not in kinds else ''}numbers")
@@ -210,7 +210,7 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, kinds: str) -> 
 
 
 def _suppressed(metadata: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    """Return the tokens that must not be chosen. Ids beyond the vocabulary do not count."""
+    """Return the tokens that must not be chosen; ids beyond the vocabulary are ignored."""
     if _KEY + "suppress_tokens" not in metadata:
         return ()
     listed = _numbers(metadata, "suppress_tokens", 0, "iu")
@@ -240,8 +240,8 @@ def _kinds(metadata: Mapping[str, Any], count: int) -> bytearray:
 
 
 def _special_ids(metadata: Mapping[str, Any], kind: VocabKind, rule: PreRule | None, count: int) -> dict[str, int]:
-    """Return ids by name: bos, eos, eot, eom, unknown, seperator (as the key is spelled), fim_*; absent if neither the
-    file nor a default gives one."""
+    """Return ids by name: bos, eos, eot, eom, unknown, seperator (spelled as in the key), fim_*. A name without an id
+    in the file or a default is missing."""
     ids = {name: i for name, i in kind.ids.items() if i < count}
     if rule is not None and rule.no_default_bos:
         ids.pop("bos", None)
@@ -263,7 +263,7 @@ def _special_ids(metadata: Mapping[str, Any], kind: VocabKind, rule: PreRule | N
 
 
 def _complete(ids: Mapping[str, int], kinds: bytearray, special: dict[str, int]) -> frozenset[int]:
-    """Return the tokens that end a generation. Corrects `kinds` of control tokens with a wrong type in the file."""
+    """Return the end-of-generation tokens. Correct `kinds` of control tokens that have a wrong type in the file."""
     for name, texts in _FIM_TEXTS.items():
         found = next((ids[text] for text in texts if text in ids), None)
         if name not in special and found is not None:
@@ -286,7 +286,7 @@ def _complete(ids: Mapping[str, int], kinds: bytearray, special: dict[str, int])
 
 
 def _strip_before(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> frozenset[int]:
-    """Return the mask token of embedding models, which absorbs the white space before it; names identify them."""
+    """Return the mask token of embedding models, which absorbs white space before it. Models are identified by name."""
     found = {
         ids[token]
         for token, key, names in _MASKS
@@ -296,7 +296,7 @@ def _strip_before(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> frozen
 
 
 def _strip_after(metadata: Mapping[str, Any], ids: Mapping[str, int], kinds: bytearray) -> frozenset[int]:
-    """Return the added tokens of Phi-3, which absorb the white space after them; the name identifies the model."""
+    """Return the added tokens of Phi-3, which absorb the white space after them. The model is identified by name."""
     name = str(metadata.get("general.name", "")).lower()
     if "phi-3" not in name and "phi3" not in name:
         return frozenset()

@@ -26,7 +26,7 @@ class Messages:
         self._service, self._settings = service, settings
 
     async def create(self, request: Request, fields: Fields) -> Response | Json:
-        """Answer a request for a message."""
+        """Create a message."""
         model = self._service.find(fields.text("model", "")).id
         asked = read_message(fields, client(request), self._settings.max_tokens)
         writer = MessageWriter(new_id("msg_"), model, asked.turn.generation.stops, asked.thoughts)

@@ -1,7 +1,7 @@
 """Convert the events of a turn to a message: the events of a stream, and the complete message.
 
 message_start; for each block content_block_start, content_block_delta ..., content_block_stop; then message_delta and
-message_stop. A ping follows the first content_block_start, and reports prompt progress.
+message_stop. A ping follows the first content_block_start; pings also replace prompt progress events.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class MessageWriter:
                 yield {"type": "message_stop"}
 
     def message(self) -> Json:
-        """Return the message."""
+        """Return the complete message."""
         return self._message() | self._reason() | {"content": [block.json() for block in self._blocks]}
 
     def _message(self) -> Json:

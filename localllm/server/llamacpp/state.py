@@ -34,7 +34,7 @@ _EFFORTS = ("reasoning_effort", "reasoning_strength")
 
 
 class State:
-    """The handlers of the state."""
+    """The handlers of /health, /props, /slots and /metrics."""
 
     def __init__(self, service: Service, settings: Settings) -> None:
         self.service = service

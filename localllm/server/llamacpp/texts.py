@@ -12,7 +12,7 @@ from localllm.server.turn import Json
 
 
 class Texts:
-    """The handlers of texts."""
+    """The handlers of /tokenize, /detokenize and /apply-template."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

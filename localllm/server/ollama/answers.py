@@ -32,7 +32,7 @@ Wrap = Callable[[Part], Json]  # converts a part to the format of /api/chat or /
 
 
 class Answers:
-    """The handlers of answers."""
+    """The handlers of /api/chat and /api/generate."""
 
     def __init__(self, service: Service, settings: Settings) -> None:
         self.service = service

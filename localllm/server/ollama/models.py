@@ -17,7 +17,7 @@ from localllm.server.ollama.request import model_of
 from localllm.server.settings import Settings
 from localllm.server.turn import Json, ModelInfo
 
-VERSION = "0.33.0"  # of Ollama's API: clients require a minimum version
+VERSION = "0.33.0"  # version of Ollama's API; clients require a minimum
 NEVER = "2318-01-01T00:00:00Z"  # loaded models stay until memory is needed
 
 

@@ -27,7 +27,7 @@ class Chat:
         self._service, self._settings = service, settings
 
     async def complete(self, request: Request, fields: Fields) -> Response | Json:
-        """Answer a chat completion."""
+        """Create a chat completion."""
         info = self._service.find(fields.text("model", ""))
         model = info.id
         asked = read_chat(fields, client(request), self._settings.max_tokens)

@@ -21,8 +21,8 @@ CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 class ChatStream:
     """Converts the events of `n` answers to chunks.
 
-    The chunk with the role is sent with the first token, unless progress is requested. Benchmark tools take the first
-    chunk for the end of the prompt, and a failing prompt can still set the HTTP status.
+    The chunk with the role is sent with the first token, unless progress is requested. Benchmark tools treat the first
+    chunk as the end of the prompt, and a failing prompt can still set the HTTP status.
     """
 
     def __init__(self, head: Head, n: int, show: Show, clock: Clock = time.perf_counter) -> None:

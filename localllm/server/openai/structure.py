@@ -1,5 +1,4 @@
-"""The required structure of an answer: OpenAI's `response_format`, llama.cpp's `json_schema` and `grammar`, and
-vLLM's."""
+"""The required structure of an answer, from the fields of OpenAI (`response_format`), llama.cpp and vLLM."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ EFFORTS = {  # value in a request: value in templates
 }
 BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget")
 SWITCHES = {"enabled": True, "disabled": False, "auto": None, "adaptive": None}  # values of `thinking`
-FORMATS = {"auto": None, "deepseek": False, "deepseek-legacy": False, "none": True}  # whether thoughts stay in content
+FORMATS = {"auto": None, "deepseek": False, "deepseek-legacy": False, "none": True}  # whether content keeps reasoning
 MAX_BUDGET = 2**31 - 1
 
 
