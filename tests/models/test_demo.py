@@ -139,7 +139,7 @@ def chat_logits(opened: dict[str, Model]) -> dict[str, tuple[np.ndarray, np.ndar
 def test_our_forward_predicts_as_torch_does(chat_logits: dict[str, tuple[np.ndarray, np.ndarray]], role: str) -> None:
     ids, logits = chat_logits[role]
     top = logits.max(axis=-1)
-    surprise = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top  # (T,) normalizers, minus the actual token's logit
+    surprise = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top  # (T,) log normalizers
     loss = (surprise[:-1] - logits[np.arange(len(ids) - 1), ids[1:]]).mean()
     assert loss == pytest.approx(TORCH_LOSS[role], abs=0.03)  # Q4_K and Q6_K instead of float32
 
