@@ -1,6 +1,6 @@
 """Helpers of the whole test suite: the path of the reference data, or a skip if it is missing, and a full disk.
 
-The tests, and the programs that they start, see no configuration and no conversations of the user.
+Tests and the programs that they start ignore the user's configuration and conversations.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from tests import pocl
 
 for _name in [name for name in os.environ if name.startswith("LOCALLLM_")]:
     del os.environ[_name]
-os.environ["LOCALLLM_CONFIG"] = os.devnull  # not the configuration of whoever runs the tests
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="localllm-state-")  # nor what they said in chats
+os.environ["LOCALLLM_CONFIG"] = os.devnull  # hide the user's configuration
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="localllm-state-")  # hide the user's chats
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
-# Nor their terminal: a dumb one has 80 columns at most, and some variables switch colors on or off.
+# Hide the user's terminal too: a dumb one has at most 80 columns, and some variables switch colors on or off.
 os.environ["TERM"] = "xterm"
 for _name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "CLICOLOR", "CLICOLOR_FORCE"):
     os.environ.pop(_name, None)
-if not os.path.isdir(os.path.expanduser("~")):  # compiled code would not be kept, and every start would warn of it
+if not os.path.isdir(os.path.expanduser("~")):  # without it compiled code is not kept, and every start warns
     os.environ["HOME"] = tempfile.mkdtemp(prefix="localllm-home-")
     atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
-# NumPy multiplies small matrices here. Two threads for each, which wait for each other in a loop, take four times the
-# processor time where every core is busy, as with two workers of pytest-xdist on two cores.
+# NumPy multiplies small matrices here. OpenBLAS threads spin while they wait, so two threads per process take four
+# times the processor time if every core is busy, as with two workers of pytest-xdist on two cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is loaded, which is later
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background like this
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs with SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Programs that the tests start import the package hundreds of times. Where bytecode is not to be written beside it, as
-# in containers, they share a folder for the run; the workers of pytest-xdist inherit it.
+# Programs that the tests start import the package hundreds of times. If bytecode cannot be written next to the sources,
+# as in containers, they share a folder for the run; the workers of pytest-xdist inherit it.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not in os.environ:
     os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="localllm-bytecode-")
     atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
 
-# Twelve thousand tests are a million objects that stay. A search for garbage among them takes 0.7 s: none is made while
-# they are collected, and later ones leave them out.
+# Twelve thousand tests are a million long-lived objects, and a garbage collection over them takes 0.7 s. So collection
+# is off while tests are collected, and later collections skip these objects.
 gc.disable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide cards and the system's OpenCL drivers from the tests, and from the programs that they start.
+    """Hide GPUs and the system's OpenCL drivers from the tests, and from the programs that they start.
 
-    PoCL, which is a package, stays. With `-m gpu` everything is there.
+    PoCL, which is a Python package, stays. With `-m gpu` nothing is hidden.
     """
     if re.search(r"(?<!not )\bgpu\b", config.option.markexpr) or find_spec("pocl_binary_distribution") is None:
         return
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skip tests that fail because PoCL cannot compile anything for this processor, not even an empty kernel."""
+    """Skip tests that fail because PoCL cannot compile even an empty kernel for this processor."""
     report = yield
     if report.failed and pocl.UNKNOWN in _said(report) and not pocl.compiles():
         report.outcome = "skipped"
@@ -79,7 +79,7 @@ def pytest_runtest_makereport(
 
 
 def _said(report: pytest.TestReport) -> str:
-    """Return the message of the error and what was printed to stderr: not the source, which may hold any words."""
+    """Return the error's message and the captured stderr, without the source, which may contain the searched words."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return f"{crash.message if crash else ''}\n{report.capstderr}"
 
@@ -94,7 +94,7 @@ SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
 
 def reference(*parts: str) -> Path:
-    """Path of a file or folder of the reference data; skips the calling test if it is missing."""
+    """Return the path of a file or folder of the reference data; skip the calling test if it is missing."""
     path = SHARED_DATA.joinpath(*parts)
     if not path.exists():
         pytest.skip(f"reference data not present: {path}")
@@ -103,7 +103,7 @@ def reference(*parts: str) -> Path:
 
 @contextmanager
 def full_disk(room: int) -> Iterator[None]:
-    """Simulates a full disk by a limit on file sizes: in this process, a write beyond `room` bytes fails."""
+    """Simulate a full disk by a limit on file sizes: in this process, a write beyond `room` bytes fails."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:

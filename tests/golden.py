@@ -37,16 +37,16 @@ from tests.models.kit import EMBEDDERS, KIT
 
 PATH = Path(__file__).with_suffix(".json")
 COUNT, LONG = 80, 300  # tokens with logits: more than a block of the cache, and more than attention reads at once
-VOCABULARY, MASK = 127, 127  # tokens of prompts are smaller; the token that diffusion fills in
+VOCABULARY, MASK = 127, 127  # prompt tokens are below the first; the second is the mask token of diffusion
 WRITTEN = 20  # tokens of the greedy answer
-ALONE = "alone"  # on one thread; the condition whose hashes are stored
+ALONE = "alone"  # the condition whose hashes are stored: one sequence, one thread
 AVX2 = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": ""}
 Found = dict[str, dict[str, str]]  # condition -> what was hashed -> hash
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model of the kit, with its matrices in another format, or with another type of cache."""
+    """A model of the kit, with its matrices in another format or another cache type."""
 
     kit: str
     format: str = ""
@@ -78,7 +78,7 @@ RECURRENT = [
     "plamo2-dense", "lfm2-dense", "qwen35-dense", "qwen3next-moe", "kimi-linear-moe", "minimax-01-moe", "rwkv6",
     "rwkv7", "kimi-k3-moe",
 ]  # fmt: skip
-ENCODED = ["t5-gated", "t5-relu"]  # a text goes to the encoder, its answer to the decoder
+ENCODED = ["t5-gated", "t5-relu"]  # the text goes to the encoder, the answer to the decoder
 DIFFUSION = ["dream-dense", "rnd1-moe"]
 EMBEDDED = ["bert-mean", "modern-bert", "nomic-bert-moe", "qwen3-embedding", "t5encoder", "jina-bert-v2"]
 FORMATS = [
@@ -116,7 +116,9 @@ CASES = {case.name: case for case in _cases()}
 
 
 def write(case: Case, folder: Path) -> Path:
-    """Write the model to a file. Matrices in another format are random blocks, so no quantizer decides the bits."""
+    """Write the model to a file. Matrices in another format are random blocks, so that no quantizer affects the
+    bits.
+    """
     path = (KIT | EMBEDDERS)[case.kit].write(folder / "model.gguf")
     if not case.format and case.kit not in DIFFUSION:
         return path
@@ -149,7 +151,7 @@ def digest(numbers: np.ndarray | Sequence[int]) -> str:
     return hashlib.sha256(found.tobytes()).hexdigest()[:20]
 
 
-# -- how the program is used: adapt this part when its interfaces change --------------------------------------------
+# -- the program's interfaces: adapt this part when they change --------------------------------------------------------
 
 
 def opened(case: Case, path: Path, threads: int, **more: object) -> localllm.Model:
@@ -169,7 +171,7 @@ def opened(case: Case, path: Path, threads: int, **more: object) -> localllm.Mod
 
 
 class Steps:
-    """Sequences of a model, which a step extends together."""
+    """Sequences of a model that one step extends together."""
 
     def __init__(self, model: localllm.Model, sequences: int = 1) -> None:
         self.engine = model.engine
@@ -203,7 +205,7 @@ def answer(model: localllm.Model, prompt: Sequence[int]) -> list[int]:
 
 
 def drafted_answer(model: localllm.Model, prompt: Sequence[int], told: Sequence[int]) -> list[int]:
-    """Answer with verified drafts: the given tokens, every fifth of them replaced by a wrong token."""
+    """Answer with verified drafts: the tokens given, with every fifth one replaced by a wrong token."""
     text = [*prompt, *told]
 
     def guess(seen: Sequence[int], sampler: object) -> Guess:
@@ -302,7 +304,7 @@ def _in_chunks(model: localllm.Model, ids: list[int], first: int) -> str:
 
 
 def _in_a_batch(model: localllm.Model, ids: list[int], first: int) -> str:
-    """Two other sequences in every step, and chunks of different lengths."""
+    """Evaluate in chunks of different lengths, with two other sequences in every step."""
     steps, found, at, number = Steps(model, 3), [], 0, 0
     begun = [[*ids[:first], ids[first]] if first else [] for _ in range(2)]
     before, behind = tokens("before", LONG), tokens("behind", LONG)
@@ -320,7 +322,7 @@ def _in_a_batch(model: localllm.Model, ids: list[int], first: int) -> str:
 
 
 def _after_drafts(model: localllm.Model, ids: list[int], first: int) -> str:
-    """Step as speculation does: right and wrong tokens in one step, then rewind the wrong ones."""
+    """Step as speculation does: accepted and rejected tokens in one step, then rewind the rejected ones."""
     steps, found, at = Steps(model), [], first + 11
     found.append(steps.step([(0, ids[:at])], first))
     while at < len(ids):
@@ -337,12 +339,12 @@ def _after_drafts(model: localllm.Model, ids: list[int], first: int) -> str:
 
 
 def stored_alone(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Compute the entries of these models in this process."""
+    """Return the entries of these models, computed in this process."""
     return {name: measure(CASES[name], conditions=False)[ALONE] for name in names}
 
 
 def on_avx2(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Compute them in a process whose kernels are compiled for AVX2."""
+    """Return the entries of these models, computed in a process whose kernels are compiled for AVX2."""
     command = [sys.executable, "-m", "tests.golden", "--print", *names]
     root = Path(__file__).parent.parent
     done = subprocess.run(command, env=os.environ | AVX2, cwd=root, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Whether PoCL can compile for this processor: the LLVM in its package knows none made after 2022, such as Zen 5."""
+"""Whether PoCL can compile for this processor: its bundled LLVM knows none released after 2022, such as Zen 5."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from functools import cache
 import pytest
 
 REASON = "PoCL's compiler does not know this processor"
-UNKNOWN = "unknown target CPU"  # what it says then
+UNKNOWN = "unknown target CPU"  # PoCL's message in that case
 _ENVIRONMENT = dict(os.environ)  # before any test changes it
 
-# The smallest kernel, without anything of this project.
+# The smallest kernel, independent of this project.
 _PROGRAM = """
 import pyopencl as cl
 
@@ -26,9 +26,9 @@ for platform in cl.get_platforms():
 
 @cache
 def compiles() -> bool:
-    """Return False if PoCL takes the processor for an unknown one, which no fault of this project can cause.
+    """Return False if PoCL does not know the processor, which no bug of this project can cause.
 
-    A separate process asks, so that no test, and no code under test, can change the answer.
+    A separate process checks, so that no test, and no code under test, can change the result.
     """
     asked = [sys.executable, "-I", "-c", _PROGRAM]
     done = subprocess.run(asked, env=_ENVIRONMENT, capture_output=True, text=True, check=False)
@@ -36,6 +36,6 @@ def compiles() -> bool:
 
 
 def needed() -> None:
-    """Skip the calling test where PoCL compiles nothing."""
+    """Skip the calling test if PoCL cannot compile."""
     if not compiles():
         pytest.skip(REASON)

@@ -1,4 +1,4 @@
-"""The bits of 105 small models under every condition are those that `golden.json` keeps."""
+"""The bits of 105 small models equal `golden.json` under every condition."""
 
 from __future__ import annotations
 

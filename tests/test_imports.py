@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source: the rules of the layout (CONTRIBUTING.md) hold in every file."""
+"""The import rules of CONTRIBUTING.md hold in every file, judged by its source."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-GROUND = {"localllm.printable", "localllm.notice", "localllm.regular"}  # all rooms may import these; they need nothing
+GROUND = {"localllm.printable", "localllm.notice", "localllm.regular"}  # importable everywhere; they import nothing
 PACKAGES = ("localllm", "models", "backends", "plan", "quant")
 
-# What a file may import besides the standard library: the longest prefix of its path decides.
+# The imports that a file may have besides the standard library. The longest matching prefix of its path applies.
 ALLOWED: dict[str, set[str]] = {
     "quant": {"quant", "numpy"},
     "quant/compiled": {"quant", "numpy", "numba", "llvmlite"},
@@ -43,12 +43,12 @@ FILES = sorted(
     path
     for package in PACKAGES
     for path in (ROOT / package).rglob("*.py")
-    if path.relative_to(ROOT).parts[1] not in PACKAGES  # links
+    if path.relative_to(ROOT).parts[1] not in PACKAGES  # skip symbolic links
 )
 
 
 def _room(module: str, name: str = "") -> str:
-    """`module` without the package that all rooms are in, so that a rule reads as the folders are named."""
+    """Return `module` without the package's name, as rules name the folders."""
     if module in GROUND:
         return "ground"
     inside = f"{module}.{name}" if module == "localllm" and name in PACKAGES else module
@@ -57,7 +57,7 @@ def _room(module: str, name: str = "") -> str:
 
 
 def imports(path: Path, *, only_at_import: bool = False) -> set[str]:
-    """Modules that a file names in its imports; with `only_at_import`, those of importing it, not of calling it."""
+    """Return the modules that a file imports. `only_at_import`: only those imported with the file, not in functions."""
     found = set()
     nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while nodes:
@@ -144,18 +144,18 @@ def test_imports_are_found_wherever_they_stand(tmp_path: Path, code: str, found:
     assert imports(tmp_path / "m.py", only_at_import=True) == {m for m in found if m != "c"}
 
 
-# -- circles ---------------------------------------------------------------------------------------------------------
+# -- cycles ----------------------------------------------------------------------------------------------------------
 
 
 def module(path: Path, root: Path = ROOT) -> str:
-    """The name by which a file is imported: all rooms are in localllm."""
+    """Return the import name of a file; all rooms are in localllm."""
     parts = path.relative_to(root).with_suffix("").parts
     inside = root == ROOT and parts[0] != "localllm"
     return ".".join(("localllm", *parts) if inside else parts).removesuffix(".__init__")
 
 
 def graph(files: Mapping[str, Path]) -> dict[str, set[str]]:
-    """The modules among `files` that each imports: when it is called and for type checkers, too."""
+    """Return the import graph among `files`, with imports in functions and for type checkers."""
     found: dict[str, set[str]] = {}
     for importer, path in files.items():
         names: set[str] = set()
@@ -170,7 +170,7 @@ def graph(files: Mapping[str, Path]) -> dict[str, set[str]]:
 
 
 def circle(files: Mapping[str, Path]) -> list[str]:
-    """Modules that import one another in a circle; none where there is no circle."""
+    """Return an import cycle; nothing if there is none."""
     try:
         TopologicalSorter(graph(files)).prepare()
     except CycleError as error:
@@ -184,7 +184,7 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     assert {"localllm.engine", "localllm.tokenizer"} <= edges[
         "localllm.generation.core"
     ]  # names, and modules of packages
-    assert "localllm.speculation.setup" in edges["localllm.predictor"]  # for type checkers alone
+    assert "localllm.speculation.setup" in edges["localllm.predictor"]  # imported only for type checkers
     assert circle(files) == []
 
 

@@ -1,4 +1,4 @@
-"""Messages that name options: every option they name exists, and below the command line none of them names a flag."""
+"""Messages that name options: every option they name exists, and no module below the command line names a flag."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.test_imports import FILES, name
 BELOW = [path for path in FILES if not name(path).startswith(("localllm/cli/", "localllm/options/"))]
 OPTIONS = [each for command in COMMANDS.values() for group in command.groups for each in declared(group)]
 FLAGS = {flag for each in OPTIONS for flag in each.option.flags}
-FOREIGN = {  # what only looks like a flag of ours
-    ("backends/cuda/nvrtc.py", "-v"),  # of NVIDIA's assembler
-    ("localllm/__main__.py", "-m"),  # Python's
-    ("localllm/confined/process.py", "-c"),  # Python's
-    ("localllm/machine/system.py", "-n"),  # of sysctl
+FOREIGN = {  # looks like a flag of ours but is not
+    ("backends/cuda/nvrtc.py", "-v"),  # an option of NVIDIA's assembler
+    ("localllm/__main__.py", "-m"),  # an option of Python
+    ("localllm/confined/process.py", "-c"),  # an option of Python
+    ("localllm/machine/system.py", "-n"),  # an option of sysctl
     ("localllm/notice.py", "--backend"),  # an example
     ("quant/formats/q1_q2.py", "-d"),  # minus d
 }
 
 
 def texts(path: Path) -> Iterator[str]:
-    """The string literals of a file, docstrings included."""
+    """Return the string literals of a file, with docstrings."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -41,7 +41,7 @@ def flags_in(text: str) -> set[str]:
 
 
 def settings(path: Path) -> Iterator[str]:
-    """The options that a file names in messages: in Setting(...), or in a loop over names that Setting takes."""
+    """Return the options that a file names in messages: in Setting(...), or in a loop over names passed to Setting."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Setting":
             first = node.args[0]
@@ -65,7 +65,7 @@ def test_every_option_that_a_message_names_exists() -> None:
     named = {each for path in FILES for each in settings(path)}
     known = {each.name for group in GROUPS for each in declared(group)}
     assert len(named) > 10
-    assert named - {""} <= known  # "": the name is a variable
+    assert named - {""} <= known  # "": a variable holds the name
     for each in sorted(named - {""}):
         assert flag_of(each) in FLAGS
 

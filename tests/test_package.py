@@ -1,4 +1,6 @@
-"""What is installed: one import package, whole: from the wheel, the sdist, and a checkout with or without links."""
+"""The installed files are one import package, complete from the wheel, the sdist, and checkouts with and without
+links.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ HELLO = (
 
 
 def tracked() -> list[str]:
-    """The files of the repository that make up the package."""
+    """Return the repository's files that make up the package."""
     listed = subprocess.run(["git", "ls-files", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True)
     return [name for name in listed.stdout.splitlines() if not (ROOT / name).is_symlink()]
 
 
 def build(kind: str, source: Path, target: Path) -> Path:
-    """The distribution that the build backend makes of `source`."""
+    """Build a distribution of `source` with the build backend."""
     code = f"import sys; from hatchling.build import build_{kind}; print(build_{kind}(sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", code, target], cwd=source, capture_output=True, text=True, check=True)
     return target / done.stdout.splitlines()[-1]
@@ -37,7 +39,7 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package's files as a clone without links has them."""
+    """Return a checkout of the package's files without links."""
     copy = tmp_path_factory.mktemp("checkout")
     try:
         names = tracked()
@@ -51,7 +53,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def linked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with links, as git makes them elsewhere."""
+    """Return a checkout of the package's files with links, as git creates them on most systems."""
     copy = tmp_path_factory.mktemp("linked") / "localllm"
     shutil.copytree(checkout, copy)
     for room in ROOMS:
@@ -60,19 +62,19 @@ def linked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def modules(names: list[str]) -> list[str]:
-    ours = [name for name in names if name.startswith("localllm/")]  # not the metadata, which has the licences again
+    ours = [name for name in names if name.startswith("localllm/")]  # without the metadata, which repeats the licences
     return sorted(name for name in ours if name.endswith(SUFFIXES))
 
 
 def expected(checkout: Path) -> list[str]:
-    """What must be in the wheel: the files of the checkout, every room within localllm."""
+    """Return the files that must be in the wheel: those of the checkout, with every room inside localllm."""
     files = [path.relative_to(checkout) for path in checkout.rglob("*") if path.is_file()]
     inside = [f if f.parts[0] == "localllm" else Path("localllm", f) for f in files if len(f.parts) > 1]
     return modules([path.as_posix() for path in inside])
 
 
 def talk(home: Path, folder: Path) -> str:
-    """Load the model in the box with `home` as what is installed, beside somebody else's package `models`."""
+    """Run the model in the box with `home` as the installed package, next to an unrelated package named `models`."""
     (folder / "models").mkdir(exist_ok=True)
     (folder / "models" / "__init__.py").write_text("MINE = True\n")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

@@ -1,4 +1,4 @@
-"""Tests are skipped only where PoCL cannot compile even an empty kernel: no fault of this project skips one."""
+"""Tests are skipped only if PoCL cannot compile even an empty kernel; no bug of this project causes a skip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import conftest, pocl
 UNKNOWN = "clBuildProgram failed: BUILD_PROGRAM_FAILURE\nerror: unknown target CPU 'generic'"
 
 
-# Reports by name, so that the words are not in the report of a test that fails here: message, source, stderr.
+# Reports by name, which keep the words out of a failing test's own report: message, source, stderr.
 REPORTS = {
     "the processor": (UNKNOWN, "", ""),
     "the processor, in a program": ("assert 1 == 0", "", UNKNOWN),
@@ -43,7 +43,7 @@ def test_only_what_fails_for_the_processor_is_skipped(
     monkeypatch: pytest.MonkeyPatch, name: str, compiles: bool
 ) -> None:
     hook: Any = conftest.pytest_runtest_makereport
-    with monkeypatch.context() as patched:  # not while this test's own report is made
+    with monkeypatch.context() as patched:  # the patch must end before this test's own report
         patched.setattr(pocl, "compiles", lambda: compiles)
         steps = hook(Item(), None)
         next(steps)

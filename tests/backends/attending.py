@@ -1,4 +1,4 @@
-"""Plans of attention for tests: shapes of heads, types of the cache, and the bound on the rounding."""
+"""Plans of attention for tests: head shapes, cache types, and the bound on the rounding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.models.support import MemoryWeight
 
 @dataclass(frozen=True)
 class Heads:
-    """Query heads, key-value heads, width of a key, and what else attention may be asked for."""
+    """Query heads, key-value heads, width of a key, and optional features of attention."""
 
     heads: int
     kv_heads: int
@@ -28,11 +28,11 @@ class Heads:
     chunked: bool = False
     value_dim: int = 0  # 0: as wide as a key
     causal: bool = True
-    reach: int = 0  # of the numbers of distances; 0: there are none
+    reach: int = 0  # number of learned biases by distance; 0: none
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of the queries, the keys and the values of a row."""
+        """The widths of queries, keys and values in a row."""
         value_dim = self.value_dim or self.head_dim
         return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * value_dim
 
@@ -64,11 +64,11 @@ HEADS = (  # groups of 1 to 9, 16, 32; widths that fill no vector; windows withi
     Heads(3, 1, 20, reach=40, softcap=2.0),
     Heads(64, 2, 16, sinks=True, slopes=True),
 )
-WIDE = (Heads(5, 1, 1088, value_dim=1024),)  # latent rows of dots3note's windows, too wide for cards
+WIDE = (Heads(5, 1, 1088, value_dim=1024),)  # latent rows of dots3note's windows, too wide for GPUs
 
 
 def attend(h: Heads) -> Build:
-    """The row is queries, keys and values side by side."""
+    """Build attention over a row that holds queries, keys and values, in this order."""
     cuts = np.cumsum([0, *h.widths])
     sinks = MemoryWeight.of("sinks", 2 * np.random.RandomState(4).standard_normal(h.heads)) if h.sinks else None
 
@@ -84,7 +84,7 @@ def attend(h: Heads) -> Build:
 
 
 def distances(h: Heads) -> MemoryWeight | None:
-    """A number for every head and distance."""
+    """Return a learned bias for every head and distance."""
     if not h.reach:
         return None
     numbers = np.random.RandomState(5).standard_normal((h.heads, 2 * h.reach + 1))
@@ -92,7 +92,7 @@ def distances(h: Heads) -> MemoryWeight | None:
 
 
 def attend_twice(h: Heads) -> Build:
-    """Two attentions, of different queries, over the keys and values that only the first one's layer writes."""
+    """Build two attentions with different queries over the same cache layer; only the first writes it."""
     once = attend(h)
 
     def build(r: Recorder, x: Value) -> Value:
@@ -104,9 +104,13 @@ def attend_twice(h: Heads) -> Build:
 
 
 def attention_slack(values: np.ndarray, h: Heads, seen: int, blocks: bool = False) -> float:
-    """A score errs by (D + 3) u of its terms (twice their root mean square), a capped one by that of tanh; every weight
-    moves by twice that and by exp's own error; then come sums of at most `seen` terms. For values in blocks weights are
-    rounded by 2^-15 of the largest of 64, up or down: so much of a sum as the root of their number."""
+    """Return the bound on the error of attention.
+
+    A score errs by (D + 3) u of its terms (twice their root mean square), a capped one by the error of tanh. Every
+    weight changes by twice that and by the error of exp. Then come sums of at most `seen` terms. For values in blocks,
+    weights are rounded by 2^-15 of the largest of 64, up or down; the errors of a sum grow with the root of their
+    number.
+    """
     q, k, v = np.split(np.abs(values.astype(np.float64)), np.cumsum(h.widths[:2]), axis=1)
     terms = 2 * h.head_dim**0.5 * np.sqrt((q**2).mean() * (k**2).mean())
     score = (h.head_dim + 3) * UNIT * terms + 4e-7 * h.softcap + h.slopes * UNIT * seen
@@ -114,7 +118,7 @@ def attention_slack(values: np.ndarray, h: Heads, seen: int, blocks: bool = Fals
     return float((2 * score + 4e-7 + 2 * seen * UNIT + rounded) * v.max())
 
 
-CACHES = (  # every type of keys and of values; heads that fill no block, one block, several; one and many rotated
+CACHES = (  # all types of keys and values; heads narrower than a block, of one block, of several; one and many rotated
     *((Heads(4, 2, width), CacheTypes(name, name)) for width in (20, 64) for name in CACHE_TYPES if name != "f16"),
     (Heads(7, 1, 96), CacheTypes("q8_0", "q4_0")),
     (Heads(8, 1, 80), CacheTypes("q5_1", "f16")),
@@ -148,7 +152,7 @@ BOTH_WAYS = (
 
 
 def attend_wanted(h: Heads, early: bool) -> Build:
-    """Rotated queries of the rows whose logits are wanted, selected before they are rotated or after attention."""
+    """Build attention for the rows whose logits are wanted, selected before the rotation or after attention."""
     width = (h.heads + 2 * h.kv_heads) * h.head_dim
     cuts = np.cumsum([0, h.heads * h.head_dim, h.kv_heads * h.head_dim, h.kv_heads * h.head_dim])
     rope = Rope("neox", h.head_dim, tuple(0.8**i for i in range(h.head_dim // 2)))

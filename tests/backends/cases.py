@@ -1,4 +1,4 @@
-"""The conformance table: plans of one operation, each with the bound on its rounding; and plans of recurrent layers."""
+"""The conformance table: plans of one operation, each with its rounding bound; and plans of recurrent layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def vector(width: int, name: str = "v") -> MemoryWeight:
 
 
 def table(width: int) -> MemoryWeight:
-    """Embedding rows; the first hold numbers at which exp and its neighbours end."""
+    """Return embedding rows; the first contain the range limits of exp and similar functions."""
     values = 4.0 * random.standard_normal((VOCABULARY, width)).astype(np.float32)
     edges = (-200.0, -100.0, -88.0, -87.0, -1e-30, 0.0, 1e-30, 60.0, 88.0, 200.0)
     values[0, :] = np.resize(edges, width)
@@ -53,7 +53,7 @@ def table(width: int) -> MemoryWeight:
 
 
 def turned_ends(r: Recorder, x: Value, style: RopeStyle, size: int, n_rot: int, again: bool) -> Value:
-    """Three heads, whose last numbers are rotated; `again`: x is read afterwards too."""
+    """Build a rotation at the end of each of three heads. `again`: x is read afterwards too."""
     rope = Rope(style, n_rot, tuple(500.0 ** (-2 * i / n_rot) for i in range(n_rot // 2)), 1.25, 0.1, 7)
     ends = r.rotate(r.columns(x, size - n_rot, size, 3), n_rot, rope)
     y = r.join(r.columns(x, 0, size - n_rot, 3), ends, 3)
@@ -68,12 +68,12 @@ class Case:
 
 
 def first(width: int) -> MemoryWeight:
-    """The matrix (1, width) that picks the first number of a row."""
+    """Return the matrix (1, width) that selects the first number of a row."""
     return MemoryWeight.of("first", np.eye(1, width))
 
 
 def connect(r: Recorder, x: Value, streams: int, parts: int) -> Value:
-    """Coefficients from the first numbers of a row."""
+    """Return hyper-connection coefficients from the first numbers of a row."""
     width, name = connect_width(streams, parts), f"of {streams} in {parts}"
     scale = MemoryWeight.of(f"scale {name}", [0.5, 1.0, -0.75][:parts])
     bias = MemoryWeight.of(f"bias {name}", np.sin(np.arange(width)))
@@ -196,7 +196,7 @@ for format, heads, rows, columns in (
     )
 SQUARE, OTHER = stored("square", "F32", (48, 48)), stored("other", "F16", (48, 48))
 BIAS = vector(48, "b")
-# A format of every kind of unpacking: the heads of a matrix differ from a matrix only in where they stand.
+# One format for every kind of unpacking: head matrices differ from a matrix only in their addresses.
 HEAD_FORMATS = (
     "F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4", "NVFP4", "IQ2_XS",
     "IQ1_S", "TQ2_0",
@@ -229,7 +229,7 @@ def convolution(r: Recorder, x: Value) -> Value:
 
 
 def products(r: Recorder, x: Value, **widths: int) -> list[Value]:
-    """Small products of x, one of each width; of a row as wide as all of them the pieces."""
+    """Return small products of x, one per width. If x is as wide as all of them, return slices of x."""
     if x.width == sum(widths.values()):
         cuts = np.cumsum([0, *widths.values()])
         return [r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts)]
@@ -246,7 +246,7 @@ def linear_attention(
         q, k, v, g, b = products(r, x, q=keys, k=keys, v=heads * dim, g=decays, b=heads)
         k = r.rms_norm(k, MemoryWeight.of("unit", np.full(key_dim, key_dim**-0.5)), 1e-6, key_heads)
         steps, strength, rate = r.activate(g, "softplus"), r.activate(b, "sigmoid"), -vectors("rate", heads)
-        rate[0] *= 8.0 if channels else 1.0  # a head that forgets all within some rows
+        rate[0] *= 8.0 if channels else 1.0  # a head that decays to nothing within a few rows
         skip = None if delta else vectors("skip", heads)
         negative = MemoryWeight.of("rate", rate)
         return r.linear_attention(
@@ -258,7 +258,7 @@ def linear_attention(
 
 
 def lightning(heads: int, key_dim: int, dim: int) -> Build:
-    """Steps and strengths that are all 1."""
+    """Build lightning attention: steps and strengths are all 1."""
 
     def build(r: Recorder, x: Value) -> Value:
         q, k, v = products(r, x, q=heads * key_dim, k=heads * key_dim, v=heads * dim)
@@ -278,7 +278,7 @@ def pool(width: int, size: int, parts: int) -> Build:
 
 
 def ngrams(format: str, width: int, tokens: int, heads: int, end: int = 5) -> Build:
-    """Of texts that a token of the vocabulary ends, from a table with rows that no hash leads to."""
+    """Build n-gram embeddings of texts that end with an ordinary token, from a table with rows that no hash selects."""
     sizes = [(7, 11, 13, 17, 19, 23)[n % 6] for n in range(heads * (tokens - 1))]
     firsts, multipliers = (1 + np.cumsum([0, *sizes[:-1]])).tolist(), [(3 << 50) + 1, 5 << 40, 1, 999][:tokens]
     values = stored(f"n-grams {format}", format, (sum(sizes) + 5, width))

@@ -1,4 +1,4 @@
-"""How far two ways of rounding may be apart: bounds worked out from u = 2^-24, one rounding of a float32.
+"""Bounds on the difference of two rounding orders, derived from u = 2^-24, one rounding of a float32.
 
 A chain of n additions errs by at most n u of the sum of magnitudes.
 """
@@ -13,16 +13,16 @@ import numpy as np
 from tests.backends.support import UNIT
 from tests.models.support import MemoryWeight
 
-Slack = Callable[[np.ndarray, np.ndarray], Any]  # (x (T, width), truth) -> largest difference allowed, float64
+Slack = Callable[[np.ndarray, np.ndarray], Any]  # (x (T, width), truth) -> maximum difference allowed, float64
 
 
 def exact(x: np.ndarray, truth: np.ndarray) -> float:
-    """One operation, rounded once by both."""
+    """One operation, rounded once on both sides."""
     return 0.0
 
 
 def few(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Two or three roundings of results that do not cancel."""
+    """Two or three roundings of results without cancellation."""
     return 4 * UNIT * np.abs(truth)
 
 
@@ -37,7 +37,7 @@ def exponential(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def xielu(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """exp and a difference round as their terms do: near 0 that is the rounding of x."""
+    """exp and a difference round as their terms do: near 0 by the rounding of x."""
     return (4e-7 + 8 * UNIT) * (np.abs(truth) + np.abs(x) + x * x * (x > 0))
 
 
@@ -47,7 +47,7 @@ def rms(width: int) -> Slack:
 
 
 def layer(groups: int, weight: MemoryWeight, bias: MemoryWeight | None) -> Slack:
-    """As rms, of x less its mean: the rounding is that of the largest x, not of the difference."""
+    """As rms, for x minus its mean: the rounding is relative to the largest x, not to the difference."""
 
     def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
         x = x.reshape(len(x), groups, -1)
@@ -64,12 +64,12 @@ def rotated(x: np.ndarray, truth: np.ndarray) -> Any:
 
 
 def sigmoid(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """exp(-x) errs by 2e-7 of itself (Cephes) and ends at e^88; the other factor is not larger than x gets."""
+    """exp(-x) errs by 2e-7 of itself (Cephes) and saturates at e^88; the other factor is at most x."""
     return (2e-7 + 8 * UNIT) * np.abs(truth) + (x * x).max(axis=1, keepdims=True) * np.exp(-88.0)
 
 
 def situated(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """As sigmoid; and two tanh, each times 1.5, which err by 2e-7 and the rounding of a quotient that is below 87."""
+    """As sigmoid, and two tanh, each times 1.5, which err by 2e-7 and the rounding of a quotient below 87."""
     return sigmoid(x, truth) + 3 * (2e-7 + 8 * UNIT) * 1.5**2 * np.ones_like(truth)
 
 
@@ -80,12 +80,12 @@ def mixed(x: np.ndarray, truth: np.ndarray) -> Any:
 
 
 def sized(width: int) -> Slack:
-    """As rms, of two rows, and with a root of the quotient."""
+    """As rms, for two rows, plus a root of the quotient."""
     return lambda x, truth: 2 * (width / 16 + 14) * UNIT * np.abs(truth)
 
 
 def blended(width: int) -> Slack:
-    """Scores round as sums of 16 lanes do and are at most 4 root(width); their exponents move weights as much."""
+    """Scores round like sums of 16 lanes and are at most 4 root(width); their exponents change weights by as much."""
     return lambda x, truth: 8 * (width / 16 + 14) * UNIT * width**0.5 * np.abs(x).max(axis=1, keepdims=True)
 
 
@@ -95,29 +95,31 @@ def connected(x: np.ndarray, truth: np.ndarray) -> Any:
 
 
 def exceeding(x: np.ndarray, truth: np.ndarray) -> Any:
-    """The rounding of the cutoff: sums of 16 lanes, as of `layer`, relative to the largest x."""
+    """The rounding of the cutoff: sums of 16 lanes, as in `layer`, relative to the largest x."""
     return 4 * (x.shape[1] / 16 + 10) * UNIT * np.abs(x).max(axis=1, keepdims=True)
 
 
 def tanh_form(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """exp's argument errs by 4 u of itself; the truth is 1 + tanh, which near -1 is rounded at 1e-16."""
+    """exp's argument errs by 4 u of itself; the true value is 1 + tanh, which near -1 is rounded at 1e-16."""
     argument = 1.6 * (np.abs(x) + 0.045 * np.abs(x) ** 3)
     return (2e-7 + (8 + 4 * argument) * UNIT) * np.abs(truth) + 1e-15 * np.abs(x)
 
 
 def oai(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """A sigmoid of 1.702 x, and u + 1, whose rounding is that of 1."""
+    """A sigmoid of 1.702 x, and u + 1, which is rounded relative to 1."""
     return (2e-7 + 16 * UNIT) * np.abs(truth) + 4 * UNIT * np.abs(x)
 
 
 def capped(x: np.ndarray, truth: np.ndarray) -> float:
-    """5 * tanh is 5 * (1 - 2 / (e^2x + 1)): good to the rounding of 1, not to that of small results."""
+    """5 * tanh is 5 * (1 - 2 / (e^2x + 1)): accurate to the rounding of 1, not of small results."""
     return 5 * (4e-7 + 4 * UNIT)
 
 
 def product(*weights: MemoryWeight) -> Slack:
-    """Chains of fused multiply-adds, each of its own input; a scale, a bias and a residual round once more. BF16 has
-    each activation rounded to 8 bits before."""
+    """Chains of fused multiply-adds, one per input; a scale, a bias and a residual add one rounding each.
+
+    For BF16 weights each activation is first rounded to 8 bits.
+    """
 
     def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
         each = [np.abs(x) @ np.abs(w.values().astype(np.float64)).T for w in weights]
@@ -128,7 +130,7 @@ def product(*weights: MemoryWeight) -> Slack:
 
 
 def of_heads(weight: MemoryWeight) -> Slack:
-    """`product` of each head's slice of x with the head's matrix."""
+    """Apply `product` to each head's slice of x and the head's matrix."""
     matrices = [MemoryWeight.of(weight.name, matrix, weight.format) for matrix in weight.values()]
 
     def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from tests.models.support import MemoryWeight
 
 @dataclass(frozen=True)
 class Selecting:
-    """Heads of attention, and of the indexer, and how many positions it chooses."""
+    """Heads of attention and of the indexer, and the number of positions that it selects."""
 
     heads: Heads
     index_heads: int
@@ -28,7 +28,7 @@ class Selecting:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the queries, the keys and the values of a row; then of queries, keys and weights of the indexer."""
+        """The widths of queries, keys and values in a row; then of queries, keys and weights of the indexer."""
         return (*self.heads.widths, self.index_heads * self.index_dim, self.index_dim, self.index_heads)
 
     @property
@@ -41,7 +41,7 @@ class Selecting:
         return 1 if self.weighted else self.index_heads
 
 
-SELECTING = (  # what fills no vector; one head; a count within a block, of one and of several; blocks of positions
+SELECTING = (  # partial vectors; one head; counts within a block, of one and of several; blocks of positions
     Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 9),
     Selecting(Heads(2, 1, 72, value_dim=64), 1, 32, 70),
     Selecting(Heads(6, 2, 16), 8, 16, 64),
@@ -57,7 +57,7 @@ SELECTING = (  # what fills no vector; one head; a count within a block, of one 
 
 
 def select(s: Selecting) -> Build:
-    """The selection alone."""
+    """Build the selection alone."""
     cuts = np.cumsum([0, *s.widths])
 
     def build(r: Recorder, x: Value) -> Value:
@@ -69,7 +69,7 @@ def select(s: Selecting) -> Build:
 
 
 def attend_selected(s: Selecting, values: str = "own") -> Build:
-    """Attention to what is selected; values are "own", "copied" from the beginning of keys, or a known "prefix"."""
+    """Build attention to the selection; values are "own", "copied" from the beginning of keys, or a known "prefix"."""
     cuts, h = np.cumsum([0, *s.widths]), s.heads
 
     def build(r: Recorder, x: Value) -> Value:
@@ -85,25 +85,25 @@ def attend_selected(s: Selecting, values: str = "own") -> Build:
 
 @dataclass(frozen=True)
 class Pooling:
-    """Heads with a window, how many positions a pool has, and how many pools an indexer chooses."""
+    """Heads with a window, the positions per pool, and the number of pools that an indexer selects."""
 
     heads: Heads
     every: int
-    count: int = 0  # 0: rows read all
+    count: int = 0  # pools that the indexer selects; 0: rows read all
     prefix: bool = False  # values are the first numbers of the keys
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of queries, keys, values; of keys and values of pools; of queries, keys and weights of the indexer."""
+        """The widths of queries, keys, values; keys and values of pools; queries, keys and weights of the indexer."""
         return (*self.heads.widths, *self.heads.widths[1:], 2 * 20, 20, 2)
 
     def listed(self, position: int) -> int:
-        """How many rows of the cache the row at a position reads."""
+        """Return the number of cache rows that the row at a position reads."""
         pools = (position + 1) // self.every
         return min(position + 1, self.heads.window) + min(pools, self.count or pools)
 
 
-POOLING = (  # pools in a block, of one, over several; windows within a block and over some; all pools, and some
+POOLING = (  # pools within, equal to and over several blocks; windows within a block and over some; all pools, and some
     Pooling(Heads(4, 1, 24, window=9, value_dim=16), 4, 5),
     Pooling(Heads(2, 2, 20, window=70, sinks=True), 2, 33),
     Pooling(Heads(8, 1, 72, window=33, value_dim=64), 4),
@@ -116,7 +116,7 @@ POOLING = (  # pools in a block, of one, over several; windows within a block an
 
 
 def attend_pools(p: Pooling) -> Build:
-    """Attention to a window and to pools."""
+    """Build attention to a window and to pools."""
     cuts, h = np.cumsum([0, *p.widths]), p.heads
     sinks = MemoryWeight.of("sinks", np.linspace(-1.0, 1.0, h.heads)) if h.sinks else None
 
@@ -137,5 +137,5 @@ def attend_pools(p: Pooling) -> Build:
 
 
 def rows_of(s: Selecting | Pooling, vocabulary: int) -> np.ndarray:
-    """A table of embeddings with no two equal scores, unless all positions of a token have them."""
+    """Return an embedding table for which no two scores are equal, unless all positions of a token have them."""
     return np.random.RandomState(s.widths[-2]).standard_normal((vocabulary, sum(s.widths))).astype(np.float32)

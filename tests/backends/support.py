@@ -1,4 +1,4 @@
-"""What tests of the CPU backend share: random matrices in every format, tiny models, the same plan on two backends."""
+"""Helpers for tests of the CPU backend: random matrices in every format, tiny models, one plan on two backends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ UNIT = 2.0**-24  # largest relative error of one rounding to float32
 
 
 def stored(name: str, format: str, shape: tuple[int, int], low: float = 0.5, high: float = 64.0) -> MemoryWeight:
-    """A matrix of random bytes: every block whose largest magnitude is from `low` to `high` is as likely as any other.
+    """Return a matrix of random bytes, uniform over the blocks whose largest magnitude is from `low` to `high`.
 
-    So every bit of the format is used, scales and minimums of both signs included; the same for the same arguments.
+    So every bit of the format is used, with scales and minimums of both signs. Equal arguments give equal matrices.
     """
     rows, columns = shape
     fmt = quant.FORMATS[format]
@@ -36,13 +36,13 @@ def stored(name: str, format: str, shape: tuple[int, int], low: float = 0.5, hig
     while len(found) < wanted:
         blocks = random.randint(0, 256, (8 * wanted, fmt.block_bytes), np.uint8)
         largest = np.abs(quant.dequantize(blocks, format)).max(axis=1)
-        with np.errstate(invalid="ignore"):  # a NaN is not in the range
+        with np.errstate(invalid="ignore"):  # NaN is out of range
             found = np.concatenate([found, blocks[(largest >= low) & (largest <= high)]])
     return MemoryWeight(name, format, shape, found[:wanted].reshape(rows, -1))
 
 
 def record(table: MemoryWeight, build: Build) -> Plan:
-    """The plan of build(embedding of a token)."""
+    """Return the plan of build(embedding of a token)."""
     r = Recorder()
     return r.finish(build(r, r.embed(table)))
 
@@ -52,7 +52,7 @@ def bind(backend: Backend, plan: Plan, rows: int = 80, blocks: int = 8, cache: C
 
 
 def chunks(total: int, sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """(start, stop) of pieces of the given sizes, the rest in one; sizes past the end are left out."""
+    """Return (start, stop) of chunks with the given sizes, the remainder as one; sizes past the end are dropped."""
     cuts = [0]
     for size in sizes:
         cuts.append(min(cuts[-1] + size, total))
@@ -61,14 +61,14 @@ def chunks(total: int, sizes: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def feed(executable: Executable, tokens: np.ndarray, sizes: Iterable[int] = ()) -> np.ndarray:
-    """Results of every row of one fresh sequence, fed in chunks of these sizes and then the rest."""
+    """Return the results of every row of a new sequence, fed in chunks of these sizes and then the remainder."""
     driver = Driver(executable)
     return np.concatenate([driver.step([(0, tokens[a:b])]) for a, b in chunks(len(tokens), sizes)])
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A small llama or qwen3; widths are multiples of 32 so that most formats apply."""
+    """A small llama or qwen3. Widths are multiples of 32 so that most formats apply."""
 
     architecture: str = "llama"
     width: int = 64
@@ -84,12 +84,12 @@ class Shape:
 
 
 LLAMA = Shape()
-Formats = str | Callable[[str], str]  # of all matrices, or by the name of the tensor
+Formats = str | Callable[[str], str]  # one for all matrices, or by tensor name
 Model = tuple[dict[str, Any], dict[str, MemoryWeight]]
 
 
 def model(format: Formats, shape: Shape = LLAMA, seed: int = 1) -> Model:
-    """Metadata and tensors of a random model."""
+    """Return metadata and tensors of a random model."""
     s, random = shape, np.random.RandomState(seed)
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     matrices = {"token_embd": (s.vocabulary, s.width)}
@@ -147,7 +147,7 @@ def tokens(count: int, vocabulary: int = 97, seed: int = 5) -> np.ndarray:
 def check_company(backends: Sequence[Backend], plan: Plan, cache: CacheTypes, tokens: np.ndarray) -> np.ndarray:
     """Evaluate a long prompt at once, then its last rows in other chunks beside another sequence, on three backends.
 
-    All bits are the same. Returns the logits (T, vocabulary).
+    Check that all bits are equal. Return the logits (T, vocabulary).
     """
     blocks, long = 2 * (len(tokens) // BLOCK + 1), len(tokens)
     bound = [bind(backend, plan, rows=long + 50, blocks=blocks, cache=cache) for backend in backends]

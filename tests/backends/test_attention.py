@@ -1,4 +1,4 @@
-"""Attention on the CPU backend against the reference backend, over every kind of heads and type of the cache."""
+"""Attention on the CPU backend against the reference backend, for every kind of heads and cache type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.models.support import Driver, MemoryWeight
 
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + WIDE + MANY + BOTH_WAYS), *CACHES], ids=str)
 def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
-    """Two sequences in one batch, cut anywhere, over several blocks; then one goes on from a copy of the other's."""
+    """Two sequences in one batch, cut anywhere, over several blocks; then one continues from a copy of the other's."""
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
     ours, theirs = (Driver(bind(b, plan, rows=128, cache=cache), sequences=2) for b in (cpu, ReferenceBackend()))
@@ -51,10 +51,12 @@ def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
 
 @pytest.mark.parametrize("name", [name for name, type_ in CACHE_TYPES.items() if type_.rotated])
 def test_what_the_rotation_makes_too_large_is_clamped(cpu: CpuBackend, name: str) -> None:
-    """A head of equal numbers becomes one number, larger by the root of their count than the format's scales hold."""
+    """Rotation turns a head of equal numbers into one number, larger by the root of their count than the scale's
+    range.
+    """
     h, largest = Heads(1, 1, 512), CACHE_TYPES[name].largest
     values = np.zeros((VOCABULARY, sum(h.widths)), np.float32)
-    values[:, h.widths[0] :] = -largest  # keys and values; queries of 0 weigh all positions alike
+    values[:, h.widths[0] :] = -largest  # keys and values; zero queries weigh all positions alike
     plan, cache = record(MemoryWeight.of("table", values), attend(h)), CacheTypes(name, name)
     for backend in (cpu, ReferenceBackend()):
         found = feed(bind(backend, plan, cache=cache), np.arange(3))
@@ -63,7 +65,7 @@ def test_what_the_rotation_makes_too_large_is_clamped(cpu: CpuBackend, name: str
 
 @pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 2, 16, window=9)], ids=str)
 def test_a_layer_may_read_the_cache_of_another(cpu: CpuBackend, h: Heads) -> None:
-    """An error of the first attention moves the second one's queries: allow ten times the bound of one."""
+    """An error of the first attention shifts the second one's queries, so ten times the bound of one is allowed."""
     values = np.random.RandomState(6).standard_normal((VOCABULARY, 128)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend_twice(h))
     assert len(plan.layers) == 1
@@ -72,13 +74,13 @@ def test_a_layer_may_read_the_cache_of_another(cpu: CpuBackend, h: Heads) -> Non
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=10 * attention_slack(values, h, 2 * BLOCK))
 
 
-WANTED = (  # of 60 rows of one sequence and 20 of another: all, none, few, out of order, one of them often
+WANTED = (  # of 60 rows of one sequence and 20 of another: all, none, few, out of order, one repeated
     list(range(80)), [], [79], [3, 17, 59, 60, 61], [70, 2, 40, 1], [33] * 30, [*range(79, 40, -1)],
 )  # fmt: skip
 
 
 def wanted_rows(backend: Backend, h: Heads, early: bool, cache: CacheTypes = F16_CACHE) -> list[np.ndarray]:
-    """Results of `attend_wanted` for each of WANTED, after a block of other positions."""
+    """Return results of `attend_wanted` for each of WANTED, after a block of other positions."""
     width = (h.heads + 2 * h.kv_heads) * h.head_dim
     values = np.random.RandomState(6).standard_normal((VOCABULARY, width)).astype(np.float32)
     tokens, found = np.random.RandomState(1).randint(0, VOCABULARY, 180), []
@@ -94,7 +96,7 @@ def wanted_rows(backend: Backend, h: Heads, early: bool, cache: CacheTypes = F16
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
 @pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 1, 32, window=9)], ids=str)
 def test_rows_that_are_wanted_keep_their_positions(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
-    """The same bits whether rows are selected before they are rotated and attend, or after."""
+    """The bits are the same whether rows are selected before rotation and attention, or after."""
     for early, late in zip(wanted_rows(cpu, h, True, cache), wanted_rows(cpu, h, False, cache), strict=True):
         np.testing.assert_array_equal(early, late)
 
@@ -102,7 +104,7 @@ def test_rows_that_are_wanted_keep_their_positions(cpu: CpuBackend, h: Heads, ca
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
 @pytest.mark.parametrize("heads", [37, 263])
 def test_a_head_among_many_has_the_bits_that_it_has_alone(cpu: CpuBackend, heads: int, cache: CacheTypes) -> None:
-    """Many query heads of one key-value head are a loop; a few are written out."""
+    """Kernels loop over many query heads of one key-value head; a few are unrolled."""
     h = Heads(heads, 1, 8)
     values = np.random.RandomState(8).standard_normal((VOCABULARY, (heads + 2) * 8)).astype(np.float32)
 
@@ -119,12 +121,14 @@ def test_a_head_among_many_has_the_bits_that_it_has_alone(cpu: CpuBackend, heads
 
 @pytest.mark.parametrize("name", [name for name, type_ in CACHE_TYPES.items() if type_.blocks])
 def test_a_sink_coarsens_no_other_weight(cpu: CpuBackend, name: str) -> None:
-    """One position takes nearly all weight and has next to no value, as first tokens do: the others' weights are
-    rounded as shares of what reaches the sum, and the answer is as exact as without it."""
+    """One position takes nearly all weight and has almost no value, as first tokens do.
+
+    The other weights are rounded relative to their own sum, so the answer is as exact as without the sink.
+    """
     values = np.random.RandomState(0).standard_normal((8, 96)).astype(np.float32)
     values[:, :64] = 0.0
     values[:, 0] = 1.0  # queries
-    values[0, 32], values[0, 64:] = 7.0 * 32**0.5, 1e-6  # the sink: 1100 times the weight of another
+    values[0, 32], values[0, 64:] = 7.0 * 32**0.5, 1e-6  # the sink: 1100 times the weight of any other position
     plan = record(MemoryWeight.of("table", values), attend(Heads(1, 1, 32)))
     tokens = np.concatenate([[0], np.random.RandomState(1).randint(1, 8, 40)])
     ours, theirs = (feed(bind(b, plan, cache=CacheTypes("f16", name)), tokens)[40] for b in (cpu, ReferenceBackend()))
@@ -133,7 +137,7 @@ def test_a_sink_coarsens_no_other_weight(cpu: CpuBackend, name: str) -> None:
 
 
 def test_large_keys_and_values_stay_in_the_range_of_halves(cpu: CpuBackend) -> None:
-    """Half precision ends at 65504: beyond it the cache holds that, not infinity, so the answer stays a number."""
+    """Half precision ends at 65504. Larger values are clamped, not stored as infinity, so the answer stays finite."""
     values = np.zeros((4, 24), np.float32)
     values[:, 16:] = np.array([1e6, -1e6, 65504, 3.0])[:, None]
     executable = bind(cpu, record(MemoryWeight.of("table", values), attend(Heads(1, 1, 8))))

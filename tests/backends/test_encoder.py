@@ -71,7 +71,7 @@ def test_answers_agree_with_the_reference(backend: Backend, plan: Plan, expected
 @pytest.mark.parametrize("cache", ["f16", "q8_0"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_bits_depend_on_nothing_else(plan: Plan, threads: int, cache: str) -> None:
-    """Not on how an answer is cut, nor on the texts and answers beside it, nor on threads."""
+    """Bits do not depend on how an answer is cut, on other texts and answers in the batch, or on threads."""
     with_two, backend = CpuBackend(2), CpuBackend(threads)
     try:
         whole = [alone(driver(with_two, plan, cache), number) for number in range(3)]
@@ -99,7 +99,7 @@ def test_bits_depend_on_nothing_else(plan: Plan, threads: int, cache: str) -> No
 
 
 def test_what_was_in_the_blocks_before_does_not_matter(plan: Plan, expected: list[np.ndarray]) -> None:
-    """An answer does not see the positions of the text in its own layers, whatever the blocks hold there."""
+    """An answer must not see the text's positions in its own layers, whatever their blocks contain."""
     ours = driver(ReferenceBackend(), plan, "f32")
     alone(ours, 0)
     ours.lengths[0], ours.borders = 0, [len(TEXTS[2]), *[len(text) for text in TEXTS[1:]]]
@@ -140,7 +140,7 @@ def test_a_decoded_row_reads_the_decoder_alone(plan: Plan) -> None:
     names = {read.weight.name for read in plan.reads}
     assert not any(name.startswith("enc.") for name in names)
     assert {"dec.blk.1.cross_attn_q.weight", "dec.blk.0.ffn_up.weight", "output.weight"} <= names
-    assert not any("cross_attn_k" in name for name in names)  # of the text, once
+    assert not any("cross_attn_k" in name for name in names)  # of the text, projected once
 
 
 def test_keys_of_the_decoder() -> None:
@@ -159,7 +159,7 @@ def test_keys_of_the_decoder() -> None:
 
 
 def test_tied_outputs_are_scaled(plan: Plan) -> None:
-    """A file without a matrix of the output takes the embeddings, divided by the root of the width."""
+    """A file without an output matrix uses the embeddings, divided by the root of the width."""
     metadata, tensors = KIT["t5-gated"].loaded()
     output = tensors.pop("output.weight")
     tied = driver(ReferenceBackend(), plan_of(metadata, tensors))

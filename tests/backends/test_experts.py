@@ -1,5 +1,4 @@
-"""Mixture of experts: choice and weights against the reference backend, products to the bit against the same matrices
-run one by one."""
+"""Mixture of experts: choice and weights against the reference backend, products to the bit against single matrices."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ def mixture(
         mixture("sigmoid_of_chosen", 34, formats=lambda name: "F16", extras=True, weighted_input=True),
         mixture("softmax", 3, activation="relu"),
         mixture("softmax", 3, activation="swiglu_clamp", limit=0.75),
-        mixture("softmax_of_chosen", EXPERTS),  # more than are written out
+        mixture("softmax_of_chosen", EXPERTS),  # more experts than kernels unroll
         mixture("softmax", 33, normalize=True),
         mixture("sigmoid", 6, normalize=True, biased=True, groups=8, groups_used=3),
         mixture("softmax", 4, groups=5, groups_used=1),
@@ -114,7 +113,7 @@ def test_choice_weights_and_sum(cpu: CpuBackend, build: Build) -> None:
 @pytest.mark.parametrize("formats", [("F32",) * 3, ("Q8_0",) * 3, ("Q4_0", "F16", "Q8_0"), ("BF16", "Q4_1", "BF16")])
 @pytest.mark.parametrize("extras", [False, True])
 def test_products_are_those_of_the_matrices_alone(cpu: CpuBackend, formats: tuple[str, ...], extras: bool) -> None:
-    """Every expert by itself gives the bits that the mixture adds up: one expert per row, whose weight is then 1."""
+    """A mixture of one expert per row, whose weight is then 1, gives the bits that a larger mixture adds up."""
     of = dict(zip(SHAPES, formats, strict=True))
 
     def alone(expert: int) -> Build:
@@ -133,7 +132,7 @@ def test_products_are_those_of_the_matrices_alone(cpu: CpuBackend, formats: tupl
     mixed = feed(bind(cpu, record(TABLE, only)), tokens)
     chosen = (TABLE.values().astype(np.float64) @ ROUTER.values().astype(np.float64).T).argmax(axis=1)
     assert len(np.unique(chosen)) > 8
-    assert np.bincount(chosen).max() > 4  # one expert with more rows than are multiplied out of packed bytes
+    assert np.bincount(chosen).max() > 4  # an expert with more rows than the kernels for packed weights take
     for expert in np.unique(chosen):
         rows = tokens[chosen == expert]
         np.testing.assert_array_equal(mixed[rows], feed(bind(cpu, record(TABLE, alone(expert))), rows))

@@ -1,5 +1,7 @@
-"""Values that are kept: the CPU backend leaves what the reference computes, of every row and for every expert; and
-matrices that get other numbers after they were bound."""
+"""Kept values: the CPU backend stores the reference's values, of every row and every expert.
+
+Also tests that matrices can get new numbers after they were bound.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ ROWS = 24
 
 
 def inputs(plan: Plan) -> list[Value]:
-    """What goes into matrices, and what comes out of experts."""
+    """Return the values that enter matrices or leave experts."""
     found = {op.x.index: op.x for op in plan.operations if isinstance(op, Linear)}
     found |= {op.out.index: op.out for op in plan.operations if isinstance(op, Experts)}
     return list(found.values())
@@ -31,7 +33,7 @@ def bound(backend: Any, plan: Plan, keep: list[Value], rows: int = ROWS) -> Any:
 
 
 def test_inputs_of_matrices_are_left_readable(cpu: CpuBackend) -> None:
-    """Float matrices: what differs is rounding, and that of the cache to F16."""
+    """Float matrices: the results differ only by rounding, including that of the cache to F16."""
     made = plan("F32")
     keep = inputs(made)
     ours, theirs = bound(cpu, made, keep), bound(ReferenceBackend(), made, [])

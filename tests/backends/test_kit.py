@@ -1,6 +1,6 @@
 """Tiny models of every architecture on the CPU against llama.cpp's logits, prefilled in one batch and decoded.
 
-The logits were made with a float32 cache, and GELU read from a table of halves.
+The logits were computed with a float32 cache, and GELU read from a table of halves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_every_position(cpu: CpuBackend, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, model in KIT.items() if model.limit() > LIMIT])
 def test_exact_gelu(cpu: CpuBackend, name: str) -> None:
-    """Where GELU of halves leads far away, the reference backend's results with exact GELU are near."""
+    """For models that are sensitive to GELU's table, compare with the reference backend and exact GELU."""
     ours, theirs = (logits(backend, KIT[name]) for backend in (cpu, ReferenceBackend()))
     assert nmse(ours, theirs).max() < LIMIT
 

@@ -1,9 +1,9 @@
-"""Next-token heads against llama.cpp's own: row t reads token t + 1 and the hidden row of token t.
+"""Next-token heads against llama.cpp's: row t reads token t + 1 and the hidden row of token t.
 
-Models are those of the kit that have heads, and others with a head put behind their layers (`tests.models.headed`).
-
-The stored logits were made by a context for heads of llama.cpp with a float32 cache, from the hidden rows of a context
-for the model: 32 rows in one batch, then one by one. It gives a second head the rows that it gives the first.
+The models are those of the kit that have heads, and others with a head added behind their layers
+(`tests.models.headed`). The stored logits come from llama.cpp's context for heads with a float32 cache, fed with the
+hidden rows of its context for the model: 32 rows in one batch, then one by one. A second head gets the same rows as the
+first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def model_of(name: str) -> KitModel | Headed:
 
 
 def plans(name: str, number: int = 1, without: tuple[str, ...] = ()) -> tuple[Plan, Plan]:
-    """The model with the hidden rows of all tokens, and a head of it; but for some tensors of the head's layer."""
+    """Return plans of the model, with the hidden rows of all tokens, and of a head, without some tensors of its
+    layer.
+    """
     metadata, held = model_of(name).loaded()
     tensors = {name: tensor for name, tensor in held.items() if not name.endswith(without)} if without else held
     architecture = architecture_of(metadata)
@@ -48,7 +50,7 @@ def plans(name: str, number: int = 1, without: tuple[str, ...] = ()) -> tuple[Pl
 
 
 def hidden(backend: Backend, plan: Plan, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The hidden rows of all tokens, of which only the last one's logits are wanted, and these."""
+    """Return the hidden rows of all tokens. Only the last token's logits are computed."""
     assert plan.hidden is not None
     executable = backend.bind(plan, LIMITS, CACHE, keep=[plan.hidden])
     try:
@@ -59,7 +61,7 @@ def hidden(backend: Backend, plan: Plan, tokens: list[int]) -> tuple[np.ndarray,
 
 
 def fed(backend: Backend, plan: Plan, tokens: list[int], rows: np.ndarray, sizes: Iterable[int]) -> np.ndarray:
-    """Logits of the head after every row, fed in chunks of these sizes and then the rest."""
+    """Return the head's logits after every row, fed in chunks of these sizes and then the remainder."""
     executable, results = backend.bind(plan, LIMITS, CACHE), []
     try:
         for start, stop in chunks(len(tokens), sizes):
@@ -82,7 +84,7 @@ def test_every_row(cpu: CpuBackend, name: str, number: int, on: str) -> None:
     rows, _ = hidden(backend, model, tokens)
     ours = fed(backend, head, tokens[1:], rows[:-1], THEIRS)
     assert nmse(ours, STORED[name][number - 1]).max() < LIMIT
-    assert nmse(ours, fed(backend, head, tokens[1:], rows[1:], THEIRS)).min() > LIMIT  # the rows count
+    assert nmse(ours, fed(backend, head, tokens[1:], rows[1:], THEIRS)).min() > LIMIT  # the hidden rows matter
     if on == "cpu":
         for sizes in OTHERS:
             np.testing.assert_array_equal(fed(backend, head, tokens[1:], rows[:-1], sizes), ours)
@@ -107,7 +109,7 @@ def test_hidden_rows_of_all_tokens_change_no_logits(cpu: CpuBackend, name: str) 
 
 
 def test_what_a_head_lacks_is_the_model_s(cpu: CpuBackend) -> None:
-    """A head of its own table and matrices, and one with those of the model in their place."""
+    """Compares a head with its own table and matrices with one that uses those of the model."""
     name, model, layer = "glm4moe-mtp", KIT["glm4moe-mtp"], "blk.3.nextn."
     pairs = {"embed_tokens": "token_embd", "shared_head_norm": "output_norm", "shared_head_head": "output"}
     metadata, held = model.loaded()

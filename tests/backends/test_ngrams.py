@@ -1,4 +1,4 @@
-"""Embeddings of n-grams: their hashes worked out text by text, and the rows of the table that a step reads."""
+"""N-gram embeddings: their hashes computed text by text, and the rows of the table that a step reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TABLE = np.arange(40.0 * 3, dtype=np.float32).reshape(40, 3)
 
 @dataclass(frozen=True)
 class Counted(MemoryWeight):
-    """A tensor that notes which rows are read."""
+    """A tensor that records which rows are read."""
 
     read_rows: list[int] = field(default_factory=list)
 
@@ -37,7 +37,10 @@ def counted() -> Counted:
 
 
 def plan(table: MemoryWeight | None = None, scaled: bool = False) -> Plan:
-    """The n-grams; `scaled`: added to 6 times the tokens' ids, which take buffers that come free before the n-grams."""
+    """Return a plan of the n-grams.
+
+    `scaled`: they are added to 6 times the token ids, whose buffers are freed first.
+    """
     r = Recorder()
     if not scaled:
         return r.finish(r.embed_ngrams(table or counted(), MULTIPLIERS, SIZES, FIRSTS, END))
@@ -56,7 +59,7 @@ def backend(request: pytest.FixtureRequest, cpu: CpuBackend) -> Iterator[Backend
 
 
 def rows_by_hand(tokens: list[int]) -> np.ndarray:
-    """A text ends with END; what comes before its beginning is END again."""
+    """Return the table's rows. END ends a text, and also fills the positions before it."""
     texts: list[list[int]] = [[]]
     rows = []
     for token in tokens:
@@ -82,7 +85,7 @@ def test_n_grams_reach_back_to_the_beginning_of_a_text(backend: Backend, sizes: 
 
 
 def test_sequences_in_one_step_look_back_at_their_own_tokens(backend: Backend) -> None:
-    """Long chunks beside decoded rows, and a sequence that goes back: a card runs them in pieces."""
+    """Long chunks beside decoded rows, and a rewound sequence: a GPU runs them in pieces."""
     driver, random = (
         Driver(bind(backend, plan(scaled=True), rows=150, blocks=12), sequences=4),
         np.random.RandomState(2),
@@ -130,12 +133,12 @@ def test_a_batch_without_its_tokens_is_refused(backend: Backend, histories: list
     bound = bind(backend, plan(scaled=True))
     with pytest.raises(BackendError, match="batch: histories must hold"):
         bound.step(step_of([7, 9], [1, 2], histories=histories))
-    assert bound.step(step_of([7, 9], [1, 2], histories=[[5, 7, 9, 1]])).shape[1] == 12  # it may know more
+    assert bound.step(step_of([7, 9], [1, 2], histories=[[5, 7, 9, 1]])).shape[1] == 12  # a longer history is allowed
     bound.close()
 
 
 def test_a_table_that_cannot_be_read_stops_a_step_before_it_begins(backend: Backend) -> None:
-    """What the cache holds, and the next step, are as if nobody had asked."""
+    """The cache contents and the next step are as if the failed step had not been requested."""
 
     @dataclass(frozen=True)
     class Broken(MemoryWeight):

@@ -19,8 +19,8 @@ from tests.backends.support import bind, check_company, record
 from tests.backends.test_selection import STEPS, batches
 from tests.models.support import Driver, MemoryWeight
 
-LONG = 1920  # positions: the last one ends a pool of 4, which is the only row of a third partition with a window of 33
-MANY = replace(POOLING[0], heads=replace(POOLING[0].heads, window=40), count=220)  # a partition and some
+LONG = 1920  # positions: the last one ends a pool of 4, the only row of a third partition with a window of 33
+MANY = replace(POOLING[0], heads=replace(POOLING[0].heads, window=40), count=220)  # more than one partition
 MORE = [(POOLING[0], CacheTypes(name, name)) for name in CACHE_TYPES if name != "f16"]
 
 
@@ -44,7 +44,7 @@ def test_attention_is_that_of_the_reference(cpu: CpuBackend, p: Pooling, cache: 
 
 @pytest.mark.parametrize("p", [POOLING[0], POOLING[3]], ids=str)
 def test_a_row_that_sees_no_pool_has_the_bits_of_a_window(cpu: CpuBackend, p: Pooling) -> None:
-    """Positions before the end of the first pool, in a window over all of them; gathered or not."""
+    """For positions before the end of the first pool, in a window over all of them; gathered or not."""
     wide = replace(p, heads=replace(p.heads, window=p.every))
     tokens = np.random.RandomState(2).randint(0, VOCABULARY, p.every - 1)
     plain = record(MemoryWeight.of("table", rows_of(p, VOCABULARY)), attend(wide.heads))
@@ -55,7 +55,7 @@ def test_a_row_that_sees_no_pool_has_the_bits_of_a_window(cpu: CpuBackend, p: Po
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
 @pytest.mark.parametrize("p", [MANY, *POOLING[2:5], *POOLING[6:]], ids=str)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: Pooling, name: str) -> None:
-    """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
+    """A long prompt at once; then its last rows in batches with shared work, beside other sequences."""
     plan, cache = plan_of(p), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     truth = check_company(backends, plan, cache, tokens)
@@ -64,7 +64,7 @@ def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: 
 
 @pytest.mark.parametrize("p", [POOLING[0], POOLING[4], POOLING[6]], ids=str)
 def test_blocks_are_read_and_written(cpu: CpuBackend, p: Pooling) -> None:
-    """One executable continues from what another stored, and refuses numbers that are not finite."""
+    """An executable continues from blocks that another one stored, and refuses non-finite numbers."""
     plan, tokens = plan_of(p), np.random.RandomState(1).randint(0, VOCABULARY, 180)
     for cache in (F16_CACHE, CacheTypes("q8_0", "q5_1")):
         for backend in (cpu, ReferenceBackend()):
@@ -82,17 +82,17 @@ def test_blocks_are_read_and_written(cpu: CpuBackend, p: Pooling) -> None:
 
 
 def test_a_layer_of_pools_takes_a_share_of_the_memory(cpu: CpuBackend) -> None:
-    """Keys of an indexer too; a decoding step reads the window, the pools that are chosen, and keys of all pools."""
-    p = POOLING[0]  # 4 positions to a pool, of which 5 are chosen; 24 and 16 numbers of 2 bytes
+    """With keys of an indexer too. A decode step reads the window, the selected pools, and the keys of all pools."""
+    p = POOLING[0]  # 4 positions to a pool, 5 pools selected; 24 and 16 numbers of 2 bytes
     memory = cpu.bind(plan_of(p), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
-    of_row, of_key = 2 * (32 + 16), 2 * 20  # keys as rows are filled up to whole vectors
+    of_row, of_key = 2 * (32 + 16), 2 * 20  # keys, with rows padded to whole vectors
     assert memory.read_after(400) - memory.weights_per_token == 9 * of_row + 20 * of_row // 4 + 400 * of_key // 4
     blocks = [of_row * BLOCK, of_row * BLOCK // 4, of_key * BLOCK // 4]
     assert memory.cache == 10 * sum(blocks)
     everything = cpu.bind(plan_of(POOLING[4]), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
     assert everything.read_after(400) - everything.weights_per_token == 40 * 128 + 400 * (128 // 100)
     shared = cpu.bind(plan_of(POOLING[6]), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
-    assert shared.cache == 10 * BLOCK * (2 * 96 + 2 * 96 // 4 + of_key // 4)  # values are read in the keys
+    assert shared.cache == 10 * BLOCK * (2 * 96 + 2 * 96 // 4 + of_key // 4)  # values are stored in the keys
     far = plan_of(POOLING[4]).layers[1]
     assert isinstance(far, CacheLayer)
     assert (far.every, far.selected, far.window) == (100, 0, 0)

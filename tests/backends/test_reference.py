@@ -1,4 +1,4 @@
-"""The reference backend: every operation against a number worked out apart from it, and batches honoured exactly."""
+"""The reference backend: every operation against an independently computed number, and exact handling of batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def weight(values: Any, name: str = "w", format: str = "F32") -> MemoryWeight:
 
 
 def run(build: Callable[[Recorder, Value], Value], tokens: list[int] = TOKENS, cache_type: str = "f32") -> np.ndarray:
-    """What the recorded operations give for the embedding of `tokens` at positions 0, 1, ..."""
+    """Return the results of the recorded operations on the embedding of `tokens` at positions 0, 1, ..."""
     return Driver(bind(build, cache_type)).step([(0, tokens)])
 
 
@@ -115,7 +115,7 @@ def test_linear_scales_the_product_and_not_the_bias() -> None:
 
 @pytest.mark.parametrize(("style", "pairs"), [("norm", [(0, 1), (2, 3)]), ("neox", [(0, 2), (1, 3)])])
 def test_rotate_turns_pairs_and_leaves_the_rest(style: Any, pairs: list[tuple[int, int]]) -> None:
-    """One head of 8 dimensions, of which 4 rotate."""
+    """One head of 8 dimensions, 4 of them rotated."""
     truth = X.copy()
     for position, row in enumerate(X):
         for (a, b), frequency in zip(pairs, (1.0, 0.3), strict=True):
@@ -142,7 +142,7 @@ def test_rope_temperature_grows_with_the_logarithm_of_whole_lengths() -> None:
 
 
 def attend(r: Recorder, x: Value, window: int = 0, softcap: float = 0.0, sinks: MemoryWeight | None = None) -> Value:
-    """Four heads of 2 over two key-value heads; keys are the first half of the row, values the second."""
+    """Build four heads of 2 over two KV heads; keys are the first half of the row, values the second."""
     half = np.eye(8)
     r.append(r.linear(x, weight(half[:4], "k")), r.linear(x, weight(half[4:], "v")), kv_heads=2)
     return r.attention(x, 0, heads=4, scale=0.7, window=window, softcap=softcap, sinks=sinks)
@@ -155,7 +155,7 @@ def attention_by_hand(
     cap: Callable[[float], float] = lambda score: score,
     sinks: Sequence[float] = (-math.inf,) * 4,
 ) -> np.ndarray:
-    """One softmax at a time, of queries x (T, 8) over what the cache holds of them from position first(t) on."""
+    """Return attention one softmax at a time: of queries x (T, 8) over their cache from position first(t) on."""
     cached = x if cached is None else cached
     out = np.zeros_like(x)
     for t in range(len(x)):
@@ -245,7 +245,7 @@ def test_add_scale_and_select_rows() -> None:
 
 
 def test_copied_blocks_carry_a_fork_on() -> None:
-    """Sequence 1 starts from a copy of sequence 0's block; both go on by themselves."""
+    """Sequence 1 starts from a copy of sequence 0's block; then both continue separately."""
     driver = Driver(bind(attend), sequences=2)
     driver.step([(0, TOKENS)])
     driver.executable.copy_blocks(driver.tables[0, :1], driver.tables[1, :1])
@@ -288,7 +288,7 @@ BATCH = Batch(
         ({"sequence": [0, 1, 0], "slots": [64, 1, 66], "positions": [0, 1, 2]}, "must stand together"),
         ({"slots": [65, 64, 0], "positions": [1, 0, 0]}, "in order of position"),
         ({"tables": [[4], [0]]}, "a table names a block outside 0 to 3"),
-        ({"tables": [[1], [-1]]}, "a table names a block outside 0 to 3"),  # of the last row, which alone goes by it
+        ({"tables": [[1], [-1]]}, "a table names a block outside 0 to 3"),  # of the last row, which alone uses it
         ({"logit_rows": [3]}, "logit_rows must be from 0 to 2"),
         ({"logit_rows": [0, 1, 2]}, "3 rows of logits, bound for 2"),
         ({f: [] for f in ("tokens", "positions", "slots", "sequence", "logit_rows")}, "0 rows, bound for 1 to 4"),
@@ -375,7 +375,7 @@ def test_memory_is_what_is_allocated() -> None:
 
 
 def test_what_has_fallen_out_of_a_window_is_not_looked_at() -> None:
-    """Position 200 sees 136 and on through a window of 65: blocks 2 and 3 of its table."""
+    """Position 200 sees positions from 136 on through a window of 65: blocks 2 and 3 of its table."""
     limits = Limits(rows=1, logit_rows=1, blocks=4, positions=256, window_blocks=2)
     one = np.zeros(1, np.int32)
     batch = Batch(one, one + 200, one + 8, one, np.array([[3, 2, 1, 0]], np.int32), one, one + 8)

@@ -1,4 +1,4 @@
-"""The reference backend's mixture of experts against sums worked out one expert at a time."""
+"""The reference backend's mixture of experts against sums computed one expert at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mixture(
 def mixture_by_hand(
     weigh: Callable[[np.ndarray], dict[int, float]], extras: bool = False, routes: np.ndarray = ROUTER
 ) -> np.ndarray:
-    """`weigh` says which experts have which weight for a row of router logits."""
+    """Return the mixture. `weigh` maps a row of router logits to expert weights."""
     out = np.zeros_like(X)
     scales, biases = (SCALES, BIASES) if extras else (np.ones((3, EXPERTS)), [np.zeros((EXPERTS, 1))] * 3)
     for t, x in enumerate(X):
@@ -101,7 +101,7 @@ def test_of_equal_experts_the_lower_are_chosen() -> None:
 
 
 def test_weights_that_sum_to_nothing_stay_finite() -> None:
-    """The least sum that weights are divided by is 2^-14."""
+    """Weights are divided by a sum of at least 2^-14."""
 
     def build(r: Recorder, x: Value) -> Value:
         stacks = [stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
@@ -121,7 +121,7 @@ def test_memory_counts_the_experts_a_token_reads() -> None:
 
 
 def test_the_sparse_mixer_weighs_each_choice_among_the_close_experts_that_are_left() -> None:
-    """As in Phi MoE: what is further below the best than 2 % of the larger size of both does not count."""
+    """As in Phi MoE: a score counts only if its distance to the best is at most 2 % of the larger magnitude of both."""
 
     def share(z: np.ndarray) -> dict[int, float]:
         left, found = z.copy(), {}

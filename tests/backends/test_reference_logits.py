@@ -1,4 +1,4 @@
-"""llama.cpp's logits for the reference models, through our own file reader, forward, kernels and cache."""
+"""llama.cpp's logits for the reference models, through our file reader, forward, kernels and cache."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from localllm.gguf import NewTensor, open_gguf, write_gguf
 from tests.conftest import reference
 from tests.models.support import nmse
 
-# Those with a model in ../shared/data/archs; tests/models/kit_models has one of every architecture.
+# Models with a file in ../shared/data/archs; tests/models/kit_models has one of every architecture.
 ARCHITECTURES = (
     "falcon", "gemma", "gemma2", "gemma3", "glm4", "glm4moe", "gpt-oss", "gptneox", "granite", "llama", "mistral3",
     "olmo2", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
-PROMPT = 32  # of 40 tokens: one batch, then one by one
-NOISE = 2.3e-5  # of a row of normal numbers cut to int8 in blocks of 32: (2.1 / 127)^2 / 12
+PROMPT = 32  # of 40 tokens: these in one batch, the others one by one
+NOISE = 2.3e-5  # relative error of normal numbers rounded to int8 in blocks of 32: (2.1 / 127)^2 / 12
 
 
 def paths(architecture: str) -> Iterator[Path]:
-    """The reference models of an architecture: dense, mixture of experts, or both."""
+    """Return the reference models of an architecture: dense, mixture of experts, or both."""
     folder = reference("archs")
     yield from (p for kind in ("dense", "moe") if (p := folder / f"{architecture}-{kind}.gguf").exists())
 
 
 def logits(path: Path, backend: str = "cpu", chunks: tuple[int, ...] = (PROMPT,)) -> np.ndarray:
-    """Of all positions, evaluated in these chunks and then one by one."""
+    """Return the logits of all positions, evaluated in these chunks and then one by one."""
     ids = [int(token) for token in np.load(reference("archs", path.name).with_suffix(".npz"))["tokens"]]
     cuts = np.cumsum([0, *chunks, *[1] * (len(ids) - sum(chunks))])
     with localllm.load(path, backend=backend) as model:
@@ -42,7 +42,7 @@ def logits(path: Path, backend: str = "cpu", chunks: tuple[int, ...] = (PROMPT,)
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_position(architecture: str) -> None:
-    """llama.cpp rounds activations to F16, which is 1.4e-6 at most; 1e-4 is where an error of ours would begin."""
+    """llama.cpp rounds activations to F16, an error of at most 1.4e-6; an error of 1e-4 would be ours."""
     found = list(paths(architecture))
     assert found
     for path in found:
@@ -56,8 +56,11 @@ def test_every_position(architecture: str) -> None:
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "smollm3", "mistral3"])
 def test_quantized_files(tmp_path: Path, architecture: str, format: str) -> None:
-    """As far from the dequantized weights in float64 as int8 activations go: noise of every product in a row of them,
-    ten times as much for softmax and gates; and as far from llama.cpp as the weights are."""
+    """The error against dequantized weights in float64 is that of int8 activations.
+
+    Its bound is the noise of every product in sequence, times ten for softmax and gates. The distance from llama.cpp is
+    bounded by that of the weights.
+    """
     (path,) = (p for p in paths(architecture) if p.stem.endswith("-dense"))
     layers, written = quantize(path, tmp_path / path.name, format)
     ours = logits(written)
@@ -67,7 +70,7 @@ def test_quantized_files(tmp_path: Path, architecture: str, format: str) -> None
 
 
 def quantize(source: Path, target: Path, format: str) -> tuple[int, Path]:
-    """The model with its matrices in another format, by our own writer; how many layers it has."""
+    """Return the model with its matrices in another format, written by our writer; and its number of layers."""
     file = open_gguf(source)
     tensors, layers = [], 0
     for name, tensor in file.tensors.items():

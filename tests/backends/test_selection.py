@@ -36,7 +36,7 @@ def batches(steps: list[list[tuple[int, int]]]) -> Iterator[list[tuple[int, np.n
 
 @pytest.mark.parametrize(("s", "cache"), [*((s, F16_CACHE) for s in SELECTING), *MORE], ids=str)
 def test_the_selection_is_that_of_the_reference(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
-    """Both choose the same positions. Equal scores of a repeated token go to the first."""
+    """Both select the same positions. Equal scores of a repeated token go to the first."""
     ours, theirs = drivers(s, select(s), cache, cpu, ReferenceBackend())
     seen: list[float] = []
     for batch in batches(STEPS):
@@ -87,7 +87,7 @@ def test_attention_reads_whole_blocks_where_they_are(cpu: CpuBackend, s: Selecti
 
 @pytest.mark.parametrize("name", CACHE_TYPES)
 def test_values_that_begin_the_keys_are_stored_once(cpu: CpuBackend, name: str) -> None:
-    """The bits are those of separate values. Types that rotate heads by their width still store both."""
+    """The bits equal those of separate values. Types that rotate heads by their width still store both."""
     s, cache = replace(SELECTING[3], heads=Heads(5, 1, 576, value_dim=512)), CacheTypes(name, name)
     bound = []
     for values in ("copied", "prefix"):
@@ -121,7 +121,7 @@ def test_attention_reads_what_is_selected(cpu: CpuBackend, s: Selecting, cache: 
     ids=str,
 )  # fmt: skip
 def test_who_selects_everything_has_the_bits_of_who_selects_nothing(cpu: CpuBackend, s: Selecting, name: str) -> None:
-    """Over several partitions, in prompts and in decoding; rows in the cache instead of panels change nothing."""
+    """Over several partitions, in prefill and decode. Rows in the cache instead of panels change nothing."""
     everything, cache = replace(s, count=-(-640 // s.block)), CacheTypes(name, name)
     plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend(s.heads))
     plain = Driver(bind(cpu, plan, rows=128, blocks=10, cache=cache))
@@ -133,7 +133,7 @@ def test_who_selects_everything_has_the_bits_of_who_selects_nothing(cpu: CpuBack
         np.testing.assert_array_equal(every.step(batch), plain.step(batch))
 
 
-LONG = 1400  # positions: two shares of an indexer's work
+LONG = 1400  # positions: two work shares of an indexer
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
@@ -150,7 +150,7 @@ LONG = 1400  # positions: two shares of an indexer's work
     ids=str,
 )
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: Selecting, name: str) -> None:
-    """A long prompt at once; then its last rows in batches whose work is shared, with others beside them."""
+    """A long prompt at once; then its last rows in batches with shared work, beside other sequences."""
     plan, cache = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s)), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     truth = check_company(backends, plan, cache, tokens)
@@ -158,7 +158,7 @@ def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: 
 
 
 def test_blocks_are_read_and_written(cpu: CpuBackend) -> None:
-    """One executable continues from what another stored, and refuses numbers that are not finite."""
+    """An executable continues from blocks that another one stored, and refuses non-finite numbers."""
     s = SELECTING[2]
     for cache in (F16_CACHE, CacheTypes("q8_0", "q5_1")):
         (first, second) = drivers(s, attend_selected(s), cache, cpu, cpu)

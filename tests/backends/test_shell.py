@@ -1,4 +1,4 @@
-"""The shell of executables, on every backend that a test machine has: refusals, rope tables, stages."""
+"""The shared shell of executables, on every backend of a test machine: refusals, rope tables, stages."""
 
 from __future__ import annotations
 

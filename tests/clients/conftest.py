@@ -1,4 +1,4 @@
-"""A server for all clients: the program in a process of its own, and the model in the box with a template for tools."""
+"""A server for all clients: the program in a separate process, and the model in the box with a template for tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTEXT = 16384
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it listens. `log` is what it wrote on stderr."""
+    """The server's address. `log` is its stderr."""
 
     url: str
     log: Path
@@ -34,7 +34,7 @@ class Server:
 
 
 def write_model(path: Path, template: Path = TEMPLATE) -> None:
-    """Copy the model in the box, with a template that knows tools and thoughts, and a context for agents."""
+    """Copy the model in the box, with a template for tools and reasoning, and a context that fits agents."""
     with open_gguf(resolve("demo")) as file:
         changed = {
             "general.name": NAME,
@@ -50,7 +50,7 @@ def write_model(path: Path, template: Path = TEMPLATE) -> None:
 
 @contextmanager
 def serving(folder: Path, *words: str) -> Iterator[Server]:
-    """Run the server. At the end it stops when told to, and its log has no error of ours."""
+    """Run the server. At the end it must exit on request, and its log must have no error of localllm."""
     log = folder / "log"
     command = [sys.executable, "-m", "tests.clients.program", "serve", "--port", "0", "-t", "1", "--backend", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -69,7 +69,7 @@ def serving(folder: Path, *words: str) -> Iterator[Server]:
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Return the server's URL as soon as it has said it."""
+    """Return the server's URL once it has logged it."""
     for _ in range(1200):
         if found := re.search(r"listening on (http://\S+)", log.read_text()):
             return found[1]

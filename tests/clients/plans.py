@@ -1,12 +1,12 @@
-"""Plans: what the scripted model is to do, written into the user's message, and read from the prompt.
+"""Plans: the script of the scripted model, written into the user's message, and read from the prompt.
 
     text = plan(calls(add(a=2, b=3)), says("It is {result}."))
 
-A step is one answer. The model finds the last plan in its prompt and counts the answers after it. `{result}` is what
-the last tool returned, `{seen}` how many of the answers and results the prompt holds: so an answer is right only if
-the client sent everything back, and the template put it into the prompt. In a template that is not ours the model does
-not know answers from results: there tools return `[[...]]`, and it counts these, so a step has one call. A call whose
-tool the prompt does not tell of is an error.
+A step is one answer. The model finds the last plan in its prompt and counts the answers after it. `{result}` is the
+last tool result, `{seen}` the number of answers and results in the prompt. So an answer is right only if the client
+sent everything back and the template put it into the prompt. In foreign templates the model cannot tell answers from
+results: there tools return `[[...]]`, and it counts these, so a step has one call. A call of a tool that the prompt
+does not describe is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Step = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool."""
+    """A tool call."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -41,17 +41,17 @@ def says(text: str, thought: str = "") -> Step:
 
 
 def calls(*made: Call, text: str = "", thought: str = "") -> Step:
-    """Answer with calls of tools, after a text."""
+    """Answer with tool calls, after a text."""
     return {"text": text, "thought": thought, "calls": [[each.name, dict(each.arguments)] for each in made]}
 
 
 def plan(*steps: Step) -> str:
-    """Return a user's message that lets the model take these steps, an answer each."""
+    """Return a user's message that makes the model take these steps, one answer each."""
     return f"Do what the plan says.\n{MARK} {json.dumps(steps)}\n"
 
 
 def answer_to(prompt: str, format_: Format) -> str:
-    """Return what the scripted model writes after a prompt, in its own format of thoughts and calls."""
+    """Return the scripted model's answer to a prompt, in its own format of reasoning and tool calls."""
     place = prompt.rfind(MARK)
     if place < 0:
         return UNPLANNED

@@ -1,10 +1,10 @@
-"""`localllm serve`, whose tokens are decided by the plans in its prompts (`plans.py`).
+"""`localllm serve` with tokens decided by the plans in its prompts (`plans.py`).
 
     python -m tests.clients.program serve MODEL --port 0
 
-One thing differs from the program itself: what a sampler returns. The prompt goes through template and tokenizer, and
-the engine evaluates it; the planned answer is tokenized, and each token is the "choice" of one step. Where a grammar
-constrains an answer, a token that it does not allow is an error.
+Only the sampler's result differs from the real program. The prompt goes through template and tokenizer, and the engine
+evaluates it; the planned answer is tokenized, and each token is the "choice" of one step. If a grammar constrains an
+answer, a token that it does not allow is an error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.clients.plans import answer_to
 
 
 class Planned(Sampler):
-    """Chooses the tokens of the planned answer, whatever the logits are."""
+    """Samples the tokens of the planned answer, whatever the logits are."""
 
     def __init__(self, options: SamplingOptions, model: Model) -> None:
         super().__init__(options)
         self._model = model
-        self._left: list[int] | None = None  # tokens of the answer that are not chosen yet, the next one last
+        self._left: list[int] | None = None  # remaining tokens of the answer, the next one last
 
     @property
     def looks_at(self) -> int:

@@ -1,4 +1,4 @@
-"""The `anthropic` package: messages with tools and thoughts, its tool runner, streamed and whole."""
+"""The `anthropic` package: messages with tools and thinking, its tool runner, streamed and whole."""
 
 from __future__ import annotations
 

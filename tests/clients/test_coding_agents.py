@@ -1,4 +1,4 @@
-"""Coding agents of the PATH, `mini` (mini-swe-agent) and `aider`: each mends a bug in a scratch repository."""
+"""Coding agents on the PATH, `mini` (mini-swe-agent) and `aider`: each fixes a bug in a scratch repository."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECK = 'from shapes import area\n\nassert area(3, 4) == 12, f"area is {area(3, 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository whose check fails."""
+    """Return a repository whose check fails."""
     folder = tmp_path / "repository"
     folder.mkdir()
     (folder / "shapes.py").write_text(BROKEN)
@@ -33,7 +33,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def run(server: Server, repository: Path, *words: str) -> str:
-    """Run a program in the repository, with a home of its own; return what it wrote."""
+    """Run a program in the repository, with a separate home; return its output."""
     found = shutil.which(words[0])
     if found is None:
         pytest.skip(f"the program {words[0]} is not installed")
@@ -88,9 +88,9 @@ def edit(old: str, new: str) -> str:
 
 @pytest.mark.parametrize("more", [(), ("--no-stream",)])
 def test_aider(server: Server, repository: Path, more: Sequence[str]) -> None:
-    """Its first edit does not help; it sends back what the check says, and gets the second.
+    """aider's first edit does not help. It sends back the check's output and gets the second edit.
 
-    It writes answers of its own ("Ok.") between them, so the second edit stands in all later places.
+    It inserts its own answers ("Ok.") in between, so the second edit is repeated in all later positions.
     """
     line = "    return width {} height\n"
     first = says("Here it is.\n\n" + edit(line.format("+"), line.format("-")))

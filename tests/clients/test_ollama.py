@@ -1,4 +1,4 @@
-"""The `ollama` package: chat with Python functions as tools, thoughts and schemas, streamed and whole."""
+"""The `ollama` package: chat with Python functions as tools, thinking and schemas, streamed and whole."""
 
 from __future__ import annotations
 

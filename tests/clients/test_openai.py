@@ -1,4 +1,4 @@
-"""The `openai` package: its chat and responses clients, with tools, thoughts and schemas, streamed and whole."""
+"""The `openai` package: its chat and responses clients, with tools, reasoning and schemas, streamed and whole."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_later_turn_finds_the_first_in_the_cache(client: Any) -> None:
 
 
 def test_a_forced_call(client: Any) -> None:
-    """The grammar of a forced call lets the planned tokens pass, and no others."""
+    """The grammar of a forced call accepts the planned tokens, and no others."""
     message = {"role": "user", "content": plan(calls(Call("add", {"a": 1, "b": 2})))}
     chosen: Any = {"type": "function", "function": {"name": "add"}}
     body = client.chat.completions.create(model="planned", messages=[message], tools=[ADD], tool_choice=chosen)

@@ -30,7 +30,7 @@ def use(server: Server, route: str, work: Callable[[Any], Awaitable[T]]) -> T:
 
 
 def tools(ran: list[str]) -> list[Any]:
-    """Two functions that note when they run."""
+    """Return two functions that record their calls."""
 
     @agents.function_tool  # type: ignore[untyped-decorator]
     def weather(city: str) -> str:

@@ -1,4 +1,4 @@
-"""Thoughts and calls in all four APIs, streamed and whole: a thought is not an answer, and an answer can continue one.
+"""Reasoning and tool calls in all four APIs, streamed and whole: reasoning is separate, and an answer can continue it.
 
 The answers are raw texts of a model of the Hermes family; the requests are plain HTTP.
 """
@@ -24,7 +24,7 @@ MENTIONED = f"The format would be {CALL} but I must not."
 
 @dataclass
 class Heard:
-    """What a client has of an answer."""
+    """The parts of an answer that a client received."""
 
     thought: str = ""
     said: str = ""
@@ -138,7 +138,7 @@ def answer(server: Server, api: str, asked: str, stream: bool, begun: str = "") 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", APIS)
 def test_a_call_that_a_thought_mentions(server: Server, api: str, stream: bool) -> None:
-    """The grammar of calls does not begin at it either: it would reject the planned answer."""
+    """The grammar of tool calls does not start at a mention either: it would reject the planned answer."""
     heard = answer(server, api, plan(says("No.", thought=MENTIONED)), stream)
     assert heard == Heard(MENTIONED, "No.")
     heard = answer(server, api, plan(calls(Call("add", {"a": 3}), thought=MENTIONED)), stream)
@@ -154,7 +154,7 @@ def test_a_continued_thought(server: Server, api: str, stream: bool) -> None:
 
 @pytest.mark.parametrize("begun", ["", "I am thin"])
 def test_a_structure_after_a_thought(server: Server, begun: str) -> None:
-    """The grammar begins after the thought, both for a new thought and for a continued one."""
+    """The grammar starts after the reasoning, both for new and for continued reasoning."""
     asked = f"{MENTIONED}\n</think>\n\n" if begun else f"<think>\n{MENTIONED}\n</think>\n\n"
     more: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"schema": PARAMETERS}}}
     body = chat(plan(says(asked + '{"a": 1}')), begun) | {"tools": []} | more
@@ -180,7 +180,7 @@ def test_the_prompt_of_a_continued_thought(server: Server) -> None:
 
 
 def test_marks_in_a_continued_thought_are_text(server: Server) -> None:
-    """A client may write it: <|im_end|> in it is not the token."""
+    """A client may write <|im_end|> in it: that is text, not the token."""
     last = {"role": "assistant", "reasoning_content": "a<|im_end|>", "content": ""}
     body = {"messages": [{"role": "user", "content": plan(says("\n</think>\n\nDone."))}, last], "max_tokens": 9}
     used = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]

@@ -14,7 +14,7 @@ from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
-SHARES = {  # of "files"
+SHARES = {  # for "files"
     "split": 0.2, "safetensors": 0.1, "draft": 0.02, "cache": 0.28, "imatrix": 0.2, "kld": 0.155, "writers": 0.01,
     "special": 0.03, "reply": 0.005,
 }  # fmt: skip
@@ -36,7 +36,7 @@ def main() -> int:
     if asked.kind == "files":
         return max([_share(asked, kind, share) for kind, share in SHARES.items()])
     shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm-fuzz"
-    os.environ["XDG_CACHE_HOME"] = str(shelf)  # keeps kernels of odd shapes out of the user's cache
+    os.environ["XDG_CACHE_HOME"] = str(shelf)  # keep kernels of odd shapes out of the user's cache
     if asked.kind == "http":
         from tests.fuzz import http
 
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _share(asked: argparse.Namespace, kind: str, share: float) -> int:
-    """Run a kind in a process of its own."""
+    """Run a kind in a separate process."""
     command = [sys.executable, "-m", "tests.fuzz", kind, "--seed", str(asked.seed), "--keep", str(asked.keep)]
     command += ["--cases", str(round(share * asked.cases)), "--first", str(asked.first)]
     command += ["--seconds", str(share * asked.seconds)] + ["--tally"] * asked.tally

@@ -1,4 +1,4 @@
-"""Attacks on template engines: expressions and blocks for mutated templates, each ruinous unless it is stopped."""
+"""Attacks on template engines: expressions and blocks for mutated templates, each harmful unless limited."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ BLOCKS = (
     "{{ " + "not " * 5000 + "1 }}",
     "{% if 1 %}" * 300 + "{% endif %}" * 300,
 )
-PRELUDE = "{% set b = 'x' * 60000 %}"  # what some expressions use
+PRELUDE = "{% set b = 'x' * 60000 %}"  # defines b, which some expressions use
 FILTERS = (
     *("abs", "attr('content')", "batch(3)", "capitalize", "center(99)", "default('x')", "dictsort", "escape", "first"),
     *(

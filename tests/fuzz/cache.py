@@ -91,7 +91,7 @@ def _change_header(random: Random, header: dict[str, Any]) -> str:
 
 
 def _fitted(random: Random, header: dict[str, Any], body: bytes) -> bytes:
-    """The body, usually as long as the header requires, so that a false header passes the checks of sizes."""
+    """Return the body, usually with the length that the header requires, so that a false header passes size checks."""
     if random.random() < 0.3:
         return body
     try:

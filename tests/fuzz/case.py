@@ -1,4 +1,4 @@
-"""The interface of a fuzzer, and its correct outcomes: success, or one line of ours that says what is wrong."""
+"""The interface of a fuzzer, and its correct outcomes: success, or a one-line error of localllm."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _BREAKS = ("Cc", "Zl", "Zp")  # Unicode categories: control characters, line and
 
 
 class Wrong(Exception):
-    """The program accepted a case and did something wrong with it."""
+    """The program accepted a case and handled it incorrectly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case, its files written. `run` uses the program and returns a word for the tally."""
+    """A case whose files are written. `run` uses the program and returns a word for the tally."""
 
     changes: tuple[str, ...]
     run: Callable[[], str]
 
 
 class Kind(Protocol):
-    """A fuzzer. Its constructor prepares what all cases share, in `home`; children are forked after that."""
+    """A fuzzer. Its constructor prepares the shared files in `home`; children are forked afterwards."""
 
     together: ClassVar[int]  # cases per child
     seconds: ClassVar[float]  # a case that takes longer counts as hanging
@@ -39,7 +39,7 @@ class Kind(Protocol):
     def __init__(self, home: Path) -> None: ...
 
     def make(self, random: Random, folder: Path) -> Case:
-        """The next case, with its files in the empty `folder`."""
+        """Return the next case, with its files in the empty `folder`."""
         ...
 
 
@@ -49,7 +49,7 @@ def random_of(kind: str, seed: int, number: int) -> Random:
 
 
 def outcome(case: Case) -> tuple[bool, str]:
-    """Run a case; returns whether the outcome is correct, and a word or message for it."""
+    """Run a case. Return whether the outcome is correct, and a word or message for it."""
     try:
         return True, case.run()
     except OURS as error:
@@ -64,7 +64,7 @@ def outcome(case: Case) -> tuple[bool, str]:
 
 
 def _place(error: BaseException) -> str:
-    """The file and line that raised an error."""
+    """Return the file and line that raised an error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""Confined children of the program with short limits, kept for many cases."""
+"""Confined children of the program with short limits, reused for many cases."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from localllm.confined import Confined, ResourceLimits
 
 
 class PerProcess:
-    """One confined child for this process, and another for each process that is forked from it.
+    """One confined child for this process, and another for each process forked from it.
 
-    As a context manager it gives that child and does not end it, as `Confined(...)` of a single use would.
+    As a context manager it yields that child and keeps it running, unlike a single `Confined(...)`.
     """
 
     def __init__(self, task: str, limits: ResourceLimits) -> None:
         self._task, self._limits = task, limits
-        self._child: tuple[int, Confined] | None = None  # with the process that started it
+        self._child: tuple[int, Confined] | None = None  # with the id of the process that started it
 
     def get(self) -> Confined:
         if self._child is None or self._child[0] != os.getpid():

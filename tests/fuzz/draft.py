@@ -1,4 +1,4 @@
-"""Damaged draft models with other vocabularies: whatever they draft, the answer is the same as without them."""
+"""Damaged draft models with other vocabularies: whatever they draft, the answer equals the one without them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Kind:
 
 
 def answer(target: Path, draft: Path | None) -> list[int | None]:
-    """Tokens of the greedy answer."""
+    """Return the tokens of the greedy answer."""
     who = SpeculationOptions() if draft is None else SpeculationOptions(draft, "draft")
     options = LoadOptions(ctx_size=128, threads=1, backend="cpu", speculation=who)
     with localllm.load(target, options) as model:

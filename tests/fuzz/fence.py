@@ -1,6 +1,6 @@
-"""Kernel buffers that end at a page without access, so that any read or write beyond one raises a signal.
+"""Kernel buffers that end at an inaccessible page, so that any read or write beyond one raises a signal.
 
-`install` replaces the memory allocation of the CPU backend in this process. Activations begin as NaN, so that reading
+`install` replaces the memory allocation of the CPU backend in this process. Activations start as NaN, so that reading
 unwritten memory changes the logits. One engine serves all models: kernels are compiled and loaded once.
 """
 
@@ -44,7 +44,10 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def fenced(size: int) -> int:
-    """Address of `size` zero bytes, whole cache lines, between two pages without access. They are never freed."""
+    """Return the address of `size` zero bytes, in whole cache lines, between two inaccessible pages.
+
+    They are never freed.
+    """
     size = aligned(max(size, 1))
     inside = -(-size // PAGE) * PAGE
     begin = _libc.mmap(None, inside + 2 * PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
@@ -58,7 +61,7 @@ def at(address: int, size: int) -> NDArray[np.uint8]:
 
 
 def moved(array: NDArray[Any]) -> NDArray[Any]:
-    """The same numbers behind a fence."""
+    """Return a copy of the array that ends at a fence."""
     array = np.ascontiguousarray(array)
     target = at(fenced(array.nbytes), array.nbytes).view(array.dtype).reshape(array.shape)
     target[...] = array
@@ -66,7 +69,7 @@ def moved(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class FencedArena:
-    """Replaces `Arena`: every allocation has a fence of its own; without allocations the whole arena has one."""
+    """Replaces `Arena`: every allocation gets a fence; without allocations the whole arena has one."""
 
     def __init__(self, size: int, what: str) -> None:
         self.size, self._what, self._left = size, what, aligned(size)
@@ -96,7 +99,7 @@ class FencedArena:
 
 
 class _Zeros:
-    """Replaces NumPy in some modules: its `zeros` lie behind fences, because kernels get their addresses."""
+    """Replaces NumPy in modules that pass addresses to kernels: arrays from its `zeros` are fenced."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -114,7 +117,7 @@ def install() -> None:
     Buffers.address = _address  # type: ignore[method-assign]
     for name in ("vector", "expert_vectors"):
         setattr(localllm.backends.cpu.weights, name, _then_moved(getattr(localllm.backends.cpu.weights, name)))
-    localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows as in the file
+    localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows as stored in the file
     for module in (localllm.backends.cpu.storage, localllm.backends.cpu.inputs, localllm.backends.cpu.sharing):
         module.np = _Zeros()  # type: ignore[attr-defined]
     localllm.backends.cpu.backend.Library = cache(Library)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Models with false metadata: loaded, evaluated, used for tokenizing and generating, with fenced buffers."""
+"""Models with false metadata: loaded, evaluated, tokenized with and used for generation, with fenced buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.case import OURS, Case, Wrong
 from tests.fuzz.image import ARRAY, BOOL, FLOAT_TYPES, INTEGER_TYPES, STRING, Array, Entry, Image, Key
 from tests.fuzz.models import bases, odd
 
-# Few, because attention compiles a kernel for each with every shape of heads, which takes a second.
+# Few shapes, because each compiles its own attention kernels, which takes a second.
 _CACHES = (*(("f16", "f16"),) * 4, ("q8_0", "q4_0"), ("bf16", "fp8"), ("q5_1", "q5_0"), ("q4_1", "q8_0"))
 _SENTENCES = (
     "hello <|im_start|> é \x00 world   x",
@@ -36,12 +36,12 @@ _UNKNOWN_TYPES = (4, 5, 31, 36, 38, 43, 99, 2**32 - 1)
 
 class Kind:
     together: ClassVar[int] = 10
-    seconds: ClassVar[float] = 60.0  # kernels of a new shape are compiled
+    seconds: ClassVar[float] = 60.0  # kernels of new shapes must compile
 
     def __init__(self, home: Path) -> None:
         fence.install()
         self._bases = list(bases(home).values())
-        for image in self._bases[:1]:  # compiles and loads the kernels that all models share
+        for image in self._bases[:1]:  # compile and load the kernels that all models share
             (home / "warm.gguf").write_bytes(image.encode())
             use(home / "warm.gguf", Random(0))
 
@@ -68,7 +68,7 @@ class Kind:
 
 
 def change_key(random: Random, image: Image) -> str:
-    """Change a key that the forward reads: another value, type or name, one per layer, or none."""
+    """Change a key that the forward reads: another value, type, name or a list per layer, or remove it."""
     own = [i for i, key in enumerate(image.keys) if not key.name.startswith((b"tokenizer.ggml", b"general.name"))]
     if not own:
         return "no keys"
@@ -181,7 +181,7 @@ _MIXES: tuple[tuple[Change, ...], ...] = (
 
 
 def value_of(random: Random, kind: int, old: Any) -> Any:
-    """A hostile value of a type of GGUF files."""
+    """Return a hostile value of a GGUF type."""
     if kind in FLOAT_TYPES:
         return values.real(random)
     if kind == BOOL:
@@ -229,7 +229,7 @@ def _shown(name: bytes) -> str:
 
 
 def use(path: Path, random: Random) -> str:
-    """Load a model, evaluate, tokenize and generate; Wrong for an impossible result."""
+    """Load a model, evaluate, tokenize and generate. Raise Wrong for an impossible result."""
     keys, cells = random.choice(_CACHES)
     context, threads = random.choice((0, 1, 2, 63, 64, 65, 130, 256, 700)), random.choice((1, 1, 2, 3))
     loaded = localllm.load(
@@ -252,7 +252,7 @@ def use(path: Path, random: Random) -> str:
 
 
 def _evaluate(model: localllm.Model, ids: list[int]) -> np.ndarray:
-    """Logits after a prompt and after one more token, from a session of their own."""
+    """Return the logits after a prompt and after one more token, from a new session."""
     session = model.session()
     try:
         found = [session.evaluate(ids, logits=len(ids) <= 16).copy()]

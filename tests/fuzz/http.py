@@ -1,8 +1,8 @@
-"""Fuzzes a real server over a socket, while a second client asks for short answers.
+"""Fuzz a real server over a socket, while a second client asks for short answers.
 
-A case is wrong if a response has a status that docs/serve.md does not list, an error without its API's shape, names a
-file or a traceback, or does not come in time. A run is wrong if the server ends, logs an unexpected error, grows, or
-lets the second client wait.
+A case fails if a response has a status that docs/serve.md does not list, an error that does not match its API, names a
+file or a traceback, or is late. A run fails if the server exits, logs an unexpected error, grows, or delays the second
+client.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.fuzz.requests import Request, make
 from tests.localllm.support import REPOSITORY
 
 STATUSES = {200, 204, 400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 501}
-SECONDS = 60.0  # for one response; the server itself refuses or ends what takes longer
-IDLE = 0.6  # seconds of silence after which a connection with damaged bytes is left
-GROWTH = 1.3  # of the server's memory in the second half of the cases; caches fill in the first
+SECONDS = 60.0  # per response; the server itself rejects or ends slower requests
+IDLE = 0.6  # seconds of silence after which a connection with damaged bytes is abandoned
+GROWTH = 1.3  # maximum growth of the server's memory in the second half of the cases; the first half fills caches
 ASKED = {"prompt": "Once upon a time", "n_predict": 4, "temperature": 0}
-LARGE = 32 << 20  # bytes of a body that is refused before it is read
+LARGE = 32 << 20  # bytes of a body that is rejected unread
 LEAKS = re.compile(rb"Traceback \(most|File \"/|/site-packages/")
 
 
@@ -46,14 +46,14 @@ class Server:
 
     @property
     def memory(self) -> int:
-        """Resident bytes."""
+        """Return the resident bytes."""
         found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
         return int(found[1]) << 10 if found else 0
 
 
 @contextmanager
 def serving(folder: Path, *words: str) -> Iterator[Server]:
-    """Run a server with the bundled model; `words` are further options."""
+    """Run a server with the bundled model; `words` are additional options."""
     log = folder / "log"
     command = [sys.executable, "-m", "localllm", "serve", "demo", "--port", "0", "-c", "512", *words]
     with log.open("wb") as to:
@@ -71,13 +71,13 @@ def serving(folder: Path, *words: str) -> Iterator[Server]:
 
 
 def exchange(port: int, data: bytes, address: str, wire: bool = False) -> bytes:
-    """Send bytes from a loopback address; return all that comes back. TimeoutError if the end does not come."""
+    """Send bytes from a loopback address and return the response. Raise TimeoutError if it does not end."""
     with socket.create_connection(("127.0.0.1", port), SECONDS, (address, 0)) as made:
         parts: list[bytes] = []
         end = time.monotonic() + SECONDS
         try:
             made.sendall(data)
-            if wire and len(data) % 8:  # most say that nothing follows, so that the server need not wait for it
+            if wire and len(data) % 8:  # usually end the request, so that the server need not wait
                 with suppress(OSError):  # the server may have closed the connection
                     made.shutdown(socket.SHUT_WR)
             made.settimeout(IDLE if wire else SECONDS)
@@ -86,7 +86,7 @@ def exchange(port: int, data: bytes, address: str, wire: bool = False) -> bytes:
                 if time.monotonic() > end:
                     raise TimeoutError
         except (ConnectionError, BrokenPipeError):
-            pass  # the server may close before it has read everything
+            pass  # the server may close before reading everything
         except TimeoutError:
             if not wire:
                 raise
@@ -94,7 +94,7 @@ def exchange(port: int, data: bytes, address: str, wire: bool = False) -> bytes:
 
 
 def judge(request: Request, response: bytes) -> tuple[str, str]:
-    """Return the outcome for the tally, and what is wrong with it, or ""."""
+    """Return the outcome for the tally, and the fault, or ""."""
     if not response:
         refused = request.form == "wire" or len(request.data) > LARGE  # a 413 may be lost while the client still sends
         return "closed", "" if refused else "closed without a response"
@@ -117,7 +117,7 @@ def judge(request: Request, response: bytes) -> tuple[str, str]:
 
 
 def _shape(path: str, status: int, head: bytes, body: bytes) -> str:
-    """Return what is wrong with the body of an error, or ""."""
+    """Return the fault of an error's body, or ""."""
     try:
         error = json.loads(body)["error"]
         message = error if path.startswith("/api/") else error["message"]
@@ -132,7 +132,7 @@ def _shape(path: str, status: int, head: bytes, body: bytes) -> str:
 
 @dataclass(slots=True)
 class Neighbour:
-    """A second client: a short greedy answer after the other, and the seconds that each took."""
+    """A second client: short greedy answers one after another, and the seconds that each took."""
 
     port: int
     address: str = "127.0.0.2"
@@ -166,7 +166,7 @@ class Neighbour:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Run the cases over four connections; print findings, the second client's waits and the memory."""
+    """Run the cases over four connections. Print findings, the second client's waits and the memory."""
     tally: Counter[str] = Counter()
     findings: list[str] = []
     seen: Counter[str] = Counter()

@@ -1,6 +1,6 @@
-"""A GGUF file in pieces that may be false: read from a correct file, changed at will, written without any check.
+"""A GGUF file as editable parts: read from a correct file, changed, and written without any check.
 
-Independent of `localllm.gguf` on purpose: the reader under test must not make its own test files.
+Deliberately independent of `localllm.gguf`: the reader under test must not generate its test files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A tensor's description; `sizes` as the file has them, columns first."""
+    """A tensor's description. `sizes` are in file order, columns first."""
 
     name: bytes
     sizes: tuple[int, ...]
@@ -41,7 +41,7 @@ class Image:
     entries: list[Entry] = field(default_factory=list)
     data: bytes = b""
     version: int = 3
-    counts: tuple[int, int] | None = None  # numbers of tensors and keys that the file states; None: the true ones
+    counts: tuple[int, int] | None = None  # number of tensors and keys that the file states; None: the true ones
 
     def copy(self) -> Image:
         return replace(self, keys=list(self.keys), entries=list(self.entries))
@@ -79,7 +79,7 @@ class Image:
 
 
 def decode(data: bytes) -> Image:
-    """The pieces of a whole file with an alignment of 32."""
+    """Parse a whole file with an alignment of 32."""
     at = 24
 
     def take(form: str) -> Any:

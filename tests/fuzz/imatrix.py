@@ -1,4 +1,4 @@
-"""Damaged importance matrices of both formats: read, asked for weights of tensors, and written again."""
+"""Damaged importance matrices of both formats: read, queried for tensors' weights, and written again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.case import Case, Wrong
 from tests.fuzz.gguf import change_counts, change_key, change_tensor
 from tests.fuzz.image import STRING, decode
 
-_SHAPES = ((1, 64), (2, 32), (64, 1), (4, 16), (3, 64))  # experts and columns of the tensors that ask
+_SHAPES = ((1, 64), (2, 32), (64, 1), (4, 16), (3, 64))  # experts and columns of the queried tensors
 
 
 class Kind:
@@ -64,7 +64,7 @@ class Kind:
 
 
 def _numbers_of(data: bytes) -> list[int]:
-    """Offsets of the counts and lengths of the older format, entry by entry."""
+    """Return the offsets of the counts and lengths of the older format, entry by entry."""
     found, at = [0], 4
     for _ in range(struct.unpack_from("<i", data)[0]):
         length = struct.unpack_from("<i", data, at)[0]
@@ -84,7 +84,7 @@ def use(path: Path) -> str:
         for experts, columns in _SHAPES:
             try:
                 weights = found.importance(name, experts, columns)
-            except imatrix.LocalLLMError:  # made for another model
+            except imatrix.LocalLLMError:  # made for a different model
                 continue
             if weights is None or weights.shape != (experts, columns) or not (weights >= 0).all():
                 raise Wrong(f"{name!r}: weights that cannot be")

@@ -1,4 +1,4 @@
-"""Models to start from: a tiny one of every architecture, with a tokenizer, and coherent ones of odd shapes."""
+"""Base models: a tiny one of every architecture, with a tokenizer, and coherent models of odd shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.models.tiny_families import FAMILIES
 
 _EXPECTED = re.compile(r"([\w.]+): .*expected shape \(([\d, ]+)\)")
 _NOT_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")
-# Head size, heads of keys, heads of queries for each: few, because every shape has attention kernels of its own.
+# Head size, KV heads, query heads per KV head. Few, because every shape compiles its own attention kernels.
 _HEADS = (
     *((2, 4, 2), (6, 1, 5), (8, 2, 2), (16, 1, 1), (17, 1, 3), (33, 2, 1), (40, 1, 8), (63, 1, 1), (64, 2, 4)),
     *((65, 3, 1), (80, 1, 2), (128, 1, 3), (256, 1, 1)),
@@ -31,7 +31,7 @@ _STRING, _UINT32, _INT32, _FLOAT32, _BOOL = 8, 4, 5, 6, 7
 
 
 def sentencepiece(size: int) -> dict[str, Any]:
-    """A vocabulary of `size` tokens: as many bytes as fit, and letters."""
+    """Return a vocabulary of `size` tokens: letters, and as many byte tokens as fit."""
     few = ["<unk>", "<s>", "</s>", "\u2581", "<|im_start|>", "<|im_end|>"]
     letters = [chr(c) for c in range(97, 123)] + ["th", "he", "\u2581t", "in", "er"]
     room = max(0, min(256, size - len(few) - len(letters)))
@@ -51,7 +51,7 @@ def sentencepiece(size: int) -> dict[str, Any]:
 
 
 def byte_level(size: int, rule: str) -> dict[str, Any]:
-    """A BPE vocabulary of `size` tokens, cut into words by `rule`."""
+    """Return a BPE vocabulary of `size` tokens with the pre-tokenizer `rule`."""
     printable = [chr(c) for c in (*range(97, 123), *range(33, 97), *range(123, 127), *range(161, 173))]
     rest = [chr(c) for c in range(0x100, 0x144)] + [chr(c) for c in range(174, 256)]
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *printable, *rest, "th", "he", "the", "in", "er"]
@@ -74,7 +74,7 @@ def tokenizer(random: Random, size: int) -> dict[str, Any]:
 
 
 def bases(home: Path) -> dict[str, Image]:
-    """The tiny models by name, each with a tokenizer and a template."""
+    """Return the tiny models by name, each with a tokenizer and a template."""
     found, random = {}, Random(0)
     for name, make in {**VARIANTS, **FAMILIES}.items():
         metadata, weights = make()
@@ -100,7 +100,7 @@ def image_of(model: Model, more: Mapping[str, Any], path: Path) -> Image:
 
 @dataclass
 class _Wanted:
-    """A tensor to make; its values matter only if the plan requires them to be finite."""
+    """A tensor to create. Its values matter only if the plan requires finite ones."""
 
     name: str
     format: str
@@ -115,7 +115,7 @@ class _Wanted:
 
 
 class _Draw:
-    """One model: sizes drawn so that all checks pass, then the tensors that the forward reports as missing."""
+    """One model: sizes drawn so that all checks pass, then the tensors that the forward reports missing."""
 
     def __init__(self, random: Random) -> None:
         self.random, pick = random, random.choice
@@ -162,7 +162,7 @@ class _Draw:
         return {"general.architecture": self.architecture.name} | {prefix + key: keys[key] for key in keys}
 
     def optional(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Tensors that some models have."""
+        """Return tensors that only some models have."""
         q, kv, wide = self.kv_heads * self.group * self.head_dim, self.kv_heads * self.head_dim, self.width
         parts = {"attn_q": q, "attn_k": kv, "attn_v": kv, "attn_output": wide, "attn_norm": wide, "ffn_norm": wide}
         up = self.ffn * (2 if self.architecture.ffn == "fused" else 1)
@@ -214,7 +214,7 @@ class _Draw:
 
 
 def odd(random: Random) -> tuple[Image, str]:
-    """A model with odd but coherent shapes and formats, and a line that describes it."""
+    """Return a model with odd but coherent shapes and formats, and a line that describes it."""
     while True:
         draw = _Draw(random)
         keys = draw.keys()
@@ -235,7 +235,7 @@ def odd(random: Random) -> tuple[Image, str]:
 
 
 def _complete(draw: _Draw, keys: Mapping[str, Any]) -> dict[str, _Wanted] | None:
-    """The tensors of a model, added as the forward reports them missing; None if no tensors fit."""
+    """Return the tensors of a model, added as the forward reports them missing; None if no tensors fit."""
     shapes = dict(entry for layer in range(draw.layers) for entry in draw.optional(layer))
     if draw.random.random() < 0.5:
         shapes["output.weight"] = (draw.vocabulary, draw.width)
@@ -259,7 +259,7 @@ def _complete(draw: _Draw, keys: Mapping[str, Any]) -> dict[str, _Wanted] | None
 
 
 def _typed(value: Any) -> tuple[int, Any]:
-    """The type in the file, and the value."""
+    """Return the file's type of a value, and the value."""
     if isinstance(value, bool):
         return _BOOL, value
     if isinstance(value, int):

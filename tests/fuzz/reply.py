@@ -1,4 +1,4 @@
-"""Replies of a confined child that has been taken over: random bytes, where a reply to one request is expected.
+"""Replies of a compromised confined child: random bytes instead of the reply to a request.
 
 A call ends with the answer or a ConfinedError. The next call gets its own answer, whatever was sent before.
 """
@@ -47,7 +47,7 @@ def _use(child: Confined, parts: list[str]) -> str:
         try:
             found = child.call({"number": number})
         except ConfinedError as error:
-            if number:  # what was left in the pipe may end one call more, and never gives an answer
+            if number:  # leftovers in the pipe may end one more call, but never give an answer
                 raise Wrong(f"a good child does not answer: {error}") from None
             continue
         if found != {"number": number}:
@@ -56,7 +56,7 @@ def _use(child: Confined, parts: list[str]) -> str:
 
 
 def _message(random: Random) -> bytes:
-    """Return a message; `reply_task` puts the request's number for a first byte of 1."""
+    """Return a message. `reply_task` replaces a first byte of 1 by the request's number."""
     tree: Any = json.loads(json.dumps(HONEST))
     for _ in range(random.choice((0, 1, 1, 3))):
         values.change_json(random, tree)

@@ -1,4 +1,4 @@
-"""The task of a child that has been taken over: sends the bytes that a request holds, past the worker."""
+"""The task of a compromised child: sends the bytes that a request contains, bypassing the worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Send `request["send"]` and end, or answer honestly. After an empty message the honest answer follows too."""
+    """Send `request["send"]` and end, or answer honestly. After an empty message, answer honestly too."""
     if "send" not in request:
         return {"number": request["number"]}
     for part in request["send"]:

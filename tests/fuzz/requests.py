@@ -1,6 +1,7 @@
-"""Hostile requests to the server, one a case: bodies of every API with changed fields, schemas, grammars, texts, bytes.
+"""Hostile requests to the server, one per case: bodies of every API with changed fields, schemas, grammars, texts,
+bytes.
 
-`make` returns the bytes for one connection. They follow from the random number generator alone.
+`make` returns the bytes for one connection. They depend only on the random number generator.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HOST = b"Host: 127.0.0.1\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client sends. `form` decides how the response is judged: "json" bodies get a response, "wire" may not."""
+    """A client's request. `form` decides how the response is judged: "json" bodies get one, "wire" may not."""
 
     kind: str
     path: str
@@ -39,7 +40,7 @@ def make(random: Random) -> Request:
 
 
 def post(kind: str, path: str, body: Any, random: Random | None = None) -> Request:
-    """Return a POST of a body, damaged in a few of a hundred cases if `random` is given."""
+    """Return a POST of a body. With `random`, a few percent are damaged."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode("utf-8", "surrogatepass")
     if random is not None:
         data = _damaged(data, random)
@@ -73,7 +74,7 @@ def _damaged(data: bytes, random: Random) -> bytes:
 def _body(random: Random) -> Request:
     path = random.choice(sorted(ROUTES))
     body: Any = copy.deepcopy(ROUTES[path])
-    if len(body) > 12:  # with all fields the first conflict ends every case
+    if len(body) > 12:  # with all fields, most cases would end at the first conflict
         kept = {"messages", "prompt", "input", "model", "max_tokens", "max_output_tokens", "n_predict"}
         body = {name: value for name, value in body.items() if name in kept or random.random() < 0.2}
     for _ in range(random.choice((1, 1, 2, 3))):
@@ -90,7 +91,7 @@ def _body(random: Random) -> Request:
 
 
 def _short(path: str, body: Any) -> Any:
-    """Return a body whose answer, if there is one, is short."""
+    """Return a body that limits the length of an answer."""
     name = "max_output_tokens" if "responses" in path else "options" if "/api/" in path else "max_tokens"
     return {**body, name: SHORT[name]} if isinstance(body, dict) and name not in body else body
 
@@ -103,7 +104,7 @@ def _raw(random: Random) -> Request:
 
 
 def schema(random: Random, depth: int = 0) -> Any:
-    """Return a JSON schema, of forms that are common, rare, contradictory or expensive."""
+    """Return a JSON schema in a common, rare, contradictory or expensive form."""
     if depth > 4 or random.random() < 0.02:
         return random.choice((True, False, {}, None, 5, [], {"type": "x"}, {"$ref": "#"}, {"$ref": "http://x/y"}))
     inner = [schema(random, depth + 1) for _ in range(random.choice((1, 2, 2, 3)))]
@@ -236,7 +237,7 @@ def _text(random: Random) -> Request:
     return post("text", path, body)
 
 
-# -- the wire ----------------------------------------------------------------------------------------------------------
+# -- raw bytes ------------------------------------------------------------------------------------------------------
 
 
 def _wire(random: Random) -> Request:

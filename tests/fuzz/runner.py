@@ -1,7 +1,7 @@
-"""Runs cases in forked children and reports those with a wrong outcome.
+"""Run cases in forked children and report those with a wrong outcome.
 
-A child runs `together` cases in turn and logs what it does. If it dies, the last case in the log runs again alone. A
-case that dies only after others is reported with the first one that it needs before it.
+A child runs `together` cases in sequence and logs them. If it dies, the last case in the log runs again alone. A case
+that dies only after others is reported with the first one that must precede it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from time import monotonic
 
 from tests.fuzz.case import Case, Kind, outcome, random_of
 
-MEMORY = 1 << 30  # bytes that a case may use in addition to what its process holds already
-_ADDRESSES = 6 << 30  # bytes of address space above the child's initial use; reserving more fails
+MEMORY = 1 << 30  # maximum bytes that a case may use in addition to its process
+_ADDRESSES = 6 << 30  # address space above the child's initial use; larger reservations fail
 _STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A case that went wrong, and what is needed to reproduce it."""
+    """A failed case, and the facts needed to reproduce it."""
 
     number: int
     changes: tuple[str, ...]
@@ -44,13 +44,13 @@ class Report:
     processor: float = 0.0  # seconds of processor time of all children
     tally: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
-    peak: int = 0  # bytes of the case that used the most
+    peak: int = 0  # bytes of the case with the largest use
     longest: float = 0.0  # seconds of the slowest case
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A child's log: the cases it finished, and the one it died in, if any, and how."""
+    """A child's log: the finished cases, the case that it died in, if any, and the cause."""
 
     finished: list[dict[str, object]]
     begun: dict[str, object] | None
@@ -66,7 +66,7 @@ class Runner:
         self._folder.mkdir(exist_ok=True)
 
     def run(self, first: int, count: int, seconds: float, tell: Callable[[Finding], None]) -> Report:
-        """Run cases first, first + 1, ...: `count` of them, or as many as `seconds` allow."""
+        """Run cases first, first + 1, ...: `count` of them, or until `seconds` have passed."""
         report, began, number = Report(), monotonic(), first
         before = _processor()
         while number < first + count and monotonic() - began < seconds:
@@ -82,7 +82,7 @@ class Runner:
         self._child(lambda: self._make(number, target))
 
     def _group(self, numbers: range, report: Report, tell: Callable[[Finding], None]) -> int:
-        """Run a child over `numbers`; returns the number to continue with."""
+        """Run a child over `numbers`; return the number to continue with."""
         ran = self._attempt(numbers)
         for line in ran.finished:
             self._count(line, report, tell)
@@ -104,7 +104,7 @@ class Runner:
         return number + 1
 
     def _first_needed(self, start: int, number: int) -> int:
-        """The latest case from which a child still dies in `number`."""
+        """Return the latest case from which a child still dies in `number`."""
         low, high = start, number
         while high - low > 1:
             middle = (low + high) // 2
@@ -133,14 +133,14 @@ class Runner:
         return _Run(finished, begun, _death(status))
 
     def _child(self, work: Callable[[], None]) -> int:
-        """The wait status of a child that did `work`. The processes it started are ended too."""
+        """Return the wait status of a child that ran `work`. Processes that it started are killed too."""
         child = os.fork()
         if not child:
             code = 70
             try:
                 os.setpgid(0, 0)
                 _quiet()
-                for number in (signal.SIGALRM, signal.SIGSEGV):  # PoCL handles SIGSEGV, so that nobody would die of it
+                for number in (signal.SIGALRM, signal.SIGSEGV):  # PoCL handles SIGSEGV, which would hide crashes
                     signal.signal(number, signal.SIG_DFL)
                 limit = _status("VmSize") + _ADDRESSES
                 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -172,7 +172,7 @@ class Runner:
             _write(log, line | {"bytes": used, "seconds": monotonic() - began})
 
     def _made(self, number: int) -> Case:
-        """A case, or if making it fails, one that raises that error, which is the fuzzer's own."""
+        """Return a case. If building it fails, return one that raises the error, which is the fuzzer's own."""
         try:
             return self._make(number, self._folder)
         except Exception as error:
@@ -197,7 +197,7 @@ def _changes(line: dict[str, object] | None) -> tuple[str, ...]:
 
 
 def _death(status: int) -> str:
-    """How a child died; "" if it did not."""
+    """Return how a child died; "" if it did not."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return "hang" if number == signal.SIGALRM else f"signal {signal.Signals(number).name}"
@@ -206,41 +206,41 @@ def _death(status: int) -> str:
 
 
 def _quiet() -> None:
-    """Silence the standard streams: LLVM and Python write to them when they die, and the log has it already."""
+    """Silence the standard streams: LLVM and Python write to them when they crash, and the log has the cause."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
 
 
 def _status(name: str) -> int:
-    """A line of /proc/self/status in bytes."""
+    """Return a line of /proc/self/status in bytes."""
     found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
     return int(found[1]) << 10 if found else 0
 
 
 def _processor() -> float:
-    """Processor seconds of the children that have ended."""
+    """Return the processor seconds of the children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _children() -> int:
-    """Bytes of the largest child that has ended."""
+    """Return the peak bytes of the children that have ended."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
 
 
 def _forget_peak() -> None:
-    """Reset VmHWM to the bytes resident now."""
+    """Reset VmHWM to the resident bytes."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def pattern(text: str) -> str:
-    """A message without the parts that differ from case to case."""
+    """Return a message without the parts that differ between cases."""
     return re.sub(r"'[^']*'|\d+", "#", re.sub(r"/\S+/", "", text))[:100]
 
 
 def show(report: Report) -> Iterator[str]:
-    """The tally, the most frequent first."""
+    """Print the tally, the most frequent first."""
     for what, count in report.tally.most_common(40):
         yield f"{count:7}  {what}"

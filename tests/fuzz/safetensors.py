@@ -1,4 +1,4 @@
-"""Damaged Hugging Face folders: opened, converted to a GGUF file, which is then used for tokenizing."""
+"""Damaged Hugging Face folders: opened, and converted to a GGUF file that is then used for tokenizing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fuzz.children import PerProcess
 from tests.localllm.convert.hf_synthetic import read_specs, write_folder
 from tests.localllm.convert.support import HF
 
-_MADE = ("llama", "mistral", "gemma", "mixtral", "phi3", "qwen2moe")  # besides the stored folders, HF
+_MADE = ("llama", "mistral", "gemma", "mixtral", "phi3", "qwen2moe")  # in addition to the stored folders, HF
 _SENTENCE = "Hello <|im_start|> the naïve café\n\n 1234 </s> 日本語 🙂"
 _DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "C64", "x")
 
@@ -85,7 +85,7 @@ class Kind:
 
 
 def _change(random: Random, file: str, files: dict[str, bytes]) -> str:
-    """Change a file of a folder; returns a description."""
+    """Change a file of a folder; return a description."""
     how, data = random.random(), files[file]
     if how < 0.04:
         del files[file]

@@ -1,6 +1,6 @@
-"""Special files in every place where a command reads or writes one: pipes, devices, sockets, links, owners, sizes.
+"""Special files wherever a command reads or writes: pipes, devices, sockets, links, owners, sizes.
 
-A command must end in time, with success or with one line, and must not touch what a link points at.
+A command must end in time, with success or a one-line error, and must not touch the target of a link.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT = "Once upon a time there was a little girl who liked to play outside. " * 
 SECRET = "not for others\n"
 SHORT = ("-n", "2", "-t", "1")
 
-# What is given, what it holds, and the command; {model} is a good model and {it} the place of the special file.
+# An option, its content, and the command; {model} is a valid model and {it} the path of the special file.
 READ: dict[str, tuple[str, tuple[str, ...]]] = {
     "model": ("model", ("run", "{it}", "x", *SHORT)),
     "shown": ("model", ("show", "{it}")),
@@ -94,7 +94,7 @@ class Kind:
         return Case((name, how, said or ""), lambda: self._run(self._words(words, it, folder), folder, target, before))
 
     def _in_a_folder(self, random: Random, it: Path, target: Path, hub: bool) -> tuple[str, str, str | None]:
-        """Make a Hugging Face folder with one special file; a hub's cache links its files to `blobs`."""
+        """Create a Hugging Face folder with one special file; a hub's cache links its files to `blobs`."""
         blobs = it.with_name("blobs")
         shutil.copytree(self._folder, it)
         if hub:
@@ -133,7 +133,7 @@ class Kind:
 
 
 def _state(target: Path) -> list[tuple[str, int, int, bytes]]:
-    """Return names, kinds, owners and contents of what links point at."""
+    """Return the names, kinds, owners and contents of the targets of links."""
     found = []
     for path in sorted(target.iterdir()):
         status = path.lstat()
@@ -160,7 +160,7 @@ def _socket(path: Path, good: bytes, target: Path) -> None:
     here = os.open(path.parent, os.O_RDONLY)
     made = socket.socket(socket.AF_UNIX)
     with suppress(OSError):
-        made.bind(f"/proc/self/fd/{here}/{path.name}")  # the name of a socket is at most 107 bytes
+        made.bind(f"/proc/self/fd/{here}/{path.name}")  # a socket's name has at most 107 bytes
     os.close(here)
     made.close()
 
@@ -169,7 +169,7 @@ def _device(number: int) -> Maker:
     def make(path: Path, good: bytes, target: Path) -> str | None:
         try:
             os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, number))
-        except OSError:  # only root may
+        except OSError:  # requires root
             path.symlink_to({3: "/dev/null", 5: "/dev/zero", 7: "/dev/full"}[number])
         return None
 

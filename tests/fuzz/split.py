@@ -1,4 +1,4 @@
-"""Sets of files that claim to be one model: parts missing, doubled, renamed, cut, and contradicting each other."""
+"""Sets of files that claim to be one model: parts missing, duplicated, renamed, cut, and contradictory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Kind:
 
 
 def _part(path: Path, index: int) -> bytes:
-    """Part `index` as llama.cpp's gguf-split writes it: the model's own keys are in the first part only."""
+    """Return part `index` as llama.cpp's gguf-split writes it: only the first part has the model's own keys."""
     keys: dict[str, Any] = {"split.no": np.uint16(index), "split.count": np.uint16(PARTS)}
     keys["split.tensors.count"] = np.int32(2 * PARTS)
     if not index:
@@ -57,7 +57,7 @@ def _name(index: int, count: int = PARTS) -> str:
 
 
 def _change(random: Random, parts: dict[str, Image]) -> str:
-    """Change the set; returns a description."""
+    """Change the set; return a description."""
     name = random.choice(list(parts))
     part, how = parts[name], random.random()
     if how < 0.35:
@@ -91,7 +91,7 @@ def _change(random: Random, parts: dict[str, Image]) -> str:
 
 
 def _links(random: Random, folder: Path) -> str:
-    """Replace a part by a link: to itself, to another part, to a folder, or to nothing."""
+    """Replace a part by a link: to itself, another part, a folder, or a missing file."""
     path = folder / _name(random.randrange(PARTS))
     path.unlink(missing_ok=True)
     path.symlink_to(target := random.choice((path.name, _name(0), ".", "nothing", "/dev/null", "/dev/zero")))

@@ -1,4 +1,4 @@
-"""Chat templates made from real ones: cut, spliced, nested, with huge numbers, other filters, and attacks inserted.
+"""Chat templates derived from real ones: cut, spliced, nested, with huge numbers, other filters, and inserted attacks.
 
 Only `render` uses the program.
 """
@@ -58,7 +58,7 @@ _CONVERSATIONS: tuple[Messages, ...] = (
 
 
 def render(source: str, messages: Messages, confined: Confined) -> str:
-    """The text of a conversation, rendered by any template."""
+    """Return the text of a conversation, rendered by any template."""
     try:
         return ChatTemplate(source, "<s>", "</s>", confined=confined).render(messages).text
     except TemplateError as error:
@@ -75,7 +75,7 @@ class Kind:
         folder = SHARED_DATA / "templates"
         found = [path.read_text() for path in sorted(folder.glob("*.jinja"))] if folder.exists() else []
         self._sources = [*found, *_OWN, *(family.source for family in FAMILIES)]
-        self._child = PerProcess("localllm.template.render", ResourceLimits(seconds=0.3))  # less than usual
+        self._child = PerProcess("localllm.template.render", ResourceLimits(seconds=0.3))  # less than the default
 
     def make(self, random: Random, folder: Path) -> Case:
         at = random.randrange(len(self._sources))
@@ -99,7 +99,7 @@ def use(confined: Confined, source: str, messages: Messages, twice: bool) -> str
     if twice:
         try:
             again = render(source, messages, confined)
-        except TemplateLimit:  # nearly too much already the first time
+        except TemplateLimit:  # close to the limit already the first time
             return "rendered"
         except OURS as error:
             raise Wrong(f"rendered once and then refused: {error}") from None
@@ -114,7 +114,7 @@ _Change = Callable[[Random, list[str], list[str]], None]
 
 
 def _unit(random: Random, parts: list[str]) -> slice:
-    """A part, or a whole block if the part opens one; sometimes a few arbitrary parts, which breaks blocks."""
+    """Return a part, or a whole block if the part opens one; sometimes arbitrary parts, which break blocks."""
     start = _place(random, parts)
     if random.random() < 0.1:
         return slice(start, start + random.choice((1, 3, 10)))
@@ -134,7 +134,7 @@ def _place(random: Random, parts: list[str]) -> int:
 
 
 def _code(random: Random, parts: list[str]) -> int | None:
-    """The index of a random part that is code; None if there is none."""
+    """Return the index of a random code part; None if there is none."""
     found = [i for i, part in enumerate(parts) if part.startswith(("{{", "{%"))]
     return random.choice(found) if found else None
 
@@ -164,7 +164,7 @@ def _swap(random: Random, parts: list[str], sources: list[str]) -> None:
 
 
 def _replaced(random: Random, parts: list[str], pattern: re.Pattern[str], new: Callable[[], str]) -> None:
-    """Replace one of the matches of a pattern in code."""
+    """Replace one match of a pattern in code."""
     found = [(i, m.span()) for i, part in enumerate(parts) if part[:2] in ("{{", "{%") for m in pattern.finditer(part)]
     if found:
         at, (start, stop) = random.choice(found)
@@ -230,7 +230,7 @@ def _attack_block(random: Random, parts: list[str], sources: list[str]) -> None:
 
 
 def _characters(random: Random, parts: list[str], sources: list[str]) -> None:
-    """Change single characters anywhere."""
+    """Change single characters at random."""
     for _ in range(random.choice((1, 2, 5))):
         at = _code(random, parts)
         if at is not None:

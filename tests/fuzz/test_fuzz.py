@@ -1,4 +1,4 @@
-"""A small part of every fuzzer, always the same; and the runner itself, which must see what it is there to see."""
+"""A small fixed part of every fuzzer; and the runner itself, which must detect every kind of fault."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES = {
 
 @pytest.mark.parametrize("kind", [*KINDS, "http"])
 def test_a_small_part(kind: str, tmp_path: Path) -> None:
-    """Seed 1 of every kind: each case succeeds or ends in one line of ours."""
+    """Seed 1 of every kind: each case succeeds or ends in a one-line error of localllm."""
     command = [sys.executable, "-m", "tests.fuzz", kind, "--cases", str(CASES[kind]), "--keep", str(tmp_path)]
     command += ["--patience", "60"]  # other tests run at the same time
     ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
@@ -75,11 +75,11 @@ SEEN = {
 }
 
 
-SEED = 68  # of whose first 24 cases each deed is one, and a single one hangs
+SEED = 68  # its first 24 cases include every deed, and exactly one hang
 
 
 class _Deeds:
-    """Every case does one thing."""
+    """Each case performs one deed."""
 
     together: ClassVar[int] = 8
     seconds: ClassVar[float] = 2.0
@@ -108,7 +108,7 @@ def test_the_runner_sees_and_attributes_everything(tmp_path: Path) -> None:
 
 
 def test_a_case_is_its_number(tmp_path: Path) -> None:
-    """The files of a finding are made again from kind, seed and number."""
+    """The files of a finding can be recreated from kind, seed and number."""
     kind = _Deeds(tmp_path)
     _, told = _run(kind, tmp_path, 10)
     assert told
@@ -118,7 +118,7 @@ def test_a_case_is_its_number(tmp_path: Path) -> None:
 
 
 class _Later(_Deeds):
-    """Case 5 dies where case 3 ran in the same child."""
+    """Case 5 dies only if case 3 ran in the same child."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)

@@ -1,4 +1,4 @@
-"""Values that break programs: edges of integer types, odd floats, hostile texts; and changes to bytes and JSON."""
+"""Values that break programs: limits of integer types, odd floats, hostile texts; and changes to bytes and JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = (
 
 
 def integer(random: Random, old: int = 0) -> int:
-    """An edge of an integer type, or a number near `old`."""
+    """Return a limit of an integer type, or a number near `old`."""
     if random.random() < 0.7:
         return random.choice(INTEGERS)
     return random.choice((old + 1, old - 1, old * 2, old * 3, old // 2, old + 64, -old))
@@ -42,12 +42,12 @@ def text(random: Random) -> str:
 
 
 def stored(words: str) -> bytes:
-    """UTF-8, invalid if the text requires it."""
+    """Return UTF-8, invalid if the text requires it."""
     return words.encode("utf-8", "surrogatepass")
 
 
 def damage(random: Random, data: bytes, head: int | None = None) -> bytes:
-    """Change, insert, cut out or cut off bytes, among the first `head` if given."""
+    """Change, insert, cut out or cut off bytes, within the first `head` if given."""
     changed = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 4, 16))):
         if len(changed) < 2:
@@ -69,7 +69,7 @@ def damage(random: Random, data: bytes, head: int | None = None) -> bytes:
 
 
 def odd_json(random: Random) -> Any:
-    """A value of any JSON type."""
+    """Return a value of any JSON type."""
     return random.choice(
         (
             lambda: integer(random),
@@ -89,7 +89,7 @@ def nested(depth: int) -> list[Any]:
 
 
 def change_json(random: Random, root: Any) -> str:
-    """Change one place in a tree of dicts and lists; returns which."""
+    """Change one place in a tree of dicts and lists; return its path."""
     place, path = root, ""
     if not isinstance(root, dict | list):
         return "the whole is one value"
@@ -119,7 +119,9 @@ def change_json(random: Random, root: Any) -> str:
 
 
 def json_text(random: Random, root: Any) -> bytes:
-    """The tree as JSON text, sometimes with what no tree can hold: great depth, huge numbers, a key twice."""
+    """Return the tree as JSON text, sometimes with content that no tree can hold: deep nesting, huge numbers, duplicate
+    keys.
+    """
     text = json.dumps(root)
     if random.random() < 0.9:
         return text.encode()

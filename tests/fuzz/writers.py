@@ -1,4 +1,6 @@
-"""Processes that write one file at the same time, some of them killed: the file is always whole and one of theirs."""
+"""Processes that write one file at the same time, some of them killed: the file is always complete and from one of
+them.
+"""
 
 from __future__ import annotations
 
@@ -93,9 +95,9 @@ class Kind:
 def _race(
     write: Writer, target: Path, name: str, new: bool, killed: list[bool], delays: list[float], random: Random
 ) -> str:
-    """Let the writers run, read all the while, and check what is left."""
+    """Run the writers, read the file meanwhile, and check the result."""
     known = [_alone(write, target, number, name) for number in range(WRITERS)]
-    began = monotonic() + 0.003  # so that all start together
+    began = monotonic() + 0.003  # let all start together
     children = [_start(write, target, number, began + delays[number]) for number in range(WRITERS)]
     try:
         _watch(children, target, name, known, killed, random)
@@ -110,7 +112,7 @@ def _race(
 def _watch(
     children: list[int], target: Path, name: str, known: list[bytes], killed: list[bool], random: Random
 ) -> None:
-    """Read the file until all writers have ended, and kill some of them."""
+    """Read the file until all writers have ended, killing some of them."""
     running = set(children)
     kills = {
         child: monotonic() + random.uniform(0, 0.004) for child, dies in zip(children, killed, strict=True) if dies
@@ -159,7 +161,7 @@ def _alone(write: Writer, target: Path, number: int, name: str) -> bytes:
 
 
 def _content(path: Path, name: str) -> bytes | None:
-    """What a reader finds; None if there is no file."""
+    """Return the content that a reader finds; None without a file."""
     if name == "kernel":
         return _called(path)[0]
     with suppress(FileNotFoundError):
@@ -168,7 +170,7 @@ def _content(path: Path, name: str) -> bytes | None:
 
 
 def _called(folder: Path) -> tuple[bytes, int]:
-    """The kernel's result, and the number of kernels compiled because the cache lacked them."""
+    """Return the kernel's result, and the number of kernels compiled because of cache misses."""
     library = Library(host(), folder)
     library.load([Kernel("answer", _answer)])
     function = ctypes.CFUNCTYPE(ctypes.c_int64)(library.address("answer"))
@@ -184,7 +186,7 @@ def _answer(isa: Isa) -> ir.Module:
 
 
 def _start(write: Writer, target: Path, number: int, at: float) -> int:
-    """Start a child that writes and stores its exit code in a file, unless it is killed."""
+    """Start a child that writes and then stores its exit code in a file, unless it is killed."""
     child = os.fork()
     if child:
         return child

@@ -1,6 +1,6 @@
-"""Models of the kit with a next-token head behind their layers, whose weights follow the kit's rule.
+"""Models of the kit with a next-token head added behind their layers, with weights by the kit's rule.
 
-The head's layer has the tensors of one of the model's own layers.
+The head's layer copies the tensor set of one of the model's own layers.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import numpy as np
 from tests.models.kit import KIT, values
 from tests.models.support import MemoryWeight
 
-OTHERS = ("rope.dimension_sections", "attention.indexer.types")  # lists without a number for the head's layer
+OTHERS = ("rope.dimension_sections", "attention.indexer.types")  # lists without an entry for the head's layer
 
 
 @dataclass(frozen=True, slots=True)
 class Headed:
-    """A model and what its head adds."""
+    """A model and the additions of its head."""
 
     model: str
-    like: int  # the layer whose tensors the head's layer has
-    experts: int | None = None  # the layer whose feed-forward it has, if it is another one
+    like: int  # the layer whose tensor set the head's layer copies
+    experts: int | None = None  # the layer whose feed-forward it copies, if different
     norm: str = "nextn.shared_head_norm"
-    own: tuple[str, ...] = ()  # of the model's table of embeddings and output: what the head has of its own
-    values: tuple[tuple[str, int], ...] = ()  # of keys with a number per layer: the head's, if it is not the last one
+    own: tuple[str, ...] = ()  # embeddings or output of its own; the model's are used otherwise
+    values: tuple[tuple[str, int], ...] = ()  # entries of per-layer keys for the head, if they are not the last layer's
 
     @property
     def tokens(self) -> list[int]:
         return KIT[self.model].tokens
 
     def loaded(self) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
-        """Metadata, and all tensors in memory."""
+        """Return metadata, and all tensors in memory."""
         metadata, tensors = KIT[self.model].loaded()
         architecture = metadata["general.architecture"]
         layers, width = (int(metadata[f"{architecture}.{key}"]) for key in ("block_count", "embedding_length"))

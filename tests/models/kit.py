@@ -1,4 +1,4 @@
-"""Reference models of the kit: a GGUF header and llama.cpp's logits are stored, the weights follow from a rule.
+"""Reference models of the kit: a GGUF header and llama.cpp's logits are stored; the weights follow from a rule.
 
 Every number of a tensor is a fixed function of the tensor's name, so a model takes 25 KB instead of megabytes.
 """
@@ -33,7 +33,7 @@ PLAIN = (
 
 
 def values(name: str, shape: tuple[int, ...], architecture: str, seed: int = 1) -> np.ndarray:
-    """float32 numbers of a tensor in row-major `shape`; the first rule that fits."""
+    """Return the float32 numbers of a tensor in row-major `shape`; the first matching rule applies."""
     bits = np.random.PCG64(zlib.crc32(name.encode()) * 1000003 + seed).random_raw(math.prod(shape))
     u = (bits >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1.0  # [-1, 1)
     last, columns = name.rpartition(".")[2], shape[-1]
@@ -66,14 +66,14 @@ def values(name: str, shape: tuple[int, ...], architecture: str, seed: int = 1) 
 
 
 def chosen(name: str, shape: tuple[int, ...], experts: int, seed: int = 1) -> np.ndarray:
-    """int32 numbers of a table (vocabulary, used) of experts: some, one after the other, for each token."""
+    """Return an int32 expert table (vocabulary, used): consecutive experts for each token."""
     bits = np.random.PCG64(zlib.crc32(name.encode()) * 1000003 + seed).random_raw(shape[0])
     first = (bits >> np.uint64(40)).astype(np.int64)[:, None]
     return ((first + np.arange(shape[1])) % experts).astype(np.int32)
 
 
 def _connection(name: str) -> bool:
-    """Whether the tensor is a scale of hyper-connections."""
+    """Return whether the tensor is a scale of hyper-connections."""
     return "hc_" in name and name.endswith("_scale.weight")
 
 
@@ -83,26 +83,26 @@ def _gain(name: str, architecture: str) -> float:
     return 0.5 if architecture in WEAK and (".ffn_down" in name or ".attn_output." in name) else 2.0
 
 
-LIMIT = 1e-6  # of the normalized mean squared error: GELU from a table of halves; 1e-9 for all others
+LIMIT = 1e-6  # of the normalized mean squared error, with GELU from a table of halves; 1e-9 for the others
 COARSE = {
-    "gemma3n": 0.05,  # exact GELU leads further away: much follows each one
+    "gemma3n": 0.05,  # exact GELU differs more: many operations follow each one
     "gemma4": 2e-5,
     "t5-gated": 1e-5,
-    "minimax-m3-3of10": 2e-5,  # llama.cpp selects only with flash attention, which alone is 5e-6 off
+    "minimax-m3-3of10": 2e-5,  # llama.cpp selects only with flash attention, which alone causes 5e-6
 }
-CHAOTIC = {  # with GELU of halves too
-    "gemma3n": 1e-4,  # 22 layers that pass rounding on, enlarged
+CHAOTIC = {  # even with GELU of halves
+    "gemma3n": 1e-4,  # 22 layers that amplify rounding
     "minimax-m3-3of10": COARSE["minimax-m3-3of10"],
 }
 
-NEVER = -1e38  # and what is below, stands for minus infinity
+NEVER = -1e38  # values up to this represent minus infinity
 
-SPACE = 128 << 20  # bytes; no model's tensors need more, and a hole takes no room
+SPACE = 128 << 20  # bytes; no model's tensors need more, and a file hole takes no space
 
 
 @dataclass(frozen=True)
 class KitModel:
-    """One model of the kit, by the path of its stored header and results."""
+    """A model of the kit, by the path of its stored header and results."""
 
     path: Path
 
@@ -113,11 +113,11 @@ class KitModel:
 
     @property
     def prompt(self) -> int:
-        """Tokens that llama.cpp evaluated in one batch; the others came one by one."""
+        """The tokens that llama.cpp evaluated in one batch; the others came one by one."""
         return int(self.stored["prompt_len"].item())
 
     def limit(self, limits: dict[str, float] = COARSE) -> float:
-        """How far results may be from llama.cpp's."""
+        """The maximum distance from llama.cpp's results."""
         return next((limit for name, limit in limits.items() if self.path.stem.startswith(name)), LIMIT)
 
     @property
@@ -126,18 +126,18 @@ class KitModel:
 
     @property
     def room(self) -> int:
-        """Positions for all tokens, in whole blocks of the cache."""
+        """The number of positions for all tokens, in whole cache blocks."""
         return -(-(len(self.text) + len(self.tokens)) // BLOCK) * BLOCK
 
     @property
     def text(self) -> list[int]:
-        """Tokens that the encoder reads, if the model has one; the others are the decoder's."""
+        """The tokens that the encoder reads, if the model has one; the decoder reads the others."""
         return [int(token) for token in self.stored.get("enc_tokens", ())]
 
     def error(self, logits: np.ndarray) -> float:
-        """The largest normalized mean squared error of a row, of those for which llama.cpp computes the model."""
+        """Return the largest normalized mean squared error of a row that llama.cpp computes as trained."""
         theirs, given = self.stored["logits"], slice(None)
-        if theirs.min() <= NEVER:  # tokens that llama.cpp lets never follow
+        if theirs.min() <= NEVER:  # tokens that llama.cpp masks
             given = theirs[0] > NEVER
             assert np.isneginf(logits[:, ~given]).all()
         errors = nmse(logits[:, given], theirs[:, given])
@@ -146,7 +146,7 @@ class KitModel:
     def logits(self, driver: Driver) -> np.ndarray:
         """Return the logits of all tokens, (T, vocabulary), evaluated as llama.cpp did: the prompt, then one by one.
 
-        llama.cpp has no cache for diffusion models, so that each later token was a text of its own.
+        llama.cpp has no cache for diffusion models, so there each later token was a separate text.
         """
         text, prompt = self.text, self.tokens[: self.prompt]
         if text:
@@ -159,7 +159,7 @@ class KitModel:
         return np.concatenate(results)
 
     def write(self, path: Path, seed: int = 1) -> Path:
-        """The model as a GGUF file."""
+        """Write the model as a GGUF file."""
         file = open_gguf(self._header(path))
         try:
             architecture = str(file.metadata["general.architecture"])
@@ -179,7 +179,7 @@ class KitModel:
         return path
 
     def _header(self, path: Path) -> Path:
-        """A file with the header, and a hole where the tensors belong."""
+        """Return a file with the header, and a hole in place of the tensors."""
         with path.open("wb") as out:
             out.write(self.stored["header"].tobytes())
             out.truncate(len(self.stored["header"]) + SPACE)
@@ -187,12 +187,12 @@ class KitModel:
 
     @property
     def architecture(self) -> str:
-        """Its name in the header."""
+        """The architecture's name in the header."""
         with TemporaryDirectory() as folder, open_gguf(self._header(Path(folder) / "model.gguf")) as file:
             return str(file.metadata["general.architecture"])
 
     def loaded(self, seed: int = 1) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
-        """Metadata, and all tensors in memory."""
+        """Return metadata, and all tensors in memory."""
         with TemporaryDirectory() as folder:
             file = open_gguf(self.write(Path(folder) / "model.gguf", seed))
             try:
@@ -210,5 +210,5 @@ def _models(folder: Path) -> dict[str, KitModel]:
 
 
 KIT = _models(Path(__file__).parent / "kit_models")
-EMBEDDERS = _models(Path(__file__).parent / "kit_models" / "embeddings")  # whose stored results are embeddings
-DEPARTURES = _models(Path(__file__).parent / "kit_models" / "departures")  # llama.cpp computes something else
+EMBEDDERS = _models(Path(__file__).parent / "kit_models" / "embeddings")  # their stored results are embeddings
+DEPARTURES = _models(Path(__file__).parent / "kit_models" / "departures")  # llama.cpp computes these differently

@@ -1,6 +1,7 @@
-"""Writes data/tiny_llama_cpp.npz: llama.cpp's logits for the tiny models (F32 cache, no flash attention).
+"""Write data/tiny_llama_cpp.npz: llama.cpp's logits for the tiny models (F32 cache, no flash attention).
 
-A development tool: needs gguf and llama-cpp-python. Run from the repository: python -m tests.models.make_tiny_logits
+A development tool that needs gguf and llama-cpp-python. Run from the repository: python -m
+tests.models.make_tiny_logits
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-FeedForward = Callable[[dict[str, np.ndarray], str, np.ndarray], np.ndarray]  # of weights, a prefix, normed rows
+FeedForward = Callable[[dict[str, np.ndarray], str, np.ndarray], np.ndarray]  # (weights, prefix, normed rows) -> rows
 
 
 def forward(
@@ -26,7 +26,7 @@ def forward(
     base: float = 10000.0,
     fed: FeedForward | None = None,
 ) -> np.ndarray:
-    """Logits float64 (T, vocabulary) of one sequence; `fed` is the feed-forward of a layer, if it is not gated SiLU."""
+    """Return logits float64 (T, vocabulary) of one sequence. `fed` is a layer's feed-forward (default: gated SiLU)."""
     w = {name: values.astype(np.float64) for name, values in tensors.items()}
     n = len(tokens)
     x = w["token_embd.weight"][tokens]
@@ -66,7 +66,7 @@ def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rope(x: np.ndarray, n_rot: int, neox: bool, base: float) -> np.ndarray:
-    """Pairs of dimensions as complex numbers, multiplied by exp(i * position * base ** (-2 * pair / n_rot))."""
+    """Rotate pairs of dimensions as complex numbers: multiply by exp(i * position * base ** (-2 * pair / n_rot))."""
     half = n_rot // 2
     turn = np.exp(1j * np.outer(np.arange(len(x)), base ** (-2.0 * np.arange(half) / n_rot)))[:, None, :]
     a, b = (x[..., :half], x[..., half:n_rot]) if neox else (x[..., 0:n_rot:2], x[..., 1:n_rot:2])

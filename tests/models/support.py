@@ -1,4 +1,6 @@
-"""Shared by tests of models and backends: tensors in memory, files of the reference data, and a driver for batches."""
+"""Helpers for tests of models and backends: tensors in memory, files of the reference data, and a driver for
+batches.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class MemoryWeight:
 
 
 def open_model(path: Path) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
-    """Metadata and tensors of a GGUF file, read by gguf-py and not by our own reader."""
+    """Return metadata and tensors of a GGUF file, read by gguf-py instead of our reader."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -63,8 +65,10 @@ def bind_reference(plan: Plan, cache_type: str = "f32", positions: int = 512, ro
 
 
 class Driver:
-    """Feeds token rows of several sequences to an executable; blocks are assigned in turn, so tables are
-    interleaved."""
+    """Feeds token rows of several sequences to an executable.
+
+    Blocks are assigned alternately, so tables are interleaved.
+    """
 
     def __init__(self, executable: Executable, sequences: int = 1) -> None:
         self.executable = executable
@@ -77,12 +81,12 @@ class Driver:
         self.tables = np.ascontiguousarray(blocks.reshape(self.columns, sequences).T)  # (sequences, blocks)
 
     def step(self, parts: Sequence[tuple[int, Sequence[int]]], logit_rows: Sequence[int] | None = None) -> np.ndarray:
-        """Logits of the wanted rows (all by default) after adding every part's tokens to its sequence."""
+        """Add every part's tokens to its sequence; return the logits of the wanted rows (all by default)."""
         tokens, positions, sequence = [], [], []
         for s, more in parts:
             tokens += list(more)
             positions += range(self.lengths[s], self.lengths[s] + len(more))
-            unknown = [0] * (self.lengths[s] - len(self.histories[s]))  # a test has filled the cache itself
+            unknown = [0] * (self.lengths[s] - len(self.histories[s]))  # a test has filled the cache directly
             self.histories[s][self.lengths[s] :] = [*unknown, *more]
             sequence += [s] * len(more)
             self.lengths[s] += len(more)
@@ -96,12 +100,12 @@ class Driver:
 
 
 def stack(weight: MemoryWeight, scale: MemoryWeight | None = None, bias: MemoryWeight | None = None) -> Stack:
-    """The matrices of all experts."""
+    """Return the matrices of all experts as one tensor."""
     return Stack(*(None if tensor is None else Weight.of(tensor) for tensor in (weight, scale, bias)))
 
 
-BOUNDARIES = {Receive, Send}  # between the stages of a split plan
-EVERY_OPERATION = {  # that is recorded; a fused one stands for these
+BOUNDARIES = {Receive, Send}  # operations between the stages of a split plan
+EVERY_OPERATION = {  # operations that are recorded; fused ones replace them
     kind
     for kind in vars(plan).values()
     if isinstance(kind, type) and issubclass(kind, Operation) and not issubclass(kind, Fused) and kind != Operation
@@ -109,6 +113,6 @@ EVERY_OPERATION = {  # that is recorded; a fused one stands for these
 
 
 def nmse(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Mean squared error divided by the mean square of the expected values, per row."""
+    """Return the mean squared error divided by the mean square of the expected values, per row."""
     difference = ours.astype(np.float64) - theirs
     return (difference**2).mean(axis=-1) / (theirs.astype(np.float64) ** 2).mean(axis=-1)

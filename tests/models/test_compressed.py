@@ -1,4 +1,4 @@
-"""DeepSeek 4: pools of 4 and of 128 positions, experts that follow from the token, and files that cannot be right."""
+"""DeepSeek 4: pools of 4 and of 128 positions, experts chosen by token, and refused files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models.kit import KIT
 from tests.models.support import Driver, MemoryWeight, nmse, plan_of
 
 LONG, HASHED = KIT["deepseek4-8of50"], KIT["deepseek4-hash"]
-CONVERTED = {  # what llama.cpp's converter writes
+CONVERTED = {  # as llama.cpp's converter writes them
     "vocab_size", "context_length", "embedding_length", "embedding_length_out", "block_count", "feed_forward_length",
     "expert_feed_forward_length", "expert_shared_count", "expert_count", "expert_used_count", "expert_weights_scale",
     "expert_weights_norm", "expert_gating_func", "swiglu_clamp_exp", "swiglu_clamp_shexp", "attention.head_count",
@@ -56,7 +56,7 @@ def test_cuts_and_truncations_change_nothing(plan: Plan) -> None:
     parts = [cut.step([(0, LONG.tokens[a:b])]) for a, b in ((0, 3), (3, 70), (70, 127), (127, 129))]
     np.testing.assert_array_equal(np.concatenate(parts), truth[:129])
     cut.step([(0, LONG.tokens[:9])])
-    cut.lengths[0] = 126  # inside of both pools
+    cut.lengths[0] = 126  # inside both pools
     np.testing.assert_array_equal(cut.step([(0, LONG.tokens[126:140])]), truth[126:])
 
 
@@ -134,7 +134,7 @@ def test_tables_of_other_numbers_are_refused() -> None:
 
 
 def test_the_token_alone_chooses_the_experts() -> None:
-    """Another table for one token changes the logits from where that token stands."""
+    """A different table entry for one token changes the logits from that token's position on."""
     metadata, tensors = HASHED.loaded()
     truth = driver(plan_of(metadata, tensors)).step([(0, HASHED.tokens)])
     name, at = "blk.0.ffn_gate_tid2eid.weight", 20

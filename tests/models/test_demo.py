@@ -1,5 +1,6 @@
-"""The model in the box: what its two files must hold, and that the networks inside predict a chat nobody trained on
-as well as torch says, through our own tokenizer and forward.
+"""The model in the box: the required content of its two files, and its prediction of a chat outside the training data.
+
+The networks must predict as well as torch says, through our tokenizer and forward.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def test_vocabulary_is_closed_under_its_merges(opened: dict[str, Model], role: s
     assert {part for pair in joined for part in (*pair, "".join(pair))} <= set(tokens)
     kinds = metadata["tokenizer.ggml.token_type"]
     assert [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3] == list(SPECIAL)  # 3: control
-    assert len(tokens) == len(SPECIAL) + 256 + len(merges)  # every byte is there: no text is unknown
+    assert len(tokens) == len(SPECIAL) + 256 + len(merges)  # every byte has a token: no text is unknown
 
 
 def test_template_gives_the_text_the_model_was_trained_on(opened: dict[str, Model]) -> None:
@@ -109,7 +110,7 @@ def test_localllm_reads_its_calls(opened: dict[str, Model]) -> None:
     assert find_format(opened["target"][0]["tokenizer.chat_template"]).name == "hermes"
 
 
-CHAT = (  # our own words, so that no model has seen them
+CHAT = (  # written for this test, so that no model was trained on it
     "<|im_start|>user<|im_sep|>Hello, I would like to book a table for two in Oakland.<|im_end|>"
     "<|im_start|>assistant<|im_sep|>Sure. What time would you like the reservation for?<|im_end|>"
     "<|im_start|>user<|im_sep|>At 7 pm please. Is there a good Italian restaurant?<|im_end|>"
@@ -124,7 +125,7 @@ TORCH_LOSS = {"target": 1.6426, "draft": 2.1178}
 
 @pytest.fixture(scope="module")
 def chat_logits(opened: dict[str, Model]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Ids (T,) of CHAT and logits (T, vocab) after each, by model."""
+    """Return ids (T,) of CHAT and logits (T, vocab) after each, by model."""
     result = {}
     for role, (metadata, tensors) in opened.items():
         ids = Tokenizer.from_metadata(metadata).encode(CHAT, parse_special=True)
@@ -138,7 +139,7 @@ def chat_logits(opened: dict[str, Model]) -> dict[str, tuple[np.ndarray, np.ndar
 def test_our_forward_predicts_as_torch_does(chat_logits: dict[str, tuple[np.ndarray, np.ndarray]], role: str) -> None:
     ids, logits = chat_logits[role]
     top = logits.max(axis=-1)
-    surprise = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top  # (T,) normalizers, less the logit of what came
+    surprise = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top  # (T,) log normalizers
     loss = (surprise[:-1] - logits[np.arange(len(ids) - 1), ids[1:]]).mean()
     assert loss == pytest.approx(TORCH_LOSS[role], abs=0.03)  # Q4_K and Q6_K instead of float32
 

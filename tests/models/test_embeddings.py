@@ -1,6 +1,6 @@
 """Tiny encoders and embedders against llama.cpp's embeddings, of every token and of the text.
 
-They were made with GELU read from a table of halves, which the reference backend imitates here.
+llama.cpp read GELU from a table of halves, which the reference backend imitates here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.models.kit import EMBEDDERS
 from tests.models.support import Driver, MemoryWeight, nmse, plan_of
 from tests.models.test_kit import gelu_of_halves
 
-HALVES = 3e-6  # how far exact GELU may lead from GELU of halves
+HALVES = 3e-6  # maximum effect of exact GELU instead of GELU of halves
 LIMITS = Limits(rows=96, logit_rows=96, blocks=4, positions=128)
 
 
@@ -36,7 +36,7 @@ def driver(backend: Backend, plan: Plan, sequences: int = 1) -> Driver:
 
 
 def off(backend: Backend, name: str) -> float:
-    """How far a backend's vectors are from llama.cpp's: the largest of every token's and of the text's."""
+    """Return the largest distance of a backend's vectors from llama.cpp's, over every token and the text."""
     model = EMBEDDERS[name]
     metadata, tensors = model.loaded()
     rows = driver(backend, plan_of(metadata, tensors, embeddings=True)).step([(0, model.tokens)])
@@ -65,7 +65,7 @@ def test_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert-cls", "jina-bert-v2", "modern-bert", "gemma-embedding", "t5encoder"])
 def test_rows_do_not_depend_on_other_texts(name: str) -> None:
-    """Texts of one step see only themselves: the bits are those of a step of its own, over several cache blocks."""
+    """Texts of one step see only themselves: the bits equal those of a separate step, over several cache blocks."""
     model, backend = EMBEDDERS[name], CpuBackend(2)
     long = (model.tokens * 2)[:75]
     try:
@@ -89,7 +89,7 @@ def test_first_rows_see_later_ones() -> None:
 
 
 def test_decoders_that_see_later_rows() -> None:
-    """The key that decides it counts for every architecture of plain attention."""
+    """The key that enables it is read for every architecture of plain attention."""
     model = EMBEDDERS["qwen3-embedding"]
     metadata, tensors = model.loaded()
     assert plan_of(metadata, tensors).causal
@@ -108,7 +108,7 @@ def test_rankers_of_several_labels_give_probabilities() -> None:
 
 
 def test_what_a_classifier_reads() -> None:
-    """The key has the name that llama.cpp reads, with a point."""
+    """The key has the name that llama.cpp reads, with a dot."""
     metadata, tensors = EMBEDDERS["bert-rank"].loaded()
     rows = np.random.RandomState(1).standard_normal((5, 128)).astype(np.float32)
     first = pooler_of(metadata, tensors)(rows, "rank")
@@ -132,7 +132,7 @@ def test_buckets_of_distances(buckets: int, causal: bool) -> None:
 
 
 def test_layers_may_have_numbers_of_distances_of_their_own() -> None:
-    """A layer without them takes those of the first."""
+    """A layer without distance biases uses those of the first."""
     metadata, tensors = EMBEDDERS["t5encoder"].loaded()
     first = tensors["enc.blk.0.attn_rel_b.weight"]
     given = {f"enc.blk.{n}.attn_rel_b.weight": MemoryWeight.of(f"own {n}", first.values()) for n in (1, 2)}

@@ -1,4 +1,4 @@
-"""The recorded forward computes what llama.cpp and the papers say, and refuses files that do not fit."""
+"""The recorded forward computes the results of llama.cpp and the papers, and refuses inconsistent files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LLAMA_CPP = np.load(Path(__file__).parent / "data" / "tiny_llama_cpp.npz")
 
 
 def run(model: tiny.Model, tokens: np.ndarray = TOKENS, prompt: int = PROMPT) -> np.ndarray:
-    """Logits of every position: the prompt as one batch, then one token at a time."""
+    """Return the logits of every position: the prompt as one batch, then one token at a time."""
     driver = Driver(bind_reference(plan_of(*model), positions=CONTEXT))
     rows = [driver.step([(0, tokens[:prompt])])] if prompt else []
     return np.concatenate(rows + [driver.step([(0, [token])]) for token in tokens[prompt:]])
@@ -37,7 +37,7 @@ def test_logits_equal_those_of_llama_cpp(name: str) -> None:
 
 
 def test_every_variant_differs_from_the_others() -> None:
-    """A variant whose key were ignored by llama.cpp and by us would prove nothing."""
+    """A variant whose key both llama.cpp and localllm ignored would prove nothing."""
     assert nmse(LLAMA_CPP["llama linear"], LLAMA_CPP["llama factor of no scaling"]).max() > 1e-3
     assert nmse(LLAMA_CPP["phi3 long"], LLAMA_CPP["phi3 short"]).max() > 1e-3
 
@@ -130,7 +130,7 @@ def test_heads_may_differ_from_layer_to_layer() -> None:
 
 @pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0", "Q4_0"])
 def test_a_quantized_model_computes_with_the_numbers_its_bytes_mean(format: str) -> None:
-    """Widths of 32 are one block of Q8_0 and Q4_0; 64 inner columns two."""
+    """Widths of 32 are one block of Q8_0 and Q4_0; 64 inner columns are two."""
     metadata, tensors = tiny.make("llama", seed=25)
     inner = np.random.RandomState(0).standard_normal((4, 64, WIDTH)) / 6
     for i in range(2):
@@ -311,7 +311,9 @@ def test_a_temperature_needs_whole_heads_rotated() -> None:
 
 
 def test_a_plan_names_the_tensors_that_it_was_made_of() -> None:
-    """Those of weights, and those whose numbers stand in operations: scales, frequency factors for its context."""
+    """Includes tensors of weights, and those whose numbers are in operations: scales, frequency factors for its
+    context.
+    """
     metadata, tensors = VARIANTS["llama scales after biases"]()
     tensors["blk.0.attn_q.input_scale"] = MemoryWeight.of("blk.0.attn_q.input_scale", np.ones(1))
     assert tensors.keys() - plan_of(metadata, tensors).tensors == {"blk.0.attn_q.input_scale"}

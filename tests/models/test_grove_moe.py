@@ -1,7 +1,8 @@
-"""Grove MoE against its definition (arXiv:2508.07785, and the model's own program), and llama.cpp but for one input.
+"""Grove MoE against its definition (arXiv:2508.07785, and the publisher's code), and against llama.cpp with one
+difference.
 
-Every two neighbouring experts share a small adjugate expert. It reads what they read, and runs for each of the two that
-is chosen, with its weight.
+Every two neighbouring experts share a small adjugate expert. It has the same input, and runs once for each chosen
+expert of the two, with that expert's weight.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ def test_logits_equal_a_straight_line_float64_forward() -> None:
 
 
 def test_llama_cpp_but_for_what_adjugate_experts_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There they read what the experts give. The kit's model has an adjugate expert for each, so weights are alike."""
+    """llama.cpp feeds them the experts' output.
+
+    The kit's model has an adjugate expert for each, so weights are equal.
+    """
     kit, own = DEPARTURES["grovemoe-moe"], FeedForward.with_adjugates
 
     def difference() -> float:

@@ -1,6 +1,6 @@
-"""Models of the kit with keys that real files hold and the stored headers do not, against llama.cpp's logits.
+"""Models of the kit with keys that real files have and the stored headers lack, against llama.cpp's logits.
 
-Those of the first 24 tokens in one batch are stored in `data/kit_variants.npz`, by the names below.
+`data/kit_variants.npz` stores the logits of the first 24 tokens in one batch, by the names below.
 """
 
 from __future__ import annotations
@@ -47,4 +47,4 @@ def logits(name: str, changes: dict[str, Any]) -> np.ndarray:
 def test_every_position(variant: str) -> None:
     name, changes = VARIANTS[variant]
     assert nmse(logits(name, changes), STORED[variant]).max() < KIT[name].limit()
-    assert nmse(KIT[name].stored["logits"][:COUNT], STORED[variant]).max() > 1e-3  # the keys count
+    assert nmse(KIT[name].stored["logits"][:COUNT], STORED[variant]).max() > 1e-3  # the keys matter

@@ -1,4 +1,4 @@
-"""Latent attention whose file holds key and value matrices as one, absorbed: as if the file held them apart."""
+"""Latent attention with key and value matrices in one tensor: the same results as with separate ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTHS = ("key_length", "value_length")
 
 @pytest.mark.parametrize(("format", "stored"), [("F32", "F32"), ("F16", "F16"), ("BF16", "BF16"), ("Q4_K", "F16")])
 def test_transposed_rows_of_each_head(format: str, stored: str) -> None:
-    """Exact in formats of numbers; blocks become halves. Any run of rows can be read."""
+    """Exact in number formats; block formats become halves. Any run of rows can be read."""
     values = np.random.RandomState(3).standard_normal((HEADS * OF, COLUMNS))
     source = MemoryWeight.of("kv_b", values, format)
     found = Tensors({"kv_b": source}).transposed("kv_b", HEADS, ROWS, OF, COLUMNS)
@@ -33,7 +33,7 @@ def test_transposed_rows_of_each_head(format: str, stored: str) -> None:
 
 
 def test_key_and_value_matrices_as_one_tensor() -> None:
-    """DeepSeek's files of before and after its matrices were split: the same logits, to the rounding of float32."""
+    """DeepSeek's files from before and after the split of its matrices: equal logits, up to float32 rounding."""
     metadata, tensors = KIT["deepseek2-groups"].loaded()
     old = dict(tensors)
     for layer in range(3):
@@ -51,7 +51,9 @@ def test_key_and_value_matrices_as_one_tensor() -> None:
 
 
 def test_a_bias_of_the_choice_means_sigmoid_where_the_file_tells_no_gating() -> None:
-    """Files of GLM 4.7 Flash may lack the key; those of DeepSeek V2, which has no bias, mean softmax by it."""
+    """Files of GLM 4.7 Flash may lack the key; in those of DeepSeek V2, which has no bias, its absence means
+    softmax.
+    """
     metadata, tensors = KIT["deepseek2-groups"].loaded()
     key = "deepseek2.expert_gating_func"
     told = {gating: _logits({**metadata, key: gating}, tensors) for gating in (1, 2)}

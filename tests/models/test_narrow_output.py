@@ -1,4 +1,4 @@
-"""Output matrices with rows for the last tokens alone, as in files of Qwen3-TTS: no other token ever follows."""
+"""Output matrices with rows for the last tokens only, as in files of Qwen3-TTS: other tokens are never generated."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.backends.support import bind
 from tests.models.kit import KIT
 from tests.models.support import Driver, MemoryWeight, nmse, plan_of
 
-MODEL, TEXT = KIT["qwen3tts-dense"], 40  # tokens of text, which are before those of speech
+MODEL, TEXT = KIT["qwen3tts-dense"], 40  # number of text tokens, which precede those of speech
 
 
 def with_text(count: int = TEXT) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
-    """The model behind `count` tokens of text, whose logits no matrix gives."""
+    """Return the model with `count` text tokens prepended, for which no matrix gives logits."""
     metadata, tensors = MODEL.loaded()
     table = tensors["token_embd.weight"]
     text = np.random.RandomState(1).standard_normal((count, table.shape[1])).astype(np.float32).view(np.uint8)

@@ -1,4 +1,4 @@
-"""llama.cpp's logits and texts for the reference models: random weights per architecture, and two trained ones."""
+"""llama.cpp's logits and texts for the reference models: random weights per architecture, and two trained models."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def beside_another_sequence(driver: Driver, tokens: np.ndarray) -> Iterator[np.n
     ("file", "cache_type"), [*((file, "f32") for file in FILES), ("llama-dense", "f16"), ("gpt-oss-moe", "f16")]
 )
 def test_logits_of_every_position(file: str, cache_type: str) -> None:
-    """The distance is llama.cpp's own rounding of activations to F16; with F32 weights it is 1e-11 and less."""
+    """The error is llama.cpp's rounding of activations to F16; with F32 weights it is at most 1e-11."""
     metadata, tensors = open_model(reference("archs", f"{file}.gguf"))
     truth = np.load(reference("archs", f"{file}.npz"))
     assert int(truth["prompt_len"].item()) == 32
@@ -89,7 +89,9 @@ def test_greedy_text_is_that_of_llama_cpp(name: str) -> None:
 
 
 def merge(prompt: str, metadata: dict[str, list[str]]) -> list[int]:
-    """SentencePiece, plainly: merge the neighbours whose union scores best (leftmost first) until none is a piece."""
+    """SentencePiece, plainly: merge the neighbours whose union scores best (leftmost first) until no union is a
+    token.
+    """
     ids = {piece: i for i, piece in enumerate(metadata["tokenizer.ggml.tokens"])}
     scores = metadata["tokenizer.ggml.scores"]
     parts = list(prompt.replace(" ", "▁"))

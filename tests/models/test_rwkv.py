@@ -1,4 +1,4 @@
-"""RWKV beyond the kit: layouts of files, and RWKV-7 over several cache blocks against a forward in a few lines."""
+"""RWKV beyond the kit: file layouts, and RWKV-7 over several cache blocks against a forward of a few lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def logits(metadata: dict[str, Any], tensors: dict[str, MemoryWeight], tokens: l
 
 
 def test_the_shares_of_the_shift_may_be_several_tensors() -> None:
-    """Files of 2024 have one for each of w, k, v, r and g."""
+    """Files of 2024 have a tensor for each of w, k, v, r and g."""
     metadata, tensors = KIT["rwkv6"].loaded()
     apart = dict(tensors)
     for layer in range(3):
@@ -41,7 +41,7 @@ def test_rows_are_halved_after_every_other_layer() -> None:
 @pytest.mark.parametrize("head", [16, 32, 64])
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_forward_in_a_few_lines(head: int, gated: bool) -> None:
-    """ARWKV with a norm of heads, and without a gate; llama.cpp reads beyond a head of 32 with AVX-512."""
+    """ARWKV with head norms, and without a gate. llama.cpp reads out of bounds for heads of 32 with AVX-512."""
     metadata, tensors = variant(head, gated)
     tokens = [int(token) for token in np.random.RandomState(2).randint(0, 128, 150)]
     found, expected = logits(metadata, tensors, tokens), forward(tensors, tokens, head)

@@ -1,4 +1,4 @@
-"""Two stacks of layers that run in turn: whose tensors a layer has, and what a file must hold."""
+"""Two stacks of layers that run alternately: the tensors that a layer uses, and those that a file must have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.models.support import plan_of
 
 
 def test_passes_share_the_tensors_of_a_block() -> None:
-    """6 layers, 2 blocks: each matrix is read in several passes under one name, and is in the file once."""
+    """6 layers, 2 blocks: each matrix is read in several passes under one name, and is stored once."""
     metadata, tensors = KIT["hrm_text-dense"].loaded()
     plan = plan_of(metadata, tensors)
     times = [read.weight.name for read in plan.reads].count
@@ -19,11 +19,11 @@ def test_passes_share_the_tensors_of_a_block() -> None:
     assert len(plan.layers) == 6
     assert plan.tensors <= set(tensors)
     unused = {name for name in tensors if not name.endswith("_scale") and name not in plan.tensors}
-    assert all("ffn_" in name or "attn_gate" in name for name in unused), unused  # scales that llama.cpp leaves out
+    assert all("ffn_" in name or "attn_gate" in name for name in unused), unused  # scales that llama.cpp ignores
 
 
 def test_all_passes_share_the_tensors_of_a_block() -> None:
-    """2 blocks run 3 times; the output's norm stands between passes too."""
+    """2 blocks run 3 times, with the output norm between passes too."""
     plan = plan_of(*KIT["nanbeige-loops"].loaded())
     times = [read.weight.name for read in plan.reads].count
     assert len(plan.layers) == 6

@@ -1,6 +1,6 @@
 """Tiny random models, equal on every machine: each tests one feature that a file can require of the forward.
 
-`data/tiny_llama_cpp.npz` holds llama.cpp's logits for them (`make_tiny_logits.py` wrote it).
+`data/tiny_llama_cpp.npz` holds llama.cpp's logits for them (written by `make_tiny_logits.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make(
     tied: bool = False,
     format: str = "F32",
 ) -> Model:
-    """A model of small random matrices; `per_layer` names optional tensors (attn_q.bias, ffn_up.scale, ...)."""
+    """Return a model of small random matrices. `per_layer` names optional tensors (attn_q.bias, ffn_up.scale, ...)."""
     random = np.random.RandomState(seed)  # frozen by NumPy's policy, unlike default_rng
     q, kv = heads * head_dim, kv_heads * head_dim
     shapes = {

@@ -1,6 +1,6 @@
-"""Tiny random models of the other families: few of many experts, windows shorter than the text, multipliers.
+"""Tiny random models of other families: sparse experts, windows shorter than the text, multipliers.
 
-Like `tests.models.tiny`, and with the same sizes. A model is the shapes of its tensors; a tensor's name decides how its
+They have the sizes of `tests.models.tiny`. A model is the shapes of its tensors; a tensor's name determines how its
 values are drawn.
 """
 
@@ -30,7 +30,7 @@ def family(
     tied: bool = False,
     **keys: Any,
 ) -> Model:
-    """`shapes` are a layer's tensors, `top` those outside; a double underscore in a key is a dot."""
+    """Return a model. `shapes` are a layer's tensors, `top` those outside; a double underscore in a key is a dot."""
     random = np.random.RandomState(seed)
     all_shapes: Shapes = {"token_embd.weight": (VOCABULARY, WIDTH), "output_norm.weight": (WIDTH,), **(top or {})}
     if not tied:
@@ -73,7 +73,7 @@ def values(name: str, shape: tuple[int, ...], random: np.random.RandomState) -> 
 
 
 def biased(shapes: Shapes) -> Shapes:
-    """The shapes, and a bias for each of them."""
+    """Return the shapes, and a bias for each of them."""
     biases = {n.replace(".weight", ".bias"): s[:-1] if len(s) > 1 else s for n, s in shapes.items()}
     return shapes | biases
 

@@ -1,4 +1,4 @@
-"""Shared by tests of plans: plans of tiny models, and recorded ones of operations that no tiny model holds."""
+"""Helpers for tests of plans: plans of tiny models, and recorded plans of operations that no tiny model has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operations say of themselves, held against their definition: what the reference backend reads and writes."""
+"""The declared reads and writes of operations equal those of the reference backend, which defines them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Touched(dict[Any, Any]):
 
 
 def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
-    """Every operation of a plan, run: the values, the weights and the layers of the cache that it touched."""
+    """Run every operation of a plan; return each with the values, weights and cache layers that it touched."""
     numbers = np.arange(ROWS, dtype=np.int32)
     tables, texts = np.zeros((1, 1), np.int32), [numbers.tolist()]
     batch = Batch(numbers, numbers, numbers, 0 * numbers, tables, numbers[:2], histories=texts)
@@ -139,7 +139,7 @@ def test_a_row_reads_the_experts_that_it_is_sent_to() -> None:
 
 
 def test_attention_counts_more_for_every_position_it_sees() -> None:
-    """Score and mix: four operations for each number of the queries; with a window their number is bounded."""
+    """Score and mix take four operations per number of the queries; a window bounds their count."""
     for window, more in ((0, 4 * 64), (8, 0)):
         r = Recorder()
         x = r.embed(weight(100, 64))
@@ -152,7 +152,7 @@ def test_attention_counts_more_for_every_position_it_sees() -> None:
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_pools_are_chosen_by_their_scores_alone(weighted: bool) -> None:
-    """No model has pools that are chosen by their place, so backends need no rule for them."""
+    """In no model does a pool's position affect its choice, so backends need no rule for that."""
     r, x = recorded()
     weights = r.columns(x, 0, 2) if weighted else None
     layer = r.append_index(r.columns(x, 0, 8))

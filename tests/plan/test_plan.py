@@ -1,4 +1,4 @@
-"""Folds over a plan: its weights, what a row reads of them, and how often a value is used."""
+"""Summaries of a plan: its weights, the part of them that a row reads, and the number of uses of a value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_parts_of_a_tensor_are_weights_of_their_own() -> None:
 
 
 def test_reads_follow_the_operations() -> None:
-    """A row of the table, the norm, the table as a matrix."""
+    """Reads are a row of the table, the norm, and the table as a matrix."""
     assert [(r.weight.name, r.used, r.of) for r in tied().reads] == [("table", 1, 50), ("norm", 1, 1), ("table", 1, 1)]
 
 

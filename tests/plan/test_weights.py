@@ -1,4 +1,4 @@
-"""Weights: parts of tensors read the bytes that the whole has there, and are named and compared by what they are."""
+"""Weights: slices of tensors read the bytes that the whole has there, and compare by their content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tensor(*shape: int, format: str = "Q4_0") -> MemoryWeight:
 
 
 def values(weight: Tensor) -> np.ndarray:
-    """All numbers of a tensor, read three rows at a time."""
+    """Return all numbers of a tensor, read three rows at a time."""
     rows = int(np.prod(weight.shape[:-1]))
     parts = [weight.read(start, min(start + 3, rows)) for start in range(0, rows, 3)]
     return quant.dequantize(np.ascontiguousarray(np.concatenate(parts)), weight.format).reshape(weight.shape)

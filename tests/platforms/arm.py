@@ -3,10 +3,10 @@
     apt-get install qemu-user-static && dpkg --add-architecture arm64 && apt-get update     (as root, once)
     python -m tests.platforms.arm FOLDER [PYTEST ARGUMENTS...]
 
-FOLDER gets the interpreter and the packages, about 700 MB, if they are not there. Without arguments it runs SUBSET:
-conformance of the kernels, and bits that do not depend on threads, chunks or instruction sets, of which SPARSE takes
-each fifth test. Code is compiled for the processor that is emulated (`--cpu`, a name that qemu knows), so its dot
-products and half-precision run as on hardware. Speed under emulation means nothing.
+FOLDER gets the interpreter and the packages, about 700 MB, if they are missing. Without arguments it runs SUBSET:
+conformance of the kernels, and bits that must not depend on threads, chunks or instruction sets. Of the tests in SPARSE
+it runs every fifth. Code is compiled for the emulated processor (`--cpu`, a name that qemu knows), so its dot products
+and half-precision run as on hardware. Speed under emulation is meaningless.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STARTS = (  # a program of this interpreter, which only qemu can run
     *("--deselect", "tests/backends/cpu/test_pool.py::test_too_many_threads_for_the_memory_are_an_error_that_says_so"),
 )
 
-# qemu's processors, and what LLVM, which reads the host's /proc/cpuinfo here, must be told of them.
+# qemu's processors, and the features to pass to LLVM, which reads the host's /proc/cpuinfo under emulation.
 FEATURES = {"neoverse-n1": "+dotprod,+fullfp16,+neon", "cortex-a72": "+neon"}
 
 
@@ -85,7 +85,7 @@ def main() -> int:
     asked.add_argument("folder", type=Path)
     asked.add_argument("--cpu", default="neoverse-n1", choices=FEATURES, help="with or without dot products")
     asked.add_argument("--python", metavar="CODE", help="run this instead of tests")
-    given, words = asked.parse_known_args()  # the rest is pytest's
+    given, words = asked.parse_known_args()  # pass the rest to pytest
     if shutil.which(QEMU) is None:
         print(f"{QEMU} is not installed; apt-get install qemu-user-static", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""A plugin of pytest that leaves most tests of a slow file out: `-p tests.platforms.every --every FILE=N`."""
+"""A pytest plugin that runs only every N-th test of a slow file: `-p tests.platforms.every --every FILE=N`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Runs the command line as if on macOS or Windows: what these systems lack is gone, and what they say of themselves.
+"""Run the command line as on macOS or Windows: without the functions that these systems lack, and with their names.
 
     python -m tests.platforms.stand_in darwin|win32 COMMANDS
 
-COMMANDS is a list of argument lists, as JSON. Prints what became of each, as JSON: [code, stdout, stderr].
+COMMANDS is a list of argument lists, as JSON. Prints each result, as JSON: [code, stdout, stderr].
 
-Modules of the standard library and of other packages choose their own ways when they are imported, so those come first
-and stay as they are; localllm is imported afterwards. Kernels still run, as this processor and its loader are real. On
-"Windows", kernel32 is this system's C library under other names.
+Modules of the standard library and of other packages choose their platform when they are imported, so they are imported
+first and stay as they are; localllm is imported afterwards. Kernels still run, because this processor and its loader
+are real. On "Windows", kernel32 is this system's C library under other names.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NO_MODULES = {
     "darwin": (),
     "win32": ("fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"),
 }
-MACHINE = {"darwin": "x86_64", "win32": "AMD64"}  # what platform.machine() says there
+MACHINE = {"darwin": "x86_64", "win32": "AMD64"}  # platform.machine() on that system
 
 
 def become(system: str) -> None:
@@ -94,17 +94,17 @@ def become(system: str) -> None:
         return opened(name, *rest, **more)
 
     def kill(process: subprocess.Popen[bytes]) -> None:
-        process.send_signal(9)  # here it is another system call, and SIGKILL is gone
+        process.send_signal(9)  # there it is another system call; SIGKILL does not exist
 
     subprocess.Popen.kill = kill  # type: ignore[method-assign]
     ctypes.CDLL = library  # type: ignore[assignment,misc]
     importlib.reload(importlib.import_module("platformdirs"))
     windows: Any = importlib.import_module("platformdirs.windows")
-    windows.get_win_folder = windows.get_win_folder_from_env_vars  # as where ctypes and the registry do not answer
+    windows.get_win_folder = windows.get_win_folder_from_env_vars  # the fallback without ctypes and registry
 
 
 def done(words: Sequence[str]) -> tuple[int, str, str]:
-    """Run one command line in this process; return its exit code and what it wrote."""
+    """Run one command line in this process; return its exit code and output."""
     from localllm.cli.main import main
 
     before, sys.stdin = sys.stdin, StringIO()

@@ -1,4 +1,6 @@
-"""Nothing needs Linux: commands give the same answers where macOS and Windows lack system calls (`stand_in`)."""
+"""Nothing needs Linux: commands give the same answers without the system calls that macOS and Windows lack
+(`stand_in`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ HOME = "Zoë Müller 名前"
 
 
 def environ(home: Path) -> dict[str, str]:
-    """Variables of a user whose home has a space and letters beyond ASCII."""
+    """Return the environment of a user whose home has a space and non-ASCII letters."""
     local = home / "AppData" / "Local"
     local.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "LOCALLLM_", "HF_"))}
@@ -39,7 +41,7 @@ def commands(folder: Path) -> list[list[str]]:
         ["run", "demo", "Hello", "-n", "4", "--temp", "0", "--prompt-cache", kept],
         ["run", "demo", "Hello", "-n", "4", "--temp", "0", "--prompt-cache", kept],
         ["quantize", "demo", small, "Q4_0", "--allow-requantize"],
-        ["quantize", "demo", small, "Q4_0", "--allow-requantize"],  # refused: it exists
+        ["quantize", "demo", small, "Q4_0", "--allow-requantize"],  # refused because the file exists
         ["perplexity", small, "-f", str(text), "-c", "32", "--chunks", "2"],
         ["run", str(folder / "none.gguf"), "Hello"],
         ["list"],
@@ -105,8 +107,8 @@ def test_a_server_answers_and_ends_at_ctrl_c(system: str, tmp_path: Path) -> Non
 
 
 def test_what_is_taken_away_is_here() -> None:
-    """A name that is misspelt would take nothing away."""
+    """A misspelt name would remove nothing."""
     assert sys.platform == "linux"
     for module, names in LACKING["win32"].items():
         missing = [name for name in names if not hasattr(import_module(module), name)]
-        assert set(missing) <= {"MAP_POPULATE", "sched_yield"}, module  # younger than some Python
+        assert set(missing) <= {"MAP_POPULATE", "sched_yield"}, module  # newer than the oldest supported Python

@@ -1,4 +1,4 @@
-"""Makes blocks.npz, the slice of the reference data that the quant tests carry with them.
+"""Make blocks.npz, the part of the reference data that the quant tests contain.
 
 Run from the repository root, beside shared/: python -m tests.quant.make_blocks
 """
@@ -12,7 +12,7 @@ import numpy as np
 from tests.conftest import SHARED_DATA
 
 ROWS = [20, 43, 44, 52]  # heavy tails, a constant, millionths, outliers
-VALUES = 256  # values of each row whose expected results are kept
+VALUES = 256  # number of values per row with stored results
 
 if __name__ == "__main__":
     folder = SHARED_DATA / "formats"

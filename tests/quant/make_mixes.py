@@ -1,9 +1,9 @@
-"""Makes mixes.json.gz: the formats that llama-quantize chooses, tensor by tensor, for many models and types.
+"""Make mixes.json.gz: the formats that llama-quantize chooses, tensor by tensor, for many models and types.
 
     python -m tests.quant.make_mixes LLAMA_QUANTIZE
 
-LLAMA_QUANTIZE is the program, of llama.cpp of 2026-10-01 or later (it needs --dry-run). Models: the reference ones of
-../shared/data/archs, and small ones made here with geometries that the rules distinguish.
+LLAMA_QUANTIZE is the program, of llama.cpp of 2026-10-01 or later (it needs --dry-run). The models are the reference
+models of ../shared/data/archs, and small ones generated here with geometries that the rules distinguish.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MADE = {  # name: architecture, layers, heads, kv heads, experts, width, ffn, ti
     "llama-w192":     ("llama", 16, 8, 2, 0, 192, 384, True),
 }
 # fmt: on
-OPTIONS = {  # further options, and the types to combine them with
+OPTIONS = {  # more options, and the types to combine them with
     "": ([], TYPES),
     "imatrix": (["--imatrix", "IMATRIX"], TYPES),
     "pure": (["--pure"], SHORT),
@@ -100,7 +100,7 @@ def make(path: Path, *sizes: Any) -> None:
 
 
 def chosen(program: str, model: Path, kind: str, arguments: list[str], names: list[str]) -> list[str] | None:
-    """The formats in the order of `names`; None where llama-quantize refuses."""
+    """Return the formats in the order of `names`; None if llama-quantize refuses."""
     done = subprocess.run([program, *arguments, "--dry-run", str(model), kind], capture_output=True, text=True)
     if done.returncode:
         return None

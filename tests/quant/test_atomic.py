@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and what killed processes leave."""
+"""Files that appear complete or not at all, and the leftovers of killed processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.quant import atomic
 from localllm.quant.atomic import ABANDONED, NewFile, hidden_path
 from tests.conftest import full_disk
 
-DEAD = 2**22 + 1  # above the highest number that Linux gives a process
+DEAD = 2**22 + 1  # above the maximum process id of Linux
 
 
 def leftover(folder: Path, age: float = ABANDONED + 60, process: int = DEAD) -> Path:
@@ -42,7 +42,7 @@ def test_a_file_is_hidden_until_it_is_whole(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"whole"
 
 
-@pytest.mark.parametrize("room", [0, 4096, 10_000])  # fails when it is closed, flushed, or in the middle
+@pytest.mark.parametrize("room", [0, 4096, 10_000])  # fails at close, at flush, or in the middle
 def test_a_full_disk_leaves_nothing(tmp_path: Path, room: int) -> None:
     (tmp_path / "a").write_bytes(b"before")
     for size in (100, 20_000):
@@ -61,7 +61,9 @@ def test_a_file_without_commit_is_removed(tmp_path: Path) -> None:
 
 
 def interrupted(path: Path, moment: int) -> bool:
-    """Write a file; raise KeyboardInterrupt, as a signal does, before the bytecode number `moment` of the module."""
+    """Write a file; raise KeyboardInterrupt, as a signal does, before the module's bytecode instruction number
+    `moment`.
+    """
     left = moment
 
     def trace(frame: FrameType, event: str, value: object) -> Any:
@@ -76,7 +78,7 @@ def interrupted(path: Path, moment: int) -> bool:
         return trace
 
     before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks at this when a trace is set
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 reads this when a trace is set
     sys.settrace(trace)
     try:
         write(path)
@@ -87,7 +89,7 @@ def interrupted(path: Path, moment: int) -> bool:
     return False
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files that were opened and not yet kept
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files opened but not yet stored
 def test_an_interrupt_at_any_moment_leaves_no_hidden_file(tmp_path: Path) -> None:
     moment = 1
     while interrupted(tmp_path / "a", moment):
@@ -99,7 +101,7 @@ def test_an_interrupt_at_any_moment_leaves_no_hidden_file(tmp_path: Path) -> Non
 
 
 def test_a_file_that_was_never_entered_is_removed(tmp_path: Path) -> None:
-    """When its object goes, and when the process ends; not by a forked copy of the process."""
+    """It is removed when its object is deleted and when the process ends, but not by a forked copy of the process."""
     new = NewFile(tmp_path / "a")
     if os.name == "posix":
         if (child := os.fork()) == 0:
@@ -119,14 +121,14 @@ def test_what_a_kill_left_is_removed_a_day_later(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], timeout=60).returncode == 9
     (left,) = tmp_path.iterdir()
     write(tmp_path / "b")
-    assert left.exists()  # not a day old
+    assert left.exists()  # less than a day old
     os.utime(left, (time() - ABANDONED - 60,) * 2)
     write(tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def test_nothing_else_is_swept(tmp_path: Path) -> None:
-    alive = leftover(tmp_path, process=os.getpid())  # a slow process, which still needs it
+    alive = leftover(tmp_path, process=os.getpid())  # a slow process that still needs it
     young = leftover(tmp_path, age=ABANDONED - 60, process=DEAD + 1)
     (link := tmp_path / f".localllm-{DEAD}-0000000000000000.tmp").symlink_to("/no/where")
     os.utime(link, (0, 0), follow_symlinks=False)
@@ -160,7 +162,7 @@ def test_every_hidden_name_is_new_and_known_to_the_sweep(tmp_path: Path) -> None
 
 
 def test_a_name_that_must_be_new(tmp_path: Path) -> None:
-    """Of two processes that saw no file one gives its own the name."""
+    """Two processes found no file; only one of them may create the name."""
     with NewFile(tmp_path / "a") as mine, NewFile(tmp_path / "a") as theirs:
         theirs.file.write(b"theirs")
         theirs.commit(replace=False)

@@ -1,4 +1,4 @@
-"""Blocks worked out by hand: what the docstrings of the formats say, byte by byte."""
+"""Blocks worked out by hand from the docstrings of the formats, byte by byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_q4_0() -> None:
 
 
 def test_q4_0_scale_comes_from_the_first_of_two_equal_magnitudes() -> None:
-    # 4 first: scale -0.5, so 4 is stored as 0, -4 as 15 (clipped from 16), 0 as 8
+    # The first is 4: scale -0.5, so 4 is stored as 0, -4 as 15 (clipped from 16), 0 as 8.
     assert write([4.0, -4.0] + [0.0] * 30, "Q4_0") == b"\x00\xb8" + bytes([0x80, 0x8F] + [0x88] * 14)
     assert write([-4.0, 4.0] + [0.0] * 30, "Q4_0") == b"\x00\x38" + bytes([0x80, 0x8F] + [0x88] * 14)
 
@@ -35,7 +35,7 @@ def test_blocks_without_spread() -> None:
     for zero in (zeros, -zeros):  # 0 / -8 is -0, the half 0x8000
         assert quant.quantize(zero, "Q4_0").tobytes() == b"\x00\x80" + b"\x88" * 16
     signs = np.where(np.arange(32) % 2, np.float32(-1e-16), np.float32(1e-16))[None]
-    for tiny in (zeros, signs):  # below 1e-15 the search leaves scale and integers at 0
+    for tiny in (zeros, signs):  # below 1e-15 the search sets scale and integers to 0
         assert quant.quantize(tiny, "Q4_0", weights).tobytes() == bytes(18)
     assert quant.quantize(threes, "Q4_1").tobytes() == bytes(2) + b"\x00\xc2" + bytes(16)  # 0xC200 is the half -3
     assert quant.quantize(threes, "Q4_1", weights).tobytes() == bytes(2) + b"\x00\xc2" + bytes(16)
@@ -46,10 +46,10 @@ def test_blocks_without_spread() -> None:
 def test_an_offset_of_zero_has_the_sign_of_the_first_zero(name: str, top: int, weights: np.ndarray | None) -> None:
     fifth = bytes(quant.row_bytes(name, 32) - 20)  # the upper bits, in Q5_1
     for first, half in ((0.0, b"\x00\x00"), (-0.0, b"\x00\x80")):
-        for ones in range(32):  # the minimum is at place `ones`, and zeros of both signs follow in turn
+        for ones in range(32):  # the minimum is at index `ones`; the other values alternate between zeros of both signs
             block = [1e-9] * ones + [first if i % 2 == 0 else -first for i in range(32 - ones)]
             stored = quant.quantize(np.array([block], np.float32), name, weights).tobytes()
-            assert stored[:4] == bytes(2) + half  # a spread of 1e-9 is below the least half
+            assert stored[:4] == bytes(2) + half  # a spread of 1e-9 is below the smallest half
         block = [first, -first] + [31.0] * 30
         stored = quant.quantize(np.array([block], np.float32), name, weights).tobytes()
         assert stored[2:4] == half
@@ -77,7 +77,7 @@ def test_q8_0() -> None:
 
 
 def test_q4_k() -> None:
-    # scales 1 2 3 63 17 34 51 60, minimums 0 1 2 63 16 33 50 61, packed as the docstring of q4_k_q5_k says
+    # scales 1 2 3 63 17 34 51 60, minimums 0 1 2 63 16 33 50 61, packed as in the docstring of q4_k_q5_k
     packed = bytes([0x41, 0x82, 0xC3, 0xFF, 0x40, 0x81, 0xC2, 0xFF, 0x01, 0x12, 0x23, 0xDC])
     nibbles = bytearray(b"\x95" * 128)  # 5 in even groups, 9 in odd ones
     nibbles[32 + 3] = 0x0F  # value 3 of group 2 is 15, of group 3 is 0
@@ -116,8 +116,9 @@ def test_nvfp4() -> None:
 
 
 def test_q1_0() -> None:
-    # Summed in order, every 2**-11 vanishes in 16392 (half a unit in its last place, ties to even); the mean, 128.0625,
-    # lies between two halves, 128 and 128.125, and goes to the even one. Any other order of addition gives 128.125.
+    # Added in order, every 2**-11 vanishes in 16392 (half a unit in its last place, ties to even). The mean, 128.0625,
+    # is halfway between the halves 128 and 128.125, and rounds to the even one. Any other order of addition gives
+    # 128.125.
     stored = write([16392.0, -0.0] + [-(2.0**-11)] * 7 + [2.0**-11] * 119, "Q1_0")
     assert stored == b"\x00\x58" + bytes([0b00000011, 0b11111110]) + b"\xff" * 14
     assert one(stored, "Q1_0") == [128.0] * 2 + [-128.0] * 7 + [128.0] * 119

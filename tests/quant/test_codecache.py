@@ -1,4 +1,4 @@
-"""The cache of compiled code: nothing is loaded that another user could have written, and a full disk is no error."""
+"""The cache of compiled code: it loads nothing that another user could have written, and a full disk is no error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory; the cache is in it."""
+    """A home folder that contains the cache."""
     made = tmp_path / "home"
     made.mkdir(mode=0o755)
     monkeypatch.setenv("HOME", str(made))
@@ -57,7 +57,7 @@ def mode(path: Path) -> int:
 
 
 def refused(reason: str) -> None:
-    """The cache is not used, keeps nothing, and one warning says why, however often it is asked."""
+    """Check that the cache is unused, stores nothing, and warns once with a reason, however often it is opened."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
         cache = CodeCache(folder())
@@ -69,7 +69,7 @@ def refused(reason: str) -> None:
 
 
 def kept() -> None:
-    """The cache works, without a word."""
+    """Check that the cache works without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         CodeCache(folder()).write("a", b"code")
@@ -83,7 +83,7 @@ def test_where_the_cache_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert default_folder("kernels") == home / ".cache" / "localllm" / "kernels"
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert default_folder("gpu") == Path("/somewhere/localllm/gpu")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # is ignored, as the standard wants it
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # relative paths are ignored, as the XDG standard requires
     assert default_folder("gpu") == home / ".cache" / "localllm" / "gpu"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME")
@@ -149,11 +149,11 @@ def test_elsewhere_every_folder_up_to_the_root_counts(home: Path, monkeypatch: p
     kept()
     place.parent.chmod(0o777)
     refused(f"other users can write {place.parent}")
-    place.parent.chmod(0o1777)  # sticky, as /tmp is: nobody can exchange what is ours
+    place.parent.chmod(0o1777)  # sticky, as /tmp is: others cannot replace our files
     kept()
     monkeypatch.setenv("XDG_CACHE_HOME", str(place.parent))
     kept()
-    (place.parent / "localllm" / "kernels").chmod(0o1777)  # but no place for code itself
+    (place.parent / "localllm" / "kernels").chmod(0o1777)  # but code must not be stored there
     refused("is not this user's own")
 
 
@@ -171,7 +171,7 @@ def test_a_file_that_others_can_write_is_not_read(home: Path, change: int) -> No
     os.chown(folder() / "a", -1, shared_group())
     (folder() / "a").chmod(change)
     assert CodeCache(folder()).read("a") is None
-    kept()  # written anew
+    kept()  # written again
     assert mode(folder() / "a") == 0o600
 
 
@@ -190,7 +190,7 @@ def test_a_folder_of_a_shared_group_is_not_used(home: Path) -> None:
 
 
 def shared_group() -> int:
-    """A group that is not this user's own."""
+    """Return a group other than this user's."""
     groups = [each.gr_gid for each in grp.getgrall()] if os.geteuid() == 0 else os.getgroups()
     found = next((group for group in groups if group != os.getegid()), None)
     if found is None:
@@ -200,7 +200,7 @@ def shared_group() -> int:
 
 @as_root
 def test_a_user_s_private_group_may_write() -> None:
-    """Distributions that give each user a group of the same name have an umask of 002."""
+    """Distributions that give each user a group of the same name have a umask of 002."""
     named = {group.gr_gid: group for group in grp.getgrall()}
     first = [user.pw_gid for user in pwd.getpwall()]
     users = [
@@ -253,7 +253,7 @@ def as_user(user: int, group: int, work: Callable[[], None]) -> None:
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(home: Path) -> None:
-    """Not even to a file of this user's own with a digest that fits: a download, for instance."""
+    """Not even to a file of this user with a matching digest, which could be a download."""
     kept()
     (folder() / "a").rename(home / "download")
     (folder() / "a").symlink_to(home / "download")
@@ -271,7 +271,7 @@ def test_what_is_no_file_is_not_waited_for(home: Path, kind: str) -> None:
 
 
 def test_a_user_s_own_link_to_a_private_folder_is_followed(home: Path) -> None:
-    """A cache on another disk; each folder on the way there counts."""
+    """For a cache on another disk; each folder on the path is checked."""
     (disk := home.parent / "disk").mkdir()
     (home / "links").mkdir()
     (home / "links" / "out").symlink_to("../../disk")
@@ -356,7 +356,7 @@ def test_the_folder_is_that_of_platformdirs(system: str, home: Path, monkeypatch
 
 
 def test_on_windows_the_profile_decides(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Access lists keep others out of a profile; nothing is known of other folders."""
+    """Access lists protect a profile from other users; other folders are not trusted."""
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("USERPROFILE", str(home))
     monkeypatch.setenv("LOCALAPPDATA", str(home / "AppData" / "Local"))
@@ -367,7 +367,7 @@ def test_on_windows_the_profile_decides(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("LOCALAPPDATA", str(elsewhere))
     refused("is not in your profile; set LOCALAPPDATA to a folder of your profile")
     elsewhere.rename(home / "inside")
-    elsewhere.symlink_to(home / "inside")  # a link into the profile is in it
+    elsewhere.symlink_to(home / "inside")  # a link into the profile counts as inside
     assert private_folder(folder()) == home / "inside" / "localllm" / "Cache" / "kernels"
     monkeypatch.delenv("LOCALAPPDATA")
     with pytest.warns(NoCodeCache, match="LOCALAPPDATA is not set"):

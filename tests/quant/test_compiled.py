@@ -1,4 +1,4 @@
-"""Compiled searches: where their code is kept, and the one place where they are not ggml's."""
+"""Compiled searches: the place of their code, and the one difference from ggml's results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X = (np.random.RandomState(8).standard_normal((2, 256)) * 0.02).astype(np.float3
 
 @pytest.mark.parametrize("importance", [None, np.ones(256, np.float32)], ids=["plain", "imatrix"])
 def test_a_group_of_zeros_in_iq3_s_holds_nothing_of_what_came_before(importance: np.ndarray | None) -> None:
-    """ggml leaves there what its last group had: the bytes of a block would depend on its neighbours."""
+    """ggml leaves the bytes of its previous group there, so a block's bytes would depend on its neighbours."""
     x = X.copy()
     x[1, 96:128] = 0
     row = quant.quantize(x[1:], "IQ3_S", importance)[0]
@@ -34,7 +34,7 @@ def test_a_group_of_zeros_in_iq3_s_holds_nothing_of_what_came_before(importance:
 
 
 def test_every_neighbour_is_read_as_its_point() -> None:
-    """The packed coordinates are those of the points that the lists name, up to the last of the last list."""
+    """The packed coordinates equal the points in the neighbour lists, up to the last entry of the last list."""
     from localllm.quant.compiled.codebook import codebook
 
     for name in ("IQ1S", "IQ2XXS", "IQ2XS", "IQ2S", "IQ3XXS", "IQ3S"):
@@ -67,7 +67,7 @@ def test_a_cache_folder_is_private_and_named_after_the_code(tmp_path: Path, monk
 
 
 def half(folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function compiled with this cache folder."""
+    """Return a function compiled with this cache folder."""
     monkeypatch.setattr(jit, "cache_folder", lambda: folder)
 
     @jit.compiled
@@ -107,7 +107,7 @@ def test_a_full_disk_costs_the_cache_only(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_numba_may_not_choose_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it cannot write it would go to __pycache__ or to ~/.cache/numba, which nobody has checked."""
+    """Without write access it would use __pycache__ or ~/.cache/numba, which are unchecked."""
     (tmp_path / "file").touch()
     with pytest.warns(NoCodeCache, match="Permission denied"):
         halved = half(tmp_path / "file", monkeypatch)
@@ -116,7 +116,7 @@ def test_numba_may_not_choose_another_place(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_folder_with_what_others_put_there_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba opens its files by name: a link among them is enough to refuse all."""
+    """Numba opens its files by name, so a single link among them makes the folder unusable."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cache_folder = jit.cache_folder.__wrapped__
     folder = cache_folder()

@@ -1,4 +1,6 @@
-"""Codes put back where they were read, error feedback that lowers the output error, and the factors of AWQ."""
+"""Codes written to the positions that they are read from, error feedback that lowers the output error, and AWQ
+factors.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ COLUMNS = 512
 
 
 def correlated(rows: int) -> np.ndarray:
-    """Inputs whose columns are correlated and of very different sizes, as in a language model."""
+    """Return inputs whose columns are correlated and of very different sizes, as in a language model."""
     mixed = RANDOM.standard_normal((rows, COLUMNS)) @ (
         RANDOM.standard_normal((COLUMNS, COLUMNS)) / 20 + np.eye(COLUMNS)
     )
@@ -32,7 +34,7 @@ WRITABLE = [name for name in CODED if quant.FORMATS[name].quantize]
 
 @pytest.mark.parametrize("name", CODED)
 def test_every_code_lies_where_it_is_written(name: str) -> None:
-    """Blocks that ggml wrote: scale, offset and nearest levels, written over other codes, mean the same values."""
+    """Scale, offset and nearest levels of blocks that ggml wrote, written over other codes, give the same values."""
     fmt, coded = quant.FORMATS[name], CODED[name]
     blocks = BLOCKS[f"{name}.imatrix"].reshape(-1, fmt.block_bytes)
     values = fmt.dequantize(blocks)
@@ -60,7 +62,7 @@ def error(rows: np.ndarray, name: str) -> float:
 
 @pytest.mark.parametrize("name", WRITABLE)
 def test_feedback_beats_rounding_alone(name: str) -> None:
-    """Output error on the inputs behind the Hessian, against plain and importance-weighted rounding."""
+    """Compares the output error on the inputs of the Hessian with plain and importance-weighted rounding."""
     squares = (np.diagonal(HESSIAN) / len(X)).astype(np.float32)
     plain, weighted = error(quant.quantize(W, name), name), error(quant.quantize(W, name, squares), name)
     assert error(gptq.quantize(W, HESSIAN, name), name) < 0.75 * min(plain, weighted)
@@ -68,7 +70,7 @@ def test_feedback_beats_rounding_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Q2_0", "TQ2_0", "Q1_0", "Q4_0"])
 def test_it_is_never_worse_than_rounding_by_importance(name: str) -> None:
-    """The coarsest formats lose by feedback: what they miss is as large as what is still to come."""
+    """Feedback harms the coarsest formats, because their errors are as large as the remaining weights."""
     squares = (np.diagonal(HESSIAN) / len(X)).astype(np.float32)
     assert error(gptq.quantize(W, HESSIAN, name), name) <= error(quant.quantize(W, name, squares), name) * (1 + 1e-6)
 
@@ -80,7 +82,7 @@ def test_output_error_is_the_squared_error_of_the_outputs() -> None:
 
 
 def test_columns_that_do_not_hang_together_are_rounded_to_the_nearest() -> None:
-    """With a diagonal Hessian there is nobody to make up for an error: blocks keep their scales, codes are nearest."""
+    """With a diagonal Hessian no column can compensate an error: blocks keep their scales, and codes are nearest."""
     alone = [quant.quantize(W[:, i : i + 32].copy(), "Q4_1", np.ones(32, np.float32)) for i in range(0, COLUMNS, 32)]
     scale, offset = (part.reshape(W.shape) for part in grid(np.concatenate(alone, axis=1).reshape(-1, 20), "Q4_1"))
     nearest = np.clip(np.rint((W - offset) / scale), 0, 15) * scale + offset
@@ -108,7 +110,7 @@ def test_factors_are_a_power_of_the_size_of_inputs() -> None:
 
 
 def test_scaling_protects_columns_with_large_inputs() -> None:
-    """One input a hundred times the others: without factors its column is rounded as coarsely as the rest."""
+    """One input is a hundred times the others: without factors its column is rounded as coarsely as the rest."""
     x = RANDOM.standard_normal((400, 64))
     x[:, 5] *= 100
     hessian = x.T @ x

@@ -1,4 +1,4 @@
-"""The package's functions: what they refuse, how they treat odd arrays, and that no byte pattern disturbs them."""
+"""The package's functions: refused arguments, unusual arrays, and arbitrary byte patterns."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def test_zeros_and_the_smallest_numbers_stay_quiet(name: str, fill: float | None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         back = quant.dequantize(quant.quantize(x, name, importance_of(fill)), name)
-    assert np.abs(back).max() <= 2e-30  # MXFP4 reaches down there, and rounds
+    assert np.abs(back).max() <= 2e-30  # MXFP4 represents such numbers, and rounds
     assert (back[:2] == 0).all()
 
 
 @pytest.mark.parametrize("name", quant.FORMATS)
 @pytest.mark.parametrize("fill", [b"\x00\x7c", b"\x7c\x00", b"\x00\xfc", b"\xff\x7f", b"\xff"])
 def test_damaged_blocks_are_read_without_a_sound(name: str, fill: bytes) -> None:
-    """Scales that are +-infinity or NaN (halves 0x7C00, 0xFC00, 0x7FFF), and the largest exponents."""
+    """No warning for scales of +-infinity or NaN (halves 0x7C00, 0xFC00, 0x7FFF) and the largest exponents."""
     stored = np.resize(np.frombuffer(fill, np.uint8), (3, 2 * quant.FORMATS[name].block_bytes))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -116,7 +116,7 @@ def test_damaged_blocks_are_read_without_a_sound(name: str, fill: bytes) -> None
 
 @pytest.mark.parametrize("name", quant.FORMATS)
 def test_strange_arrays(name: str) -> None:
-    """Read-only, strided, transposed and empty arrays, and tensors that take several chunks."""
+    """Covers read-only, strided, transposed and empty arrays, and tensors that take several chunks."""
     fmt = quant.FORMATS[name]
     rng = np.random.default_rng(3)
     stored = rng.integers(0, 128, (1 + 160_000 // (4 * fmt.block_values), 4 * fmt.block_bytes), np.uint8)

@@ -1,4 +1,4 @@
-"""Formats against what ggml wrote: bytes and values equal to the bit, and against gguf-py on random bytes."""
+"""Formats equal ggml's output, bytes and values to the bit, and equal gguf-py on random bytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.conftest import reference
 STORED = sorted(set(quant.FORMATS) - {"F32", "F64", "I8", "I16", "I32", "I64"})  # those with reference bytes
 WRITABLE = [name for name in STORED if quant.FORMATS[name].quantize]
 BLOCKS = np.load(Path(__file__).with_name("blocks.npz"))
-NO_PLAIN = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}  # ggml writes these with importance only
+NO_PLAIN = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}  # ggml writes these only with importance weights
 
 
 def assert_same_bits(got: np.ndarray, expected: np.ndarray) -> None:
-    """Equal to the bit, signs of zeros included; any NaN equals any NaN."""
+    """Check equality to the bit, with the signs of zeros; any NaN equals any NaN."""
     assert got.dtype == np.float32
     assert got.shape == expected.shape
     expected = np.ascontiguousarray(expected, np.float32)
@@ -49,7 +49,7 @@ def test_quantize_gives_the_bytes_of_ggml(name: str) -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_whole_reference(name: str) -> None:
-    """All 64 rows of 1024 values, with and without importance."""
+    """Covers all 64 rows of 1024 values, with and without importance weights."""
     data = np.load(reference("formats", f"{name}.npz"))
     source = np.load(reference("formats", "input.npz"))
     for kind, importance in (("plain", None), ("imatrix", source["imatrix"])):
@@ -78,7 +78,7 @@ def test_type_ids_and_sizes_are_those_of_gguf() -> None:
 
 @pytest.mark.parametrize("name", ["F32", *STORED])
 def test_random_bytes_mean_what_gguf_says(name: str) -> None:
-    """Every bit pattern is a block: damaged scales, unused codes and all points of the codebooks included."""
+    """Every bit pattern is a valid block: this covers damaged scales, unused codes and all points of the codebooks."""
     gguf = pytest.importorskip("gguf")
     if name not in gguf.GGMLQuantizationType.__members__:
         pytest.skip(f"this gguf does not know {name}")

@@ -1,4 +1,6 @@
-"""Cache blocks taken out and put in elsewhere: the same bits follow, whatever the threads; other content is refused."""
+"""Cache blocks read out and restored elsewhere: the next bits are the same with any threads; invalid content is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def test_blocks_that_moved_to_another_executable_give_the_same_bits(name: str) -
     driver = Driver(here)
     driver.tables, driver.lengths = np.array([[4, 1, 3]], np.int32), [KEPT]
     assert (driver.step([(0, mine[KEPT:])]) == truth).all()
-    assert (contents[0] != contents[1]).any()  # copies, of layers that differ
+    assert (contents[0] != contents[1]).any()  # copies of different layers
     for backend in backends:
         backend.close()
 

@@ -1,5 +1,7 @@
-"""One result on every instruction set: the same bits where this machine can run them, and the instructions meant for
-each in the code of all, also of those that it cannot run."""
+"""One result on every instruction set: the same bits on those that this machine can run.
+
+The intended instructions must occur in the code for all of them, also for those that it cannot run.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ from tests.backends.support import Shape, bind, feed, plan, record, stored, toke
 from tests.models.support import MemoryWeight
 
 HOST = {name for name, on in llvm.get_host_cpu_features().items() if on}
-# All of the issue's formats in one model, with everything that a dense architecture may have.
+# All formats of the requirements in one model, with every feature of a dense architecture.
 MIXED = Shape("qwen3", width=96, ffn=64, heads=6, kv_heads=2, head_dim=20, biased=True)
 MIX = {
     "token_embd": "Q4_0", "output": "Q8_0", "attn_q": "Q8_0", "attn_k": "F16", "attn_v": "Q4_0", "attn_output": "F32",
@@ -51,12 +53,12 @@ def mixed_plan() -> Plan:
 
 
 def digest(backend: CpuBackend, plan: Plan) -> str:
-    """Of all logits of 90 tokens: a prompt in one piece, and one by one from the 81st on."""
+    """Return the digest of the logits of 90 tokens: a prompt in one batch, and one by one from the 81st on."""
     return hashlib.sha256(feed(bind(backend, plan), tokens(90), [80, *[1] * 10]).tobytes()).hexdigest()
 
 
 def needs(name: str) -> Isa:
-    """A row of the table; skips where this machine cannot execute it."""
+    """Return a row of the table; skip if this machine cannot execute it."""
     row = isa.X86_ROWS.get(name)
     if sys.platform == "win32" or "sse2" not in HOST or (row is not None and not HOST.issuperset(row[0])):
         pytest.skip(f"this processor does not run {name}")
@@ -88,7 +90,7 @@ def test_ends_of_heads_that_are_rotated_have_the_same_bits(cpu: CpuBackend, name
     backend.close()
 
 
-SELECTED = (  # gathered; blocks of the cache as they are; values that begin the keys; heads in pieces
+SELECTED = (  # gathered; cache blocks in place; values that begin the keys; heads in pieces
     (SELECTING[0], "own", CacheTypes("f16", "bf16")),
     (SELECTING[0], "own", CacheTypes("q8_0", "q5_1")),
     (SELECTING[6], "own", CacheTypes("f16", "f16")),
@@ -102,7 +104,7 @@ SELECTED = (  # gathered; blocks of the cache as they are; values that begin the
 def test_what_an_indexer_selects_has_the_same_bits(
     cpu: CpuBackend, name: str, s: Selecting, values: str, cache: CacheTypes
 ) -> None:
-    """A prompt whose rows choose for themselves, then rows whose work is shared."""
+    """A prompt whose rows select separately, then rows with shared work."""
     plan = record(MemoryWeight.of("t", rows_of(s, 97)), attend_selected(s, values))
     backend = CpuBackend(2, needs(name))
     ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
@@ -121,13 +123,13 @@ def test_pools_have_the_same_bits(cpu: CpuBackend, name: str, p: Pooling, cache:
     backend.close()
 
 
-# One format of each way to unpack and to sum: with minimums, from a table, from a codebook; with integer scales and an
+# One format for each way to unpack and to sum: with minimums, from a table, from a codebook; with integer scales and an
 # offset, minimums, scales that fit into the bytes, bytes of any size.
 UNPACKED = ["Q4_1", "Q8_0", "IQ4_NL", "IQ2_S", "Q6_K", "Q4_K", "Q3_K", "IQ4_XS"]
 EXTRA = [("avx2", format) for format in UNPACKED] + [
     ("generic", "Q4_1"),
     ("generic", "Q5_0"),
-]  # others compile for long
+]  # the others take long to compile
 
 
 @pytest.mark.parametrize(("name", "format"), EXTRA)
@@ -146,7 +148,7 @@ def test_a_format_has_the_same_bits(cpu: CpuBackend, name: str, format: str) -> 
 @pytest.mark.parametrize("name", ["avx512-vnni", "avx2", "generic"])
 @pytest.mark.parametrize("columns", [64, 257])
 def test_bfloats_have_the_same_bits(cpu: CpuBackend, name: str, columns: int) -> None:
-    """Whether pairs are multiplied by one instruction, two fused multiply-adds or software; numbers of all sizes."""
+    """The same bits with one instruction for pairs, two fused multiply-adds or software; for numbers of all sizes."""
     random = np.random.RandomState(columns)
     weight, table = (
         MemoryWeight.of(what, random.standard_normal((97, columns)) * 2.0 ** random.uniform(-30, 30, columns), format)
@@ -171,7 +173,9 @@ def attention_with_everything(r: Recorder, x: Value) -> Value:
 
 @pytest.mark.parametrize("name", ["avx2", "generic"])
 def test_what_newer_models_use_has_the_same_bits(cpu: CpuBackend, name: str) -> None:
-    """Windows, caps, sinks, gates, layer norms; halves of every size, since a generic processor converts by hand."""
+    """Covers windows, caps, sinks, gates, layer norms; and halves of every size, which a generic processor converts in
+    software.
+    """
     sizes = 10.0 ** np.random.RandomState(4).uniform(-9, 4, (97, 1))
     values = np.random.RandomState(3).standard_normal((97, 48)) * sizes
     table, weight = MemoryWeight.of("t", values), MemoryWeight.of("w", values[0] + 1.0)
@@ -195,7 +199,7 @@ backend.close()
 
 @pytest.mark.parametrize(("cpu_name", "name"), [("haswell", "avx2"), ("x86-64", "generic")])
 def test_numba_cpu_name_chooses_the_row(cpu: CpuBackend, cpu_name: str, name: str) -> None:
-    """As it does for Numba, in a process of its own; the logits do not change."""
+    """As Numba does, in a separate process; the logits do not change."""
     needs(name)
     child = subprocess.run(
         [sys.executable, "-c", CHILD],
@@ -247,7 +251,7 @@ def test_features_decide_and_a_missing_one_falls_back() -> None:
 
 # -- code generation -------------------------------------------------------------------------------------------------
 
-INSTRUCTIONS = {  # name: what the dot product must become, in AT&T or Arm syntax
+INSTRUCTIONS = {  # name: required instructions of the dot product, in AT&T or Arm syntax
     "avx512-vnni": r"vpdpbusd\s.*%zmm",
     "avx-vnni": r"\{vex\}\s+vpdpbusd\s.*%ymm",
     "avx2": r"vpmaddubsw\s.*%ymm",
@@ -255,21 +259,21 @@ INSTRUCTIONS = {  # name: what the dot product must become, in AT&T or Arm synta
     "generic": r"$^",
 }
 ANY_DOT = r"vpdpbusd|vpdpwssd|vpmaddubsw|pmaddubsw|\b[su]s?dot\b"
-# Reads and writes of the stack per dot product in the loop over blocks. 32 registers hold two panels' sums, their
-# bytes, scales and activations; on Arm they are a quarter as wide and hold all but a few scales. 16 registers of half
-# the width hold half: AVX2 may touch the stack once in two products, each of which is three instructions.
+# Stack accesses per dot product in the loop over blocks. 32 registers hold two panels' sums, bytes, scales and
+# activations; on Arm they are a quarter as wide and hold all but a few scales. 16 registers of half the width hold
+# half: AVX2 may access the stack once per two products, each of which is three instructions.
 STACK = {"avx512-vnni": 0.0, "avx-vnni": 0.0, "avx2": 0.6, "arm-dotprod": 0.2}
 
 
 def assembly(kernel: Kernel, row: isa.Isa) -> str:
-    """The machine code of a kernel."""
+    """Return the machine code of a kernel."""
     if not row.triple and not row.name.startswith("arm") and "sse2" not in HOST:
         pytest.skip("LLVM aborts if it must write x86 instructions for another kind of processor")
     return jit.assembly(kernel, row)
 
 
 def mat_vec(format: str) -> Kernel:
-    """The product of one row out of the packed bytes, and nothing else of the kernel."""
+    """Return the code of the kernel's product of one row with packed bytes."""
     panel = INTEGER_PANELS[format]
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
@@ -302,7 +306,7 @@ def test_the_mat_vec_keeps_its_sums_in_registers(name: str, format: str) -> None
 
 
 def in_pairs(name: str) -> list[str]:
-    """Formats whose mat-mul multiplies in 16 bits on this row."""
+    """Return the formats whose mat-mul multiplies in 16 bits on this row."""
     return [format for format, panel in INTEGER_PANELS.items() if wide.used(isa.named(name), panel)]
 
 
@@ -320,7 +324,7 @@ class WideArguments(Struct):
 
 @pytest.mark.parametrize("format", in_pairs("avx2"))
 def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
-    """Two instructions for each 16 products, 32 values a turn; the stack for no more than the turn's end."""
+    """Two instructions for each 16 products, 32 values per iteration; the stack is used only at the iteration's end."""
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
         x = [a.x.row(f.i64(row)) for row in range(wide.ROWS)]
@@ -332,23 +336,25 @@ def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
     products, sums = (len(re.findall(rf"{name}\s.*%ymm", loops[0])) for name in ("vpmaddwd", "vpaddd"))
     assert products == 2 * wide.ROWS * wide.LINE // 2
     assert sums <= products
-    assert len(re.findall(r"\(%(?:rsp|rbp)\)", loops[0])) <= 4  # 30 and 67 if the compiler may regroup the sums
+    assert len(re.findall(r"\(%(?:rsp|rbp)\)", loops[0])) <= 4  # 30 and 67 if the compiler may reorder the sums
 
 
 def test_bfloats_are_multiplied_in_pairs_and_stay_in_registers() -> None:
-    """By VDPBF16PS and nothing else where there is one, in every tile; never where there is none."""
+    """Every tile uses only VDPBF16PS if the processor has it, and never otherwise."""
     features = dict.fromkeys((*isa.X86_ROWS["avx512-vnni"][0], "avx512bf16"), True)
     text = assembly(linear.linear("BF16"), isa.for_cpu("znver4", features, "x86_64"))
     loops = [block for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE) if "vdpbf16ps" in block]
     products = sorted(len(re.findall(r"vdpbf16ps\s.*%zmm", loop)) for loop in loops)
-    assert products == sorted(rows * panels for rows in (1, 2, 4, 6) for panels in (1, 2))  # of a tile
+    assert products == sorted(rows * panels for rows in (1, 2, 4, 6) for panels in (1, 2))  # tile sizes
     assert not any(re.search(r"\(%(?:rsp|rbp)\)|vfn?madd", loop) for loop in loops)
     assert "vdpbf16ps" not in assembly(linear.linear("BF16"), isa.named("avx512-vnni"))
 
 
 @pytest.mark.parametrize("format", [name for name, panel in INTEGER_PANELS.items() if panel.in_order])
 def test_a_decoding_product_loads_in_the_order_of_memory(format: str) -> None:
-    """But for neighbours: prefetchers follow a stream; a compiler left alone mixes the loads of a block."""
+    """Except for neighbours: prefetchers follow a stream, and a compiler would otherwise reorder the loads of a
+    block.
+    """
     text = assembly(mat_vec(format), isa.named("avx512-vnni"))
     runs = []
     for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE):

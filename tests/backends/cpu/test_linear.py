@@ -1,11 +1,12 @@
-"""The product with rounded activations, three ways: bits that no batch changes, the definition, and the exact product.
+"""The product with rounded activations, checked for batch-independent bits, against its definition, and against the
+exact product.
 
-The definition: a row of activations is cut into blocks of 32, each one float32 scale = max / 127 and 32 integers
-rint(x * (127 / max)); integers are multiplied exactly, and every group of weights that shares a scale adds
-float(integer) * (weight scale * activation scale) to one chain of float32 fused multiply-adds. Where groups have
-integer scales, blocks of activations are as long as the format's super-blocks, 256, and a super-block adds as a group
-does: its integer is the sum over its groups of scale * integer. With BF16 weights every activation is rounded to BF16,
-and one chain of float32 fused multiply-adds goes in order of k.
+The definition: a row of activations is cut into blocks of 32, each one float32 scale = max / 127 and 32 integers rint(x
+* (127 / max)). Integers are multiplied exactly, and every group of weights that shares a scale adds float(integer) *
+(weight scale * activation scale) to one chain of float32 fused multiply-adds. If groups have integer scales, blocks of
+activations are as long as the format's super-blocks, 256, and a super-block is added as a group: its integer is the sum
+over its groups of scale * integer. With BF16 weights every activation is rounded to BF16, and one chain of float32
+fused multiply-adds runs in order of k.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.backends.support import UNIT, bind, feed, record, stored
 from tests.models.support import MemoryWeight
 
 SHAPES = ((1, 1), (17, 2), (70, 3))  # rows, and columns in blocks of the format (in threes of the short ones)
-BATCHES = (1, 2, 3, 4, 5, 6, 7, 11, 18, 67)  # rows of a batch: multiplied out of packed bytes, and in every tile
+BATCHES = (1, 2, 3, 4, 5, 6, 7, 11, 18, 67)  # rows of a batch: products with packed bytes, and every tile size
 VOCABULARY = 67
 
 
@@ -35,7 +36,7 @@ def columns(format: str, blocks: int) -> int:
 
 
 def activations(width: int) -> np.ndarray:
-    """float32 (VOCABULARY, width): blocks of every size, some of zeros, some so small that their scale vanishes."""
+    """Return float32 (VOCABULARY, width): blocks of every size, some zero, some so small that their scale vanishes."""
     random = np.random.RandomState(width)
     blocks = random.standard_normal((VOCABULARY, width // 32, 32))
     size = 10.0 ** random.uniform(-3, 1, (VOCABULARY, width // 32, 1))
@@ -46,12 +47,12 @@ def activations(width: int) -> np.ndarray:
 
 
 def block_of(format: str) -> int:
-    """Activations that share a scale."""
+    """Return the number of activations that share a scale."""
     return 32 if INTEGER_PANELS[format].super_scales is None else 256
 
 
 def quantized(x: np.ndarray, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Integers float64 (T, blocks, size) and scales float32 (T, blocks, 1) of activations, as defined."""
+    """Return integers float64 (T, blocks, size) and scales float32 (T, blocks, 1) of activations, as defined."""
     blocks = x.reshape(len(x), -1, size)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
@@ -61,14 +62,14 @@ def quantized(x: np.ndarray, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
 
 
 def error(x: np.ndarray, size: int = 32) -> np.ndarray:
-    """What quantizing may change of every activation: half a step, or all of it in a block below 1e-36."""
+    """Return the possible change of every activation: half a step, or all of it in a block below 1e-36."""
     steps = np.repeat(quantized(x, size)[1][:, :, 0].astype(np.float64), size, axis=1)  # (T, width)
     return np.where(127 * steps < 1e-36, np.abs(x), 0.5001 * steps)
 
 
 @pytest.mark.parametrize("format", INTEGER_PANELS)
 def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> None:
-    """Within float32 rounding of the definition; within half a step of every activation of the exact product."""
+    """Within float32 rounding of the definition, and within half a step of every activation of the exact product."""
     for rows, blocks in SHAPES:
         width = columns(format, blocks)
         x = activations(width)
@@ -80,8 +81,9 @@ def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> N
         w = weight.values().astype(np.float64)
         integers, scales = quantized(x, block_of(format))
         defined = (integers * scales).reshape(x.shape) @ w.T
-        # A weight is scale * q - minimum; both parts are at most 3 times the largest weight of the group, which 16
-        # random q spread over their range. Groups are of 16 at least; each rounds its product, its scale and its sum.
+        # A weight is scale * q - minimum. Both parts are at most 3 times the largest weight of the group, because 16
+        # random q spread over their range. A group has at least 16 weights and rounds its product, its scale and its
+        # sum.
         largest = np.repeat(np.abs(w).reshape(rows, -1, 16).max(axis=2), 16, axis=1)  # (rows, width)
         rounding = (width / 16 + 8) * 3 * UNIT * (np.abs(x) @ largest.T)
         assert (np.abs(ours - defined) <= rounding).all(), format
@@ -93,7 +95,7 @@ def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> N
 
 @pytest.mark.parametrize("format", ["BF16", *INTEGER_PANELS])
 def test_rows_do_not_see_each_other(cpu: CpuBackend, format: str) -> None:
-    """The same bits in batches of every size: packed weights and unpacked tiles are one sum."""
+    """The bits are the same in batches of every size: packed weights and unpacked tiles add in the same order."""
     weight = stored("w", format, (100, columns(format, 2)))
     x = activations(weight.shape[1])
     executable = bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight)))
@@ -105,7 +107,7 @@ def test_rows_do_not_see_each_other(cpu: CpuBackend, format: str) -> None:
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
 def test_the_definition_to_the_bit(cpu: CpuBackend, format: str) -> None:
-    """The chain itself, step by step; float64 stands in for the fused operation and is one in a million times off."""
+    """The chain step by step; float64 replaces the fused operation and differs once in a million times."""
     rows, width = 64, 512
     x = activations(width)
     weight = stored("w", format, (rows, width))
@@ -125,8 +127,11 @@ def test_the_definition_to_the_bit(cpu: CpuBackend, format: str) -> None:
 
 
 def test_super_blocks_to_the_bit(cpu: CpuBackend) -> None:
-    """Q4_K: the integers of groups times theirs of scales, exact; then what scale and minimum make of each
-    super-block, times the activations' scale, in order."""
+    """Q4_K: the integer sums over groups times their scales are exact.
+
+    The contributions of scale and minimum of each super-block are multiplied by the activations' scale and added in
+    order.
+    """
     rows, blocks = 48, 5
     x, weight = activations(256 * blocks), stored("w", "Q4_K", (rows, 256 * blocks))
     bytes_ = weight.rows.reshape(rows, blocks, 144)
@@ -153,7 +158,7 @@ def test_super_blocks_to_the_bit(cpu: CpuBackend) -> None:
 
 @pytest.mark.parametrize("columns", [2, 96, 255])
 def test_bfloats_to_the_bit(cpu: CpuBackend, columns: int) -> None:
-    """Activations of every size, ties among them, as the converter of files rounds; then the chain."""
+    """Activations of every size, with ties, rounded as the file converter does; then the chain."""
     random = np.random.RandomState(columns)
     x = (random.standard_normal((VOCABULARY, columns)) * 2.0 ** random.uniform(-40, 40, (VOCABULARY, 1))).astype("f4")
     x.view(np.uint32)[:2] = 0x3FC08000 + (np.arange(columns) << 16) % 2**22  # ties to an even and to an odd neighbour
@@ -168,13 +173,13 @@ def test_bfloats_to_the_bit(cpu: CpuBackend, columns: int) -> None:
 
 
 def test_what_a_buffer_held_before_is_no_part_of_a_row(cpu: CpuBackend) -> None:
-    """Bfloats go in pairs; behind the last of an odd row stands what an earlier step left, infinity here."""
+    """Bfloats are stored in pairs. The entry after an odd row's end contains an earlier step's value, here infinity."""
     weight = MemoryWeight.of("w", np.abs(stored("w", "F32", (64, 33)).values()), "BF16")
 
     def build(r: Recorder, x: Value) -> Value:
         y = r.linear(x, weight)
-        large = r.scale(y, 1e30)  # where the bfloats were
-        return r.add(r.glu(r.scale(large, 1e30), large, "swiglu_oai"), y)  # infinity where x was; clamped
+        large = r.scale(y, 1e30)  # the previous buffer of the bfloats
+        return r.add(r.glu(r.scale(large, 1e30), large, "swiglu_oai"), y)  # infinity in the old buffer of x; clamped
 
     executable = bind(cpu, record(MemoryWeight.of("table", 1 + activations(64)[:, :33] ** 2), build))
     once, twice = (feed(executable, np.arange(VOCABULARY)) for _ in range(2))
@@ -184,7 +189,7 @@ def test_what_a_buffer_held_before_is_no_part_of_a_row(cpu: CpuBackend) -> None:
 
 @pytest.mark.parametrize("of", ["norm", "glu"])
 def test_who_makes_a_row_rounds_it_as_who_reads_it_would(cpu: CpuBackend, of: str) -> None:
-    """A norm writes what its readers want, of every kind; a row that comes from elsewhere is rounded alone."""
+    """A norm writes all forms that its readers need; a row from another operation is rounded separately."""
     weights = [stored(f"w{format}", format, (40, 256)) for format in ("BF16", "Q8_0", "Q4_K", "F32")]
     table, gain = MemoryWeight.of("table", activations(256)), MemoryWeight.of("gain", np.ones(256))
 
@@ -203,12 +208,12 @@ def test_who_makes_a_row_rounds_it_as_who_reads_it_would(cpu: CpuBackend, of: st
     np.testing.assert_array_equal(ours, feed(bind(cpu, record(between, read)), tokens))
 
 
-# A quiet NaN, those whose bits would round to infinity and past the sign, and the infinities.
+# A quiet NaN, NaNs whose bits would round to infinity and past the sign, and the infinities.
 @pytest.mark.parametrize("format", ["Q8_0", "BF16"])
 @pytest.mark.parametrize("at", [0, 5, 16, 31])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0x7F800000, 0xFF800000])
 def test_an_activation_that_is_no_number_shows(cpu: CpuBackend, format: str, at: int, bits: int) -> None:
-    """Wherever it stands among the 32 of its block: a damaged model must not answer as if nothing were wrong."""
+    """At any of the 32 positions of its block: a damaged model must not answer as if nothing were wrong."""
     x = np.ones((2, 64), np.float32)
     x.view(np.uint32)[0, at] = bits
     weight = stored("w", format, (20, 64))
@@ -228,7 +233,7 @@ def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
     plain = feed(bind(cpu, record(embedding, lambda r, x: r.linear(x, weight))), tokens)
     all_of_it = feed(bind(cpu, record(embedding, lambda r, x: r.linear(x, weight, bias, 0.25))), tokens)
     np.testing.assert_array_equal(all_of_it, plain * np.float32(0.25) + bias.values())
-    # The residual comes from far before, and the product's input is what quantizing sees: the glu of two products.
+    # The residual comes from an early operation, and the product's input is the glu of two products.
     other = stored("other", format, weight.shape)
     down = record(
         embedding,
@@ -237,7 +242,7 @@ def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
     ours, exact = (feed(bind(b, down), tokens) for b in (cpu, ReferenceBackend()))
     w, v = (np.abs(m.values().astype(np.float64)) for m in (weight, other))
     x = np.abs(embedding.values().astype(np.float64))
-    # |silu'| < 1.1: what quantizing changes of gate and up, times the other, through the last product.
+    # |silu'| < 1.1: the quantization error of gate and up, times the other, through the last product.
     errors = error(embedding.values(), block_of(format))
     gate, up, of_gate, of_up = x @ w.T, x @ v.T, errors @ w.T, errors @ v.T
     slack = 1.1 * (gate * of_up + up * of_gate + of_gate * of_up)
@@ -247,7 +252,7 @@ def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
 
 @pytest.mark.parametrize("format", ["F32", "F16", "BF16"])
 def test_a_matrix_of_few_rows_is_work_for_all_threads(cpu: CpuBackend, format: str) -> None:
-    """Of 24 rows each of two panels is a task, whose numbers are those of both panels in one."""
+    """Each task is two panels of the 24 rows; the result holds the numbers of both panels."""
     shape = Panels(0, format, 2, 64, 1, 0, 0)
     assert [shape.chunk(threads) for threads in (1, 2, 8)] == [2, 1, 1]
     assert replace(shape, panels=16).chunk(8) == 2

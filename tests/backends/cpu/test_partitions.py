@@ -1,4 +1,4 @@
-"""Attention over many partitions: the same bits whoever works on them, for every type of cache; and what is stored."""
+"""Attention over many partitions: the same bits for any threads and every cache type, and the stored content."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plan_of(h: Heads) -> Plan:
     return record(MemoryWeight.of("table", values), attend(h))
 
 
-# Every type once; windows and sinks with numbers and with blocks.
+# Every type once; windows and sinks with number types and with block types.
 SPLIT = [
     *(("narrow values", name) for name in CACHE_TYPES),
     *((shape, name) for shape in ("one kv head", "window", "sinks", "pieces") for name in ("f16", "q5_1")),
@@ -45,14 +45,14 @@ SPLIT = [
 
 @pytest.mark.parametrize(("shape", "name"), SPLIT)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], shape: str, name: str) -> None:
-    """A long prompt at once; then its last rows in batches that are split over partitions, with others beside them."""
+    """A long prompt at once; then its last rows in batches that are split over partitions, beside other sequences."""
     plan, cache = plan_of(SHAPES[shape]), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     check_company(backends, plan, cache, tokens)
 
 
 def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
-    """Few heads and a deep context are work for many threads; heads stay together where there are tasks enough."""
+    """Few heads and a deep context are split over many threads; heads stay together if there are enough tasks."""
     limits = Limits(512, 16, 512, 512 * BLOCK)
     for kv_heads, threads, position, split, heads in (
         (1, 8, 100, 0, 1),
@@ -73,7 +73,7 @@ def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
 
 
 def test_query_heads_of_one_head_are_shared_out() -> None:
-    """Latent rows have one key-value head: its query heads are work for many threads, unless rows are enough."""
+    """Latent rows have one KV head: its query heads are split over threads, unless there are enough rows."""
     shape, limits = Shape(576, 512, 64, 1), Limits(512, 16, 512, 512 * BLOCK)
     for threads, position, split, heads in (
         (1, 100, 0, 4),
@@ -95,7 +95,7 @@ def test_query_heads_of_one_head_are_shared_out() -> None:
 
 
 def test_a_piece_has_the_bits_of_its_heads_alone(backends: list[CpuBackend]) -> None:
-    """32 heads that read the same keys, and attention of 16 of them at a time: in a prompt, and with shared work."""
+    """32 heads that read the same keys, against attention of 16 of them at a time: in prefill, and with shared work."""
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     values = np.random.RandomState(3).standard_normal((VOCABULARY, 34 * 20)).astype(np.float32)
 
@@ -135,7 +135,7 @@ def test_every_instruction_set_gives_the_same_bits(backends: list[CpuBackend], i
 
 @pytest.mark.parametrize("head_dim", [1, 2, 20, 64, 96])
 def test_the_rotation_is_orthogonal_and_its_own_inverse(head_dim: int) -> None:
-    """Of a power of two it is Sylvester's Hadamard matrix over the root of its size."""
+    """For a power of two it is Sylvester's Hadamard matrix over the root of its size."""
     matrix = rotate(np.eye(head_dim), head_dim)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(head_dim), atol=1e-12)
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-12)

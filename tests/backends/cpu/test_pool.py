@@ -1,4 +1,4 @@
-"""Worker threads: awake or asleep, more than processors, interrupted at any moment, closed, forgotten."""
+"""Worker threads: awake or asleep, more than processors, interrupted at any moment, closed, garbage-collected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS = np.arange(8)
 
 
 def chain(length: int = 6) -> Executable | object:
-    """Products that need each other: a barrier after each."""
+    """Build products that depend on each other: a barrier after each."""
 
     def build(r: Recorder, x: Value) -> Value:
         for _ in range(length):
@@ -67,7 +67,9 @@ def test_many_small_steps(threads: int) -> None:
 
 @pytest.mark.parametrize("nap", [0.0, 0.002, 0.02])
 def test_workers_that_fell_asleep_wake_up(monkeypatch: pytest.MonkeyPatch, nap: float) -> None:
-    """Pauses shorter than, about and longer than a worker's patience, which is cut to make the middle case likely."""
+    """Pauses shorter than, near and longer than the worker's spin time, which is reduced to make the middle case
+    likely.
+    """
     monkeypatch.setattr(pool, "IDLE_SPINS", 2000)
     backend = CpuBackend(2)
     executable = bind(backend, chain())
@@ -83,7 +85,7 @@ ONE_PANEL = MemoryWeight.of("narrow", np.random.RandomState(3).standard_normal((
 
 
 def voluntary(thread: int) -> int:
-    """How often a thread of this process has given up its processor by itself."""
+    """Return how often a thread of this process has yielded its processor voluntarily."""
     status = Path(f"/proc/self/task/{thread}/status").read_text()
     found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)
     assert found
@@ -94,11 +96,11 @@ def voluntary(thread: int) -> int:
 def test_a_thread_that_waits_long_at_a_barrier_sleeps(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """One thread has all the work of a product of few rows, four milliseconds of it, and the other nothing.
+    """One thread has all the work of a product of few rows, four milliseconds, and the other none.
 
-    The patience of a thread is 20 microseconds on some machines and 600 on others.
+    A thread spins for 20 microseconds on some machines and for 600 on others.
     """
-    monkeypatch.setattr(pool, "IDLE_SPINS", 1 << 40)  # a worker sleeps at barriers alone
+    monkeypatch.setattr(pool, "IDLE_SPINS", 1 << 40)  # workers sleep only at barriers
     plan = record(WIDE, lambda r, x: r.linear(x, ONE_PANEL))
     backend = CpuBackend(2)
     request.addfinalizer(backend.close)  # a worker that never sleeps must not outlive a failure
@@ -120,7 +122,7 @@ def test_a_thread_that_waits_long_at_a_barrier_sleeps(
     assert never == 0
     sleeping, often, switched = run(executor.SPINS)
     assert often >= 8
-    assert switched >= often - 2  # a sleep that ended before it began is none
+    assert switched >= often - 2  # a sleep that is cancelled before it starts does not count
     assert (sleeping == spinning).all()
     expected = WIDE.values()[TOKENS].astype(np.float64) @ ONE_PANEL.values().astype(np.float64).T
     assert np.allclose(sleeping, expected, rtol=1e-3, atol=1e-4)
@@ -129,7 +131,7 @@ def test_a_thread_that_waits_long_at_a_barrier_sleeps(
 @pytest.mark.parametrize("threads", [2, 3, 8])
 @pytest.mark.parametrize("spins", [1, 30])
 def test_threads_that_sleep_at_every_barrier_all_wake_up(threads: int, spins: int) -> None:
-    """Between going to sleep and being woken there is no gap: with thousands of barriers no thread is left asleep."""
+    """No gap exists between going to sleep and being woken: after thousands of barriers no thread is left asleep."""
     backend = CpuBackend(threads)
     backend.pool.spins = spins
     executable = bind(backend, chain(40))
@@ -138,13 +140,13 @@ def test_threads_that_sleep_at_every_barrier_all_wake_up(threads: int, spins: in
         assert (feed(executable, TOKENS) == first).all()
     assert np.allclose(first, expected(40), rtol=1e-3, atol=1e-5)
     if sys.platform == "linux":
-        assert backend.pool.slept  # how often depends on what else runs
+        assert backend.pool.slept  # the number depends on other load
     backend.close()
 
 
 def test_idle_workers_use_no_processor(cpu: CpuBackend) -> None:
     feed(bind(cpu, chain()), TOKENS)
-    time.sleep(0.3)  # the patience of a worker is some 10 ms
+    time.sleep(0.3)  # a worker spins for about 10 ms
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.1
@@ -158,7 +160,7 @@ def test_two_executables_in_turn(cpu: CpuBackend) -> None:
 
 
 def test_two_python_threads_on_one_backend(cpu: CpuBackend) -> None:
-    """Each with an executable of its own: their batches go one after the other."""
+    """Each has its own executable: their batches run one after another."""
     wrong: list[int] = []
 
     def work(length: int) -> None:
@@ -176,7 +178,7 @@ def test_two_python_threads_on_one_backend(cpu: CpuBackend) -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timer")
 def test_an_interrupt_at_any_moment_leaves_the_backend_usable() -> None:
-    """Ctrl-C raises between any two instructions of Python: before, within and after a batch."""
+    """Ctrl-C raises between any two bytecode instructions: before, within and after a batch."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -230,8 +232,11 @@ def test_a_closed_executable_says_so_and_its_logits_stay(cpu: CpuBackend) -> Non
 
 
 def test_a_forgotten_backend_ends_its_threads() -> None:
-    """Dropped right after a step, while its workers still run compiled code; not before its last executable."""
-    before = set(ours())  # those of other tests may end meanwhile
+    """The backend is dropped right after a step, while its workers still run compiled code.
+
+    Threads end only with the last executable.
+    """
+    before = set(ours())  # threads of other tests may end meanwhile
     for _ in range(10):
         backend = CpuBackend(2)
         executable = bind(backend, chain(1))
@@ -262,14 +267,14 @@ def test_a_number_of_threads_that_makes_no_sense(threads: int) -> None:
 
 
 def test_bandwidth_is_plausible_and_needs_weights(cpu: CpuBackend) -> None:
-    """More than a disk, less than a register; of weights too small to measure it says nothing."""
+    """Between disk and register speed; for weights too small to measure it is unknown."""
     big, table = MemoryWeight.of("w", np.zeros((8192, 256))), MemoryWeight.of("t", np.zeros((2, 256)))
     assert 1e8 < bind(cpu, record(table, lambda r, x: r.linear(x, big))).read_bandwidth() < 2e12
     assert bind(cpu, chain()).read_bandwidth() == 0.0
 
 
 def test_too_many_threads_for_the_memory_are_an_error_that_says_so() -> None:
-    """And those that did start have ended: the backend opens again with fewer."""
+    """The threads that did start have ended, so the backend opens again with fewer."""
     script = (
         "import resource, threading\n"
         "from localllm.backends.base import BackendError\n"

@@ -1,4 +1,4 @@
-"""Programs of the CPU: every operation becomes calls, and barriers stand where threads would meet in memory."""
+"""CPU programs: every operation becomes calls, and barriers separate calls whose memory conflicts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ A, B, C, D, E = (Buffer(number, "batch", 64) for number in range(5))
 
 
 def call(x: Buffer, y: Buffer, domain: Domain = "tasks") -> Call:
-    """A call that reads x and writes y."""
+    """Return a call that reads x and writes y."""
     arguments = rowwise.MapArguments(x=rows_in(x), y=output_to(y), width=16, rows=CountOf("batch"))
     return Call("apply_silu", arguments, domain, "silu")
 
@@ -45,10 +45,10 @@ def barriers(*calls: Call, stages: tuple[slice, ...] = ()) -> list[bool]:
 @pytest.mark.parametrize(
     ("first", "second", "needed"),
     [
-        ((A, B), (B, C), True),  # reads what was written
-        ((A, B), (C, B), True),  # writes it again
-        ((A, B), (C, A), True),  # writes what others may still read
-        ((A, B), (A, C), False),  # both read
+        ((A, B), (B, C), True),  # the second reads the first one's output
+        ((A, B), (C, B), True),  # the second overwrites the first one's output
+        ((A, B), (C, A), True),  # the second overwrites the first one's input
+        ((A, B), (A, C), False),  # both read the same input
         ((A, B), (C, D), False),
     ],
 )
@@ -85,7 +85,7 @@ def test_the_last_call_of_a_stage_has_a_barrier() -> None:
 
 
 def test_what_a_call_reads_and_writes_follows_from_its_arguments() -> None:
-    """Weights and counts never change during a step, and each thread has its own scratch; a list is one memory."""
+    """Weights and counts do not change during a step, and each thread has its own scratch; a list is one memory."""
     bias = VectorOf(Weight.of(MemoryWeight.of("bias", np.zeros(16))), 16)
     choices, chosen = ListOf(1, 64), ListOf(2, 64, offset=8)
     arguments = experts.RouteArguments(

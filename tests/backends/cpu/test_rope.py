@@ -16,7 +16,7 @@ PI = Decimal("3.1415926535897932384626433832795028841971693993751058209749445923
 
 
 def exact(angle: float) -> tuple[float, float]:
-    """Cosine and sine of a float64 number, from their series in 60 digits, after taking off whole turns exactly."""
+    """Return cosine and sine of a float64 number, from their series in 60 digits, after exact range reduction."""
     with localcontext() as context:
         context.prec = 60
         x = Decimal(angle) % (2 * PI)
@@ -33,7 +33,7 @@ def exact(angle: float) -> tuple[float, float]:
 
 
 def ulps(ours: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Distance in units of the last place of float32 at the truth."""
+    """Return the distance in units of the last place of float32 at the true value."""
     return np.abs(ours.astype(np.float64) - truth) / np.spacing(np.abs(truth).astype(np.float32))
 
 
@@ -48,7 +48,7 @@ def test_cosines_and_sines_are_exact_to_the_last_place(base: float) -> None:
 
 
 def test_a_whole_table_agrees_with_numpy() -> None:
-    """Every quadrant and every position of a chat; NumPy's sine is good to 1e-16."""
+    """Covers every quadrant and every position of a chat; NumPy's sine is accurate to 1e-16."""
     what = Rope("norm", 64, tuple(10_000.0 ** (-2 * i / 64) for i in range(32)))
     table = rope.table(what, 0, 8192)
     assert (table.shape, table.dtype) == ((8192, 2, 32), np.float32)
@@ -56,7 +56,7 @@ def test_a_whole_table_agrees_with_numpy() -> None:
 
 
 def test_a_shifted_table_has_the_rows_of_other_positions() -> None:
-    """Position 0 stands for those below it."""
+    """Positions below 0 use position 0."""
     frequencies = tuple(10_000.0 ** (-2 * i / 20) for i in range(10))
     plain, shifted = (rope.table(Rope("norm", 20, frequencies, shift=n), 0, 40) for n in (0, -3))
     np.testing.assert_array_equal(shifted[3:], plain[:-3])
@@ -72,7 +72,7 @@ def test_pieces_of_a_table_are_the_table() -> None:
 
 
 def test_magnitude_and_temperature() -> None:
-    """cos * magnitude * (1 + t ln(1 + floor(p / length))): Ministral 3's queries past their original context."""
+    """cos * magnitude * (1 + t ln(1 + floor(p / length))), as Ministral 3 scales queries past its original context."""
     what = Rope("norm", 4, (0.0, 1e-3), 1.5, 0.25, 10)
     table = rope.table(what, 0, 31)
     growth = 1.0 + 0.25 * np.log(1.0 + np.arange(31) // 10)

@@ -1,10 +1,11 @@
-"""The small plans on Oclgrind, which simulates a card and reports races, reads of what nobody wrote and accesses beyond
-a buffer; run by `simulate.py` as a program, because Oclgrind looks at its environment when it is loaded.
+"""The small plans on Oclgrind, which simulates a GPU and reports races, uninitialized reads and out-of-bounds accesses.
 
-Some of its limits (21.10) are kept out of the way. What it knows of a buffer is as large as the host's last write to it
-or to a buffer that was there before, and nothing of clEnqueueFillBuffer: here buffers come as they are, which is the
-sharper check anyway, are written whole, and none is given back. And it stops a kernel at LLVM's `freeze`, which the
-optimizer makes of a division and its remainder: kernels are not optimized.
+`simulate.py` runs it as a program, because Oclgrind reads its environment when it is loaded.
+
+It works around some limits of Oclgrind 21.10. Oclgrind believes a buffer to be as large as the host's last write to it,
+or to a buffer previously at that address, and ignores clEnqueueFillBuffer. So buffers here are not initialized (which
+is the stricter check), are written whole, and are never freed. And it aborts a kernel at LLVM's `freeze`, which the
+optimizer creates for a division and its remainder, so kernels are not optimized.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from localllm.backends.opencl.backend import OPTIONS, OpenClBackend, OpenClDevic
 from localllm.backends.opencl.devices import SIMULATOR, devices
 from tests.backends.gpu.small import PLANS, check
 
-# What must be reported: text of the kernels -> what stands there instead; the plan; the report.
+# Faults to report: a text of the kernels -> its replacement; the plan; the report.
 MUTANTS = {
     "no barrier": (("#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)", "#define BARRIER()"), "rows", "data race"),
     "beyond a row": (("y[i] = v;", "y[i + 99999] = v;"), "rows", "Invalid write"),
@@ -29,7 +30,7 @@ MUTANTS = {
 
 
 class Simulator(OpenClDevice):
-    """Oclgrind in the place of a card; `mutant`: a text of the kernels, and its replacement."""
+    """Oclgrind as a device. `mutant`: a text of the kernels, and its replacement."""
 
     def __init__(self, mutant: tuple[str, str] | None = None) -> None:
         import pyopencl
@@ -37,7 +38,7 @@ class Simulator(OpenClDevice):
         (found,) = (p.get_devices()[0] for p in pyopencl.get_platforms() if SIMULATOR in p.name.lower())
         super().__init__(found, cache=None)
         self._mutant = mutant
-        self._images: dict[int, tuple[Any, NDArray[np.uint8]]] = {}  # every buffer, and what the host wrote to it
+        self._images: dict[int, tuple[Any, NDArray[np.uint8]]] = {}  # every buffer, and the data written by the host
 
     def alloc(self, size: int, what: str) -> Any:
         buffer = self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, max(size, 4))

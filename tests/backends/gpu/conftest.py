@@ -1,6 +1,6 @@
-"""The devices of these tests: always PoCL, which runs OpenCL on the CPU; with `pytest -m gpu` every other device.
+"""The devices of these tests: always PoCL, which runs OpenCL on the CPU; with `pytest -m gpu` every other device too.
 
-Mesa's rusticl runs OpenCL on the CPU too, if RUSTICL_ENABLE=llvmpipe.
+Mesa's rusticl runs OpenCL on the CPU as well, if RUSTICL_ENABLE=llvmpipe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pocl() -> OpenClBackend:
 
 
 def others() -> dict[str, int]:
-    """The number of every OpenCL device except PoCL, by name."""
+    """Return the number of every OpenCL device except PoCL, by name."""
     try:
         found = list(enumerate(devices()))
     except BackendError:
@@ -62,7 +62,7 @@ CARD_PARAMETERS = [pytest.param(name, marks=pytest.mark.gpu) for name in CARDS]
 
 @pytest.fixture(scope="session", params=["pocl", *CARD_PARAMETERS])
 def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """PoCL, and the cards that `-m gpu` finds; others are skipped with the reason."""
+    """PoCL, and the GPUs that `-m gpu` finds; others are skipped with the reason."""
     backend = pocl() if request.param == "pocl" else of_card(request.param)
     yield backend
     backend.close()
@@ -70,7 +70,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where emulated kernels are kept: one folder for all workers of pytest-xdist, so that each is compiled once."""
+    """The folder of emulated kernels, shared by all workers of pytest-xdist, so that each kernel is compiled once."""
     base = tmp_path_factory.getbasetemp()
     found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
     found.mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
 def backend_name(request: pytest.FixtureRequest) -> str:
-    """A backend by its name on the command line: OpenCL on the first device it finds, and CUDA."""
+    """A backend by its command-line name: OpenCL on the first device, and CUDA."""
     if request.param == "cuda":
         of_card("cuda").close()
     return str(request.param)

@@ -1,6 +1,6 @@
 """A device that runs the CUDA side of the kernels on the host, with a C++ compiler and `emulation.h`.
 
-It takes the place of a card under the executable, so that a plan is bound with tensor cores and runs end to end.
+It replaces a GPU below the executable, so that plans are bound with tensor cores and run end to end.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from localllm.plan import Plan, Value
 HEADER = Path(__file__).with_name("emulation.h")
 OPTIONS = (
     "-std=c++17",
-    "-O0",  # kernels run once or twice: optimizing takes longer than it saves
+    "-O0",  # kernels run once or twice: optimizing costs more than it saves
     "-fno-strict-aliasing",
     "-ffp-contract=off",
     "-fPIC",
     "-shared",
     "-w",
     "-DHOST_EMULATION",
-    "-fsanitize=alignment",  # calls a function of emulation.h
+    "-fsanitize=alignment",  # it calls a function of emulation.h
     "-nodefaultlibs",
 )
 LIBRARIES = ("-lm", "-lc", "-lgcc")
@@ -42,7 +42,7 @@ WHY_NOT = "no C++ compiler (g++ or clang++) to emulate CUDA with"
 
 
 class EmulatedDevice:
-    """Buffers are NumPy arrays, kernels shared libraries in `folder`; `backwards` runs threads from last to first.
+    """Buffers are NumPy arrays, kernels shared libraries in `folder`. `backwards` runs threads from last to first.
 
     Several processes may use one folder.
     """
@@ -59,7 +59,7 @@ class EmulatedDevice:
     def alloc(self, size: int, what: str) -> Any:
         size = max(size, 4)
         memory = np.zeros(size + 256, np.uint8)
-        start = -memory.ctypes.data % 256  # as a card's allocations are aligned
+        start = -memory.ctypes.data % 256  # aligned like a GPU's allocations
         return memory[start : start + size]
 
     def free(self, buffer: Any) -> None: ...
@@ -84,7 +84,7 @@ class EmulatedDevice:
     def translate(self, source: str, kernel: str) -> None: ...
 
     def library(self, source: str, kernel: str) -> Path:
-        """A kernel compiled for this machine."""
+        """Return a kernel compiled for this machine."""
         assert COMPILER is not None, WHY_NOT
         call = f"emulated::launch([](void **p) {{ emulated::call({kernel}, p); }}, a, grid, size, local, backwards)"
         run = 'extern "C" const char *run(void **a, const int *grid, int size, int local, int backwards) {\n'
@@ -95,7 +95,7 @@ class EmulatedDevice:
         text = "".join((given, HEADER.read_text(encoding="utf-8"), source, run))
         library = self._folder / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".so")
         if not library.exists():
-            with TemporaryDirectory(dir=self._folder) as own:  # another process may be making the same
+            with TemporaryDirectory(dir=self._folder) as own:  # another process may be compiling the same kernel
                 path, made = Path(own, "kernel.cpp"), Path(own, "kernel.so")
                 path.write_text(text, encoding="utf-8")
                 subprocess.run([COMPILER, *OPTIONS, "-o", str(made), str(path), *LIBRARIES], check=True)
@@ -131,7 +131,7 @@ class EmulatedDevice:
 
 
 class EmulatedBackend:
-    """The backend of that device, with the executable of all cards."""
+    """The backend of that device, with the executable that all GPUs share."""
 
     name = "emulated"
 

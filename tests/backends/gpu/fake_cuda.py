@@ -1,7 +1,7 @@
 """The parts of PyCUDA and libcuda that `backends.cuda` uses, on emulated kernels: memory, a stream, events, graphs.
 
-Strict where a card is: what is queued runs when somebody waits for it, with what page-locked memory holds then; copies
-must lie within an allocation; a stream that is captured runs nothing; nothing works without a context.
+It is as strict as a GPU: queued work runs at synchronization, with the page-locked memory's content at that time;
+copies must be within an allocation; a stream under capture runs nothing; nothing works without a context.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MemoryError(Error):
 
 
 class Card:
-    """One card, with the functions of libcuda that graphs use and the module `pycuda.driver`."""
+    """One GPU, with libcuda's graph functions and the module `pycuda.driver`."""
 
     def __init__(self, folder: Path, compute: str) -> None:
         self.folder, self.emulated = folder, EmulatedDevice(folder, compute)
@@ -61,7 +61,7 @@ class Card:
             work()
 
     def at(self, address: int, size: int) -> NDArray[np.uint8]:
-        """Bytes of the card's memory."""
+        """Return bytes of the device memory."""
         for start, memory in self.memory.items():
             if start <= address <= start + len(memory) - size:
                 return memory[address - start : address - start + size]
@@ -70,7 +70,7 @@ class Card:
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         self.ask(lambda: target.__setitem__(slice(None), source))
 
-    # -- libcuda, as ctypes calls it --------------------------------------------------------------------------------
+    # -- libcuda, as called through ctypes -----------------------------------------------------------------------------
 
     def cuStreamBeginCapture_v2(self, stream: Any, mode: int) -> int:
         self.captured = []
@@ -225,7 +225,7 @@ def driver(card: Card) -> ModuleType:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, compute: str = "sm_90") -> Card:
-    """Let `backends.cuda` find this card, and a compiler in the place of NVRTC."""
+    """Make `backends.cuda` find this GPU, and a compiler in place of NVRTC."""
     card = Card(folder, compute)
     package, module = ModuleType("pycuda"), driver(card)
     package.driver = module  # type: ignore[attr-defined]

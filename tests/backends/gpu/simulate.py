@@ -1,7 +1,7 @@
-"""Starts the small plans on Oclgrind, which runs about a million instructions a second.
+"""Start the small plans on Oclgrind, which runs about a million instructions a second.
 
-A few constants are smaller here than for cards: kernels take the same paths with less work. They are set before the
-modules that copy them are imported, so this runs as a program of its own.
+A few constants are smaller than for GPUs: kernels take the same paths with less work. They are set before the modules
+that copy them are imported, so this is a separate program.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 
 from localllm.backends.gpu.kernels import attention, kernel, largest, products
 
-FEW_ROWS = 2  # prefill begins with three rows in place of 17
-COLUMNS = 3  # rows of a work-group of the mat-vec, in place of 8: two still fill no group
-SORTED = 512  # logits that a work-group sorts: two for each of its work-items, in place of 16
-# Rows and keys of a tile of prefill attention: of narrow heads in place of 32 and 64, so that few rows go through
-# several tiles. Wider heads have the tiles of cards.
+FEW_ROWS = 2  # prefill starts at three rows instead of 17
+COLUMNS = 3  # matrix rows per mat-vec work-group, instead of 8: two rows still leave a group partly empty
+SORTED = 512  # logits that a work-group sorts: two per work-item, instead of 16
+# Rows and keys of a prefill attention tile: for narrow heads instead of 32 and 64, so that few rows need several tiles.
+# Wider heads keep the tiles of GPUs.
 TILES = {32: ((8, 8),), **attention.TILES}
 
 

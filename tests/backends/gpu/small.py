@@ -1,6 +1,6 @@
-"""Small plans that together launch every kernel, in shapes that fill no work-group and no tile.
+"""Small plans that together launch every kernel, in shapes that leave work-groups and tiles partly empty.
 
-They run where much cannot: on Oclgrind, on PoCL with shapes and types as constants, and in emulated CUDA.
+They run on slow platforms: on Oclgrind, on PoCL with shapes and types as constants, and in emulated CUDA.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tests.backends.selecting import Pooling, Selecting, attend_pools, attend_se
 from tests.backends.support import Build, bind, record, stored
 from tests.models.support import Driver, MemoryWeight, stack
 
-MANY = FEW_ROWS + 1  # the fewest rows of prefill: 17, or 3 on Oclgrind (`simulate.py`)
+MANY = FEW_ROWS + 1  # minimum rows of prefill: 17, or 3 on Oclgrind (`simulate.py`)
 STEPS = (1, 2, MANY)  # rows of decode, verify, prefill
-DEPTH = 96 if MANY > 16 else 32  # of products: tensor cores take three steps; Oclgrind has none, and sees one chunk
+DEPTH = 96 if MANY > 16 else 32  # of products: three steps of tensor cores; Oclgrind has none, and takes one chunk
 
 
 @dataclass(frozen=True)
 class Small:
     """A plan, its steps, and the allowed distance from the reference, relative to the largest result.
 
-    Nothing is compared of the tokens `before`. Another device may evaluate them: a simulator takes long.
+    Results of the tokens `before` are not compared. Another device may evaluate them, because a simulator is slow.
     """
 
     build: Build
@@ -65,7 +65,7 @@ def table(width: int) -> MemoryWeight:
 
 
 def rows(r: Recorder, x: Value) -> Value:
-    """All row-wise operations."""
+    """Build all row-wise operations."""
     y = r.layer_norm(r.rms_norm(x, VECTOR, 1e-5), VECTOR, VECTOR, 1e-5)
     y = r.rms_norm(y, GROUPS, 1e-5, 3)
     for style in ("norm", "neox"):
@@ -81,7 +81,7 @@ def rows(r: Recorder, x: Value) -> Value:
 
 
 def layer(r: Recorder, x: Value) -> Value:
-    """A layer with every fused operation: two heads of 32, normed and rotated."""
+    """Build a layer with every fused operation: two heads of 32, normed and rotated."""
 
     def product(name: str, y: Value, rows: int) -> Value:
         values = np.random.RandomState(len(name)).standard_normal((rows, y.width)) / y.width**0.5
@@ -99,7 +99,7 @@ def layer(r: Recorder, x: Value) -> Value:
 
 
 def products(*names: str, depth: int) -> Small:
-    """Products with matrices of these formats, five rows each, with factor and bias, all added up."""
+    """Build products with matrices of these formats, five rows each, with factor and bias, summed."""
 
     def build(r: Recorder, x: Value) -> Value:
         bias, sum = MemoryWeight.of("bias", np.linspace(-1.0, 1.0, 5)), None
@@ -112,7 +112,7 @@ def products(*names: str, depth: int) -> Small:
 
 
 def attended(h: Heads, keys: str = "f16", values: str = "f16", steps: tuple[int, ...] = (2, MANY)) -> Small:
-    """Attention whose queries are the row; keys and values are made from it. One row runs as few do."""
+    """Build attention with the row as queries; keys and values are derived from it. One row runs as few do."""
     width = h.heads * h.head_dim
     picks = [np.eye(h.kv_heads * h.head_dim, width, offset) for offset in (0, 3)]
     sinks = MemoryWeight.of("sinks", np.linspace(-1.0, 1.0, h.heads)) if h.sinks else None
@@ -130,19 +130,19 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16", steps: tuple[int,
 
 
 def selected(s: Selecting, steps: tuple[int, ...], keys: str = "f16", values: str = "f16") -> Small:
-    """Attention to the positions that an indexer chooses; many rows run as few do."""
+    """Build attention to the positions that an indexer selects; many rows run as few do."""
     rows = MemoryWeight.of("table", rows_of(s, VOCABULARY))
     return Small(attend_selected(s), rows, CacheTypes(keys, values), 4e-3, steps)
 
 
 def pools(p: Pooling, steps: tuple[int, ...], keys: str = "f16", values: str = "f16") -> Small:
-    """Attention to a window and to pools."""
+    """Build attention to a window and to pools."""
     rows = MemoryWeight.of("table", rows_of(p, VOCABULARY))
     return Small(attend_pools(p), rows, CacheTypes(keys, values), 4e-3, steps)
 
 
 def heads(name: str, columns: int) -> Small:
-    """Products of two heads with matrices of a format, five rows each."""
+    """Build products of two heads with matrices of a format, five rows each."""
     weight = replace(stored("heads", name, (10, columns)), shape=(2, 5, columns))
     return Small(lambda r, x: r.head_linear(x, weight), table(2 * columns), off=0.02)
 
@@ -151,7 +151,7 @@ def experts(
     kinds: str, used: int, *how: Any, count: int = 3, width: int = 32, ffn: int = 32, extras: bool = False,
     steps: tuple[int, ...] = (2,),
 ) -> Small:  # fmt: skip
-    """A mixture of experts; `kinds`: formats of gate, up and down. One row runs as few do."""
+    """Build a mixture of experts; `kinds`: formats of gate, up and down. One row runs as few do."""
     random = np.random.RandomState(6)
     shapes = {"gate": (count, ffn, width), "up": (count, ffn, width), "down": (count, width, ffn)}
     weights = [
@@ -202,7 +202,7 @@ PLANS: dict[str, tuple[Small, ...]] = {
         attended(Heads(2, 1, 5), "f32", "f32"),
         attended(Heads(2, 2, 6, reach=4, causal=False), steps=(2, MANY + 6)),
     ),
-    "selections": (  # rows that see all, and rows that choose: some positions, or blocks with a short last one
+    "selections": (  # rows that see all, and rows that select: some positions, or blocks with a short last one
         selected(Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 2), (1, 3)),
         selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 2, 1, weighted=False), (1, 4), "q8_0", "q4_0"),
         selected(Selecting(Heads(4, 1, 24), 3, 20, 1, 2, pooled=True), (1, 4)),
@@ -215,8 +215,8 @@ PLANS: dict[str, tuple[Small, ...]] = {
     ),
     "recurrent": (
         Small(RECURRENT["convolution"], table(48), steps=(1, 2, MANY, 1)),
-        # All rows of a sequence are one loop: few do. The last ones go from a block of the cache to the next. A table
-        # as wide as all that an operation reads is cut into it, without matrices.
+        # All rows of a sequence are one loop, so there are few. The last ones cross into the next cache block. A table
+        # as wide as the operation's whole input is sliced, without matrices.
         Small(linear_attention(2, 1, 5, 7, delta=True, tiled=True), table(28), steps=(1, 2, 3)),
         Small(linear_attention(2, 2, 5, 7, delta=False, tiled=False), table(38), steps=(2, 1)),
         Small(linear_attention(1, 1, 5, 7, delta=False, tiled=False), table(19), steps=(3,), before=62),

@@ -1,5 +1,7 @@
-"""Every cache type on a device: the bytes that `backends.cache` defines, the same bits in any batch, blocks that
-are read and written back."""
+"""Every cache type on a device: the bytes that `backends.cache` defines, and the same bits in any batch.
+
+Also tests reading and restoring blocks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.models.support import Driver, MemoryWeight
 
 
 def rows_of(row: CacheRow, content: np.ndarray, head: int, keys: bool) -> np.ndarray:
-    """Blocks uint8 (n, bytes of one head) as heads in the bytes of their format: (n, BLOCK, head bytes)."""
+    """Return blocks uint8 (n, bytes of one head) as heads in the bytes of their format: (n, BLOCK, head bytes)."""
     words, groups = row.words(head), row.size(head) // GROUP
     body, scales = np.split(content.reshape(len(content), -1), [4 * BLOCK * words], axis=1)
     body = body.reshape(-1, words, BLOCK, 4).transpose(0, 2, 1, 3) if keys else body.reshape(-1, BLOCK, words, 4)
@@ -37,7 +39,7 @@ def plan_of(h: Heads, values: np.ndarray) -> Plan:
 @pytest.mark.parametrize("name", CACHE_TYPES)
 @pytest.mark.parametrize("head", [20, 64, 96])
 def test_stored_bytes_are_the_defined_ones(gpu: Backend, name: str, head: int) -> None:
-    """Keys and values are rounded from numbers of every size, beyond the type's largest too, and from NaN."""
+    """Keys and values are rounded from numbers of every size, also beyond the type's maximum, and from NaN."""
     h = Heads(2, 2, head)
     random = np.random.RandomState(head)
     values = random.standard_normal((VOCABULARY, 6 * head)) * 10.0 ** random.randint(-3, 3, (VOCABULARY, 1))
@@ -84,7 +86,7 @@ IN_COMPANY = CacheTypes("q8_0", "q4_0"), CacheTypes("q5_1", "fp8"), CacheTypes("
 
 @pytest.mark.parametrize("cache", IN_COMPANY, ids=str)
 def test_decoding_a_quantized_cache_gives_the_same_bits_in_any_company(gpu: Backend, cache: CacheTypes) -> None:
-    """Past a partition, with a window and without."""
+    """Past a partition, with and without a window."""
     for h in (Heads(6, 2, 32), Heads(4, 2, 32, window=90)):
         values = np.random.RandomState(3).standard_normal((VOCABULARY, 32 * (h.heads + 4))).astype(np.float32)
         tokens = np.random.RandomState(2).randint(0, VOCABULARY, 400)

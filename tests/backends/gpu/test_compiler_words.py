@@ -1,4 +1,4 @@
-"""What a user reads if a compiler of OpenCL refuses a kernel."""
+"""The message for the user if an OpenCL compiler rejects a kernel."""
 
 from __future__ import annotations
 

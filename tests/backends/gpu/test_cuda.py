@@ -1,4 +1,4 @@
-"""The whole CUDA backend on an emulated card (`fake_cuda`): memory, copies, launches, graphs, refusals."""
+"""The whole CUDA backend on an emulated GPU (`fake_cuda`): memory, copies, launches, graphs, refusals."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def card(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Card:
 
 @needs_compiler
 def test_plans(card: Card) -> None:
-    """Copies happen late, launches in order; the small plans give the results of the reference backend."""
+    """With late copies and ordered launches, the small plans give the results of the reference backend."""
     backend = CudaBackend("emulated", cache=None)
     assert backend.describe() == "cuda: Emulated card (sm_90), 2.0 GiB"
     assert backend.device.facts.api == "CUDA driver 13.0, NVRTC 13.0"
     assert backend.free_memory() == fake_cuda.FREE
     for small in (SMALL, *PLANS["rows"], *PLANS["experts"]):
         check(backend, small)
-    assert not card.memory  # all of it was given back
+    assert not card.memory  # all of it was freed
     assert backend.device.seconds(lambda: None) == 2.5e-3
     backend.close()
     assert not card.contexts
@@ -95,8 +95,10 @@ def test_what_the_driver_refuses_is_said(card: Card) -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_89", "sm_90"])
 def test_nvrtc(architecture: str) -> None:
-    """A kernel becomes a cubin, and what is no CUDA is refused in the compiler's words; the whole table of kernels is
-    compiled by benchmarks/gpu_compile.py."""
+    """A kernel becomes a cubin, and invalid CUDA is refused with the compiler's message.
+
+    benchmarks/gpu_compile.py compiles the whole table of kernels.
+    """
     try:
         nvrtc = Nvrtc()
     except BackendError as error:

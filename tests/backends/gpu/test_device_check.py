@@ -1,5 +1,6 @@
-"""The check of a device before a model uses it: faults planted in kernels are caught, results are kept, what fails is
-not used."""
+"""The check of a device before a model uses it: it catches planted faults, stores results, and disables failing
+devices.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ LIMITS = Limits(80, 80, 5, 5 * BLOCK)
 
 
 class Faulty(OpenClDevice):
-    """A device whose compiler replaces a text of the kernels. `met`: whether the text was there."""
+    """A device whose compiler replaces a text of the kernels. `met`: whether the text occurred."""
 
     old = new = ""
     met = False
@@ -62,7 +63,7 @@ def device() -> Iterator[Faulty]:
 
 
 def checked(device: OpenClDevice, small: Small, kernel: str = "") -> list[Verdict]:
-    """The verdicts of a plan; with `kernel`, only those of segments that launch it."""
+    """Return the verdicts of a plan; with `kernel`, only for segments that launch it."""
     own = [
         each
         for each in segments(record(small.table, small.build))
@@ -77,7 +78,7 @@ def checked(device: OpenClDevice, small: Small, kernel: str = "") -> list[Verdic
 
 @dataclass(frozen=True)
 class Fault:
-    """A text of the kernels and its replacement; a plan, and the kernel that is concerned."""
+    """A text of the kernels and its replacement; a plan, and the affected kernel."""
 
     old: str
     new: str
@@ -209,7 +210,7 @@ def test_a_fault_in_a_kernel_is_caught(device: Faulty, name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_without_faults_everything_passes(gpu: Backend, name: str) -> None:
-    """Every kernel, format and cache type."""
+    """Covers every kernel, format and cache type."""
     for small in PLANS[name]:
         for verdict in examine(gpu.device, segments(record(small.table, small.build)), LIMITS, small.cache):
             assert verdict.status == "passed", verdict
@@ -217,7 +218,7 @@ def test_without_faults_everything_passes(gpu: Backend, name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kernels_that_are_checked_are_those_of_the_model(name: str) -> None:
-    """With the same constants, so that nothing is compiled twice; and none is left out."""
+    """With the same constants, so that nothing is compiled twice; and none is missing."""
     own = tiny_plan(name)
     for compute in ("", "sm_90"):
         for cache in (F16_CACHE, CacheTypes("q8_0", "q4_0")):
@@ -226,7 +227,7 @@ def test_the_kernels_that_are_checked_are_those_of_the_model(name: str) -> None:
             assert wanted <= found
 
 
-# -- devices that fail in the middle of a check ------------------------------------------------------------------------
+# -- devices that fail during a check ------------------------------------------------------------------------------
 
 
 class Counted(OpenClDevice):
@@ -271,7 +272,7 @@ def test_memory_of_a_check_that_fails_is_freed_at_once(failing: str) -> None:
     device.failing = failing
     small = Small(activated, table(40))
     (segment,) = [s for s in segments(record(small.table, small.build)) if s.title.startswith("activate")]
-    kept = []  # the traceback holds everything that the check has made
+    kept = []  # the traceback keeps alive everything that the check has created
     try:
         run(device, segment, LIMITS, small.cache)
     except BackendError as error:
@@ -281,7 +282,7 @@ def test_memory_of_a_check_that_fails_is_freed_at_once(failing: str) -> None:
 
 
 class Raising(OpenClDevice):
-    """A device on which the driver fails a launch after some; `fatal`: all later calls fail too."""
+    """A device whose driver fails a launch after a number of them; `fatal`: all later calls fail too."""
 
     after, fatal = 0, False
     kernel = "matvec"
@@ -334,7 +335,7 @@ def test_an_error_of_the_driver_fails_its_check_alone(raising: Raising, after: i
     raising.after = after
     with pytest.raises(WrongResults, match="failed its check"):
         bound(raising, tmp_path)
-    assert not list(tmp_path.iterdir())  # a driver may be well again at the next start
+    assert not list(tmp_path.iterdir())  # the driver may have recovered at the next start
     raising.kernel = ""
     bound(raising, tmp_path)
     assert list(tmp_path.iterdir())
@@ -352,12 +353,12 @@ def test_nothing_more_is_checked_on_a_device_that_is_lost(raising: Raising) -> N
     assert not [verdict for verdict in earlier if verdict.status != "passed"]
 
 
-# -- results that are kept ---------------------------------------------------------------------------------------------
+# -- stored results --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many segments each check has run."""
+    """Record the number of segments that each check runs."""
     found: list[int] = []
 
     def counting(device: Any, own: Any, *others: Any) -> list[Verdict]:
@@ -403,14 +404,14 @@ def test_a_damaged_result_is_ignored(device: Faulty, tmp_path: Path, runs: list[
     assert len(runs) == 3
 
 
-# -- what fails is not used --------------------------------------------------------------------------------------------
+# -- failing devices are disabled ------------------------------------------------------------------------------------
 
 HELLO = ("run", "demo", "Hello", "-n", "4", "--temp", "0")
 
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PoCL with a fault in the norms, as the only card; results go to a folder of the test."""
+    """PoCL with a fault in the norms, as the only device; results go to a folder of the test."""
     needed()
     own = OpenClDevice.compile
 
@@ -438,7 +439,7 @@ def test_a_device_that_fails_is_refused_by_name_and_replaced_by_the_cpu_otherwis
     assert out == truth
     (line,) = err.splitlines()
     assert re.search(r"failed its check, so it is not used .*; all runs on cpu: ", line)
-    assert main([*HELLO, "-ngl", "2"]) == 1  # a card was asked for
+    assert main([*HELLO, "-ngl", "2"]) == 1  # the GPU was requested explicitly
     assert "failed its check" in capsys.readouterr().err
     assert main([*HELLO, "--backend", "opencl", "--force"]) == 0
     assert "failed" not in capsys.readouterr().err
@@ -469,7 +470,7 @@ def test_the_catalogue_needs_every_kernel_format_and_cache_type() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A device, and two plans to check on it; in an empty folder."""
+    """Provide a device with two plans to check, in an empty folder."""
     small = {"rows": Small(activated, table(40)), "products": Q4_0}
     found = [(name, segments(record(each.table, each.build)), each.cache) for name, each in small.items()]
     monkeypatch.setattr("localllm.backends.gpu.conformance.catalogue.catalogue", lambda: iter(found))
@@ -505,13 +506,13 @@ def test_doctor_shows_each_operation_and_writes_a_report(
     assert re.search(r"^  failed   products: linear Q4_0 5 x 96: 70 rows: off by ", out, re.MULTILINE)
     assert "some kernels give wrong results" in err
     assert json.loads(Path("other.json").read_text(encoding="utf-8"))["devices"][0]["failed"] > 0
-    assert main(["doctor", "--gpu", "-o", "other.json"]) == 1  # before minutes of checking
+    assert main(["doctor", "--gpu", "-o", "other.json"]) == 1  # refuse before checking for minutes
     assert "exists" in capsys.readouterr().err
     assert main(["doctor", "-o", "x.json"]) == 2
 
 
 def reported(tmp_path: Path) -> dict[str, Any]:
-    """The device of the only report in a folder."""
+    """Return the device of the only report in a folder."""
     (path,) = tmp_path.iterdir()
     (device,) = json.loads(path.read_text(encoding="utf-8"))["devices"]
     return dict(device)

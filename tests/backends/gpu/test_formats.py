@@ -20,7 +20,7 @@ def test_every_format_that_holds_weights_is_there() -> None:
 
 @pytest.mark.parametrize("format", formats.FORMATS)
 def test_embed_gives_the_numbers_of_the_file(gpu: Backend, format: str) -> None:
-    """The same bits, for blocks of every size from subnormal up."""
+    """The bits equal the file's values, for blocks of every size from subnormal up."""
     width = 2 * quant.FORMATS[format].block_values if quant.FORMATS[format].block_values > 1 else 21
     weight = stored("table", format, (VOCABULARY, width), low=0.0, high=3e38)
     tokens = np.arange(VOCABULARY)[::-1]
@@ -30,8 +30,10 @@ def test_embed_gives_the_numbers_of_the_file(gpu: Backend, format: str) -> None:
 
 @pytest.mark.parametrize("format", formats.QUANTIZED)
 def test_products(gpu: Backend, format: str) -> None:
-    """One row, a few, and many through tiles: within float32 rounding of the definition (`test_linear`); a row alone
-    has the bits that it has among few."""
+    """One row, a few, and many through tiles: within float32 rounding of the definition (`test_linear`).
+
+    A single row has the bits that it has among few.
+    """
     for rows, blocks in ((17, 2), (70, 3)):
         width = columns(format, blocks)
         x = activations(width)

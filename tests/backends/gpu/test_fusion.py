@@ -1,6 +1,6 @@
-"""The launches of a step, and fused operations that give the bits of single ones.
+"""The launches of a step, and fused operations with the bits of single ones.
 
-If every value of a plan is kept, nothing can be fused: the comparisons use this.
+A plan whose values are all kept cannot be fused: the comparisons use this.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ LAYER = [
     "norm_rows", "matvec_together", "append", "attend_partition", "attend_combine", "matvec",
     "norm_rows", "matvec_gated", "matvec",
 ]  # fmt: skip
-LAST = [*LAYER[:5], "select_rows", "select_rows", *LAYER[5:]]  # goes on with the rows whose logits are wanted
+LAST = [*LAYER[:5], "select_rows", "select_rows", *LAYER[5:]]  # continues with the rows whose logits are wanted
 WHOLE = ["embed", *LAYER, *LAYER, *LAST, "norm_rows", "matvec"]
 
 
 def launched(model: Plan, rows: int = 1, cache: CacheTypes = F16_CACHE) -> list[str]:
-    """The kernels of a step, in order."""
+    """Return the kernels of a step, in order."""
     dispatches = bind.program(model, LIMITS, cache).dispatches
     return [launch.kernel.name for dispatch in dispatches for launch in dispatch.launches(rows)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, FEW_ROWS])
 def test_a_layer_is_nine_launches(rows: int) -> None:
-    """For matrices of one format, also with biases, with normed heads, and with float rows as inputs."""
+    """With matrices of one format, also with biases, with normed heads, and with float rows as inputs."""
     for format in ("Q4_0", "Q8_0", "F16"):
         assert launched(plan(format, SHAPE), rows) == WHOLE
     assert launched(plan("Q4_0", Shape(head_dim=32, layers=3, biased=True)), rows) == WHOLE
@@ -46,7 +46,7 @@ def test_a_layer_is_nine_launches(rows: int) -> None:
 
 
 def test_what_cannot_be_one_is_few() -> None:
-    """Another format for values; heads that end within a block of 32; keys in blocks."""
+    """A different format for values; heads that end within a block of 32; keys in blocks."""
 
     def count(model: Plan, cache: CacheTypes = F16_CACHE) -> dict[str, int]:
         names = launched(model, 1, cache)
@@ -74,8 +74,9 @@ def test_experts_make_blocks_with_their_glu() -> None:
 
 
 def side_by_side(r: Recorder, x: Value) -> Value:
-    """Six products of one value, in two formats, some with biases, with different scales and few rows; then two whose
-    glu is read twice."""
+    """Build six products of one value, in two formats, some with biases, with different scales and few rows; then two
+    whose glu is read twice.
+    """
     random = np.random.RandomState(9)
 
     def product(number: int, format: str, biased: bool, height: int = 37) -> Value:

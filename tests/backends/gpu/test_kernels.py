@@ -1,4 +1,6 @@
-"""Declarations of kernels: they match the sources, check their types, and launches read only what was written."""
+"""Declarations of kernels: they match the sources, check their types, and launches read only memory that was
+written.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def sources() -> str:
 
 @cache
 def written() -> dict[str, set[Signature]]:
-    """The signatures of every kernel of the sources: one for each way of defining the macros in it."""
+    """Return the signatures of every kernel in the sources: one for each way of defining the macros."""
     text = re.sub(r"\\\n", " ", sources())
     macros: dict[str, list[str]] = {}
     for name, value in re.findall(r"^#define (\w+_ARGUMENTS)(.*)$", text, re.MULTILINE):
@@ -86,7 +88,7 @@ def signatures(parameters: str, macros: dict[str, list[str]]) -> Iterator[Signat
 
 
 def test_every_kernel_is_declared_with_the_signatures_of_its_source() -> None:
-    """Names, order, element types, and which buffers are written."""
+    """Compares names, order, element types, and which buffers are written."""
     found: dict[str, set[Signature]] = {}
     for kind in DECLARED:
         buffers = kind.buffers()
@@ -182,7 +184,7 @@ def test_heads_that_no_tile_fits_are_refused() -> None:
         lowered(attended(Heads(1, 1, 1024)))
 
 
-# The largest shapes: the widest heads, as many experts as a model has had, and more.
+# The largest shapes: the widest heads, and more experts than any known model has.
 LARGEST: tuple[Small, ...] = (
     *(attended(Heads(8, 1, width), *types) for width in (64, 128, 192, 256, 512, 640) for types in (
         ("f16", "f16"), ("f32", "f32"), ("q8_0", "q5_1"),
@@ -203,7 +205,10 @@ def lowered(small: Small, compute: str = "", local_memory: int = LEAST_LOCAL) ->
 
 
 def test_no_kernel_needs_more_local_memory_than_opencl_promises() -> None:
-    """32 KiB per work-group on OpenCL, at the largest shapes. CUDA's tensor cores have 48 KiB, as every card offers."""
+    """32 KiB per work-group on OpenCL, at the largest shapes.
+
+    CUDA's tensor cores have 48 KiB, available on every GPU.
+    """
     needed: dict[str, int] = {}
     for small in LARGEST:
         for kernel in lowered(small).kernels():
@@ -235,7 +240,7 @@ def test_there_is_an_emitter_for_every_operation() -> None:
 
 
 def accesses(launch: Launch) -> tuple[set[object], set[object]]:
-    """Activations and scratch memory that a launch reads and writes."""
+    """Return the activations and scratch memory that a launch reads and writes."""
     both = zip(launch.buffers.parameters(), launch.buffers.references(), strict=False)
     own = [(access.written, at) for (_, access), at in both if isinstance(at, Buffer | Choices) or at is Fixed.PARTIAL]
     return {at for written, at in own if not written}, {at for written, at in own if written}
@@ -244,7 +249,7 @@ def accesses(launch: Launch) -> tuple[set[object], set[object]]:
 def test_what_a_launch_reads_was_written_before_and_is_not_what_it_writes() -> None:
     """For every number of rows, in tiny models and small plans, with and without tensor cores.
 
-    The host writes what is looked up before a stage.
+    The host writes lookup data before a stage.
     """
     for plan, lowered in programs():
         for rows in ROW_CLASSES:

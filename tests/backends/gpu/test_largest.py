@@ -1,4 +1,4 @@
-"""The search for the largest logits on the device: the same ids in the same order as on the host."""
+"""Top-k of the logits on the device: the same ids in the same order as on the host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows_of(vocabulary: int) -> np.ndarray:
 
 
 def handed_over(gpu: Backend, x: np.ndarray, count: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What a step says of rows of `x` (n, V) as logits."""
+    """Return the top-k of a step whose logits are the rows of `x` (n, V)."""
     executable = bind(gpu, record(MemoryWeight.of("table", x), lambda r, v: r.select_rows(v)))
     assert isinstance(executable, Picks)
     numbers = np.arange(len(rows), dtype=np.int32)

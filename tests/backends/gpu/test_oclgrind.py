@@ -40,7 +40,7 @@ def report(folder: Path, *words: str) -> tuple[str, subprocess.CompletedProcess[
     return log.read_text(encoding="utf-8"), ran
 
 
-# Plans by the program that runs them: some take less time than its start.
+# Plans grouped by program run, because some take less time than its start.
 PROGRAMS = [*(name for name in PLANS if name not in ("formats", "largest", "rows")), "formats,largest,rows"]
 
 

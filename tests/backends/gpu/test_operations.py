@@ -41,8 +41,9 @@ def run(backend: Backend, build: Build, embedding: MemoryWeight, tokens: np.ndar
 
 
 def looseness(backend: Backend, plan: Plan) -> float:
-    """The factor on the bound for float32: tensor cores get activations rounded to 11 bits or more if matrices have
-    16-bit numbers."""
+    """Return the factor on the bound for float32: if matrices have 16-bit numbers, tensor cores round activations to 11
+    bits or more.
+    """
     compute, linears = backend.device.facts.compute, [op for op in plan.operations if isinstance(op, Linear)]
     shapes = [(op.weight.format, op.weight.shape[-1]) for op in linears]
     return 512.0 if any(products.terms(*shape, compute) for shape in shapes) else 1.0
@@ -96,8 +97,10 @@ WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in (*HEADS, *WIDE, *BOTH_WAYS)), *CACHES], ids=str)
 def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
-    """Decode and prefill of two sequences in one batch, over several blocks and partitions; then one continues from a
-    copy of the other's blocks."""
+    """Decode and prefill of two sequences in one batch, over several blocks and partitions.
+
+    Then one continues from a copy of the other's blocks.
+    """
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
     ours, theirs = (Driver(bind(b, plan, 300, 16, cache), sequences=2) for b in (gpu, ReferenceBackend()))
@@ -125,7 +128,7 @@ CHOOSING = [
 
 @pytest.mark.parametrize(("s", "cache"), CHOOSING, ids=str)
 def test_attention_to_selected_positions(gpu: Backend, s: Selecting, cache: CacheTypes) -> None:
-    """Positions and results equal the reference's, and a decoded row does not depend on its company."""
+    """Positions and results equal the reference's, and a decoded row does not depend on its batch."""
     for build, slack in ((select(s), 0.0), (attend_selected(s), 4e-3 if cache == F16_CACHE else 1e-2)):
         plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), build)
         ours, theirs = (Driver(bind(b, plan, 160, 12, cache), sequences=2) for b in (gpu, ReferenceBackend()))
@@ -138,7 +141,7 @@ def test_attention_to_selected_positions(gpu: Backend, s: Selecting, cache: Cach
 
 @pytest.mark.parametrize("name", CACHE_TYPES)
 def test_values_that_begin_the_keys_are_stored_once(gpu: Backend, name: str) -> None:
-    """The bits are those of separate values. Types that rotate heads by their width still store both."""
+    """The bits equal those of separate values. Types that rotate heads by their width still store both."""
     s, bound = replace(SELECTING[0], heads=Heads(5, 1, 96, value_dim=64)), []
     for values in ("copied", "prefix"):
         plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s, values))
@@ -155,7 +158,7 @@ def test_values_that_begin_the_keys_are_stored_once(gpu: Backend, name: str) -> 
     ("p", "cache"), [*((p, F16_CACHE) for p in POOLING), (POOLING[0], CacheTypes("q8_0", "q5_1"))], ids=str
 )
 def test_attention_to_pools(gpu: Backend, p: Pooling, cache: CacheTypes) -> None:
-    """Results equal the reference's, and a decoded row does not depend on its company."""
+    """Results equal the reference's, and a decoded row does not depend on its batch."""
     plan, slack = (
         record(MemoryWeight.of("table", rows_of(p, VOCABULARY)), attend_pools(p)),
         4e-3 if cache == F16_CACHE else 1e-2,
@@ -178,7 +181,7 @@ def test_attention_to_pools(gpu: Backend, p: Pooling, cache: CacheTypes) -> None
 
 
 def test_texts_in_both_directions_have_the_same_bits_in_any_company(gpu: Backend) -> None:
-    """Few rows of a text stay together, though they do not fill a piece; many run beside them."""
+    """Few rows of a text stay together although they leave a chunk partly empty; many run beside them."""
     h = Heads(4, 2, 16, causal=False)
     values = np.random.RandomState(3).standard_normal((VOCABULARY, 128)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
@@ -201,7 +204,7 @@ def test_a_layer_may_read_the_cache_of_another(gpu: Backend) -> None:
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
 @pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 1, 32, window=9)], ids=str)
 def test_rows_that_are_wanted_keep_their_positions(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
-    """Few of many rows run in other kernels than all of them."""
+    """Few of many rows run in different kernels than all of them."""
     for ours, theirs in zip(
         wanted_rows(gpu, h, True, cache), wanted_rows(ReferenceBackend(), h, False, cache), strict=True
     ):
@@ -276,7 +279,7 @@ def test_experts(gpu: Backend, name: str) -> None:
 
 
 def test_quantized_experts(gpu: Backend) -> None:
-    """Three int8 products in a row are off by at most a hundredth of the largest result."""
+    """Three int8 products in sequence are off by at most a hundredth of the largest result."""
     plan = record(TABLE, mixture("softmax", 3, formats=lambda name: {"down": "Q4_0", "up": "F16"}.get(name, "Q8_0")))
     rows, truth = (feed(bind(b, plan), np.arange(TOKENS)) for b in (gpu, ReferenceBackend()))
     assert np.abs(rows - truth).max() < 0.01 * np.abs(truth).max()

@@ -26,7 +26,7 @@ STEPS = [[(0, 1)]] * 5 + [[(0, 1), (1, 1)]] * 3 + [[(0, 4)]] * 3 + [[(1, 200)], 
 
 
 class Spied:
-    """A device's `record` that counts its calls, and refuses on demand."""
+    """A device's `record` that counts its calls, and fails on demand."""
 
     def __init__(self, device: Any, monkeypatch: pytest.MonkeyPatch, refuse: bool = False) -> None:
         self.recorded, self.replayed, self._real, self._refuse = 0, 0, device.record, refuse

@@ -16,8 +16,8 @@ from tests.backends.gpu.small import PLANS, check
 from tests.backends.support import record
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)
-# Compute type, whether the last thread of a block runs first, plans. sm_75 has no copies that end later, no reduction
-# in one instruction, and products of half the size; from sm_80 on all are the same.
+# Compute type, whether the last thread of a block runs first, plans. sm_75 lacks asynchronous copies and the
+# one-instruction reduction, and its products have half the size; from sm_80 on all are the same.
 WAYS = (
     ("sm_90", True, tuple(PLANS)),
     ("sm_75", False, ("rows", "products", "experts", "keys and values in blocks")),

@@ -1,5 +1,8 @@
-"""Products on tensor cores, emulated on the host: copies end as late as they may, threads run one after the other, in
-ascending or descending order."""
+"""Products on tensor cores, emulated on the host: copies complete as late as allowed, and threads run one after
+another.
+
+The order of threads is ascending or descending.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)
 
 
 def blocks_of(x: np.ndarray) -> np.ndarray:
-    """Rows of activation blocks as words: int8, scales, sums of halves times scale."""
+    """Return rows of activation blocks as words: int8, scales, sums of halves times scale."""
     integers, scales = quantized(x)
     sums = scales * integers.astype(np.float32).reshape(*integers.shape[:2], 2, 16).sum(axis=3)
     parts = integers.astype(np.int8).reshape(len(x), -1).view(np.float32), scales[:, :, 0], sums.reshape(len(x), -1)
@@ -34,7 +37,7 @@ def blocks_of(x: np.ndarray) -> np.ndarray:
 def multiplied(
     device: EmulatedDevice, kernel: Kernel[Any], tile: Tile, weight: MemoryWeight, rows: np.ndarray
 ) -> np.ndarray:
-    """The result (T, N) of one launch of a kernel on rows in the form that it reads."""
+    """Return the result (T, N) of one kernel launch on rows in its input format."""
     count, n = len(rows), weight.shape[0]
     matrix, x, y = (device.alloc(size, "") for size in (formats.size_of(weight), rows.nbytes, 4 * count * n))
     for offset, data in formats.pieces(weight):
@@ -49,8 +52,8 @@ def multiplied(
     return y.view(np.float32).reshape(count, n)
 
 
-# Format, tile, width, rows of the matrix, rows of activations: every way that blocks have scales and minimums and rows
-# are aligned, all tiles, an odd number of chunks, and tiles that go beyond both ends.
+# Format, tile, width, rows of the matrix, rows of activations: every layout of scales, minimums and row alignment, all
+# tiles, an odd number of chunks, and tiles that exceed both dimensions.
 NARROW = products.EXPERTS_TILE
 CASES = (
     ("Q4_0", Tile(128, 128), 96, 131, 130), ("Q8_0", Tile(64, 64), 160, 70, 67), ("Q5_1", NARROW, 96, 65, 33),
@@ -80,7 +83,7 @@ def test_int8_tiles_have_the_bits_of_the_tile_by_dp4a(
         np.testing.assert_array_equal(found, truth)
 
 
-# Format -> what rounding may change of a product: of its terms, and of a row's largest activation.
+# Format -> possible rounding error of a product: relative to its terms, and to a row's largest activation.
 SIXTEEN = {"F16": (2.0**-11, 2.0**-38), "BF16": (2.0**-17, 0.0)}
 
 
@@ -102,11 +105,11 @@ def test_products_of_16_bit_numbers(folder: Path, format: str, backwards: bool) 
     slack = ((of_terms + 60 * UNIT) * np.abs(x) + of_largest * np.abs(x).max(axis=1, keepdims=True)) @ w.T
     slack += 8 * UNIT * (np.abs(exact) + np.abs(bias.values()))
     assert (np.abs(ours - exact) <= slack).all()
-    assert (np.abs(ours - exact) > 0.0).any()  # not float32's product
+    assert (np.abs(ours - exact) > 0.0).any()  # differs from float32's product
 
 
 def test_prefill_of_a_mixture(folder: Path) -> None:
-    """Pairs gathered by expert, in tiles of all three kinds."""
+    """Pairs grouped by expert, in tiles of all three kinds."""
     kinds = {"gate": "Q8_0", "up": "F16", "down": "Q4_0"}
     plan = record(TABLE, mixture("softmax", 12, formats=lambda name: kinds[name], extras=True))
     backend = EmulatedBackend(folder)
@@ -119,7 +122,7 @@ def test_prefill_of_a_mixture(folder: Path) -> None:
 @pytest.mark.parametrize("compute", ["sm_75", "sm_90"])
 @pytest.mark.parametrize(("format", "width"), [("Q8_0", 32), ("Q8_0", 96), ("F16", 32), ("F16", 48), ("BF16", 48)])
 def test_what_is_no_number_stays_in_its_row(folder: Path, format: str, width: int, compute: str) -> None:
-    """Also if a row ends within a step of the tile, so that the next row follows it there."""
+    """Also if a row ends within a step of the tile, so that the next row follows directly."""
     x = np.ones((20, width), np.float32)
     x[0, 5], x[3, 5], x[4, 7] = np.nan, np.nan, np.inf
     plan = record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, stored("a", format, (20, width))))
@@ -128,7 +131,7 @@ def test_what_is_no_number_stays_in_its_row(folder: Path, format: str, width: in
 
 
 def test_the_rule() -> None:
-    """Every format but F32 has tensor cores from some compute type on; tiles shrink until a card is full."""
+    """Every format except F32 has tensor cores from some compute type on; tiles shrink until the GPU is full."""
     for format in formats.FORMATS:
         from_ = (n for n in (70, 75, 80, 89, 90, 120) if products.terms(format, 256, f"sm_{n}") is not None)
         assert next(from_, None) == {"F32": None, "BF16": 80}.get(format, 75)

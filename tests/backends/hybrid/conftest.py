@@ -1,4 +1,4 @@
-"""A card and the CPU for tests of both together: PoCL, which runs OpenCL on the CPU, stands for the card."""
+"""A GPU and the CPU for tests of both together: PoCL, which runs OpenCL on the CPU, replaces the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan on a card and the CPU: logits of every split, caches that move, batches of many sequences."""
+"""A plan on a GPU and the CPU: logits of every split, caches that move, batches of many sequences."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bound(pair: Pair, model: Plan, layers: int, host_experts: int = 0, limits: L
 
 
 def logits(executable: Executable, ids: Sequence[int], prompt: int) -> np.ndarray:
-    """Logits of every row: a prompt in one batch, then the other tokens one by one."""
+    """Return the logits of every row: a prompt in one batch, then the other tokens one by one."""
     driver = Driver(executable)
     rows = [driver.step([(0, ids[:prompt])]), *(driver.step([(0, [token])]) for token in ids[prompt:])]
     executable.close()
@@ -43,7 +43,7 @@ def logits(executable: Executable, ids: Sequence[int], prompt: int) -> np.ndarra
 
 
 def placements(model: Plan, experts: bool) -> list[tuple[int, int]]:
-    """Every placement that leaves something on both sides."""
+    """Return every placement that leaves operations on both sides."""
     most = most_layers(model)
     cuts = [(layers, 0) for layers in range(1, most)]
     return cuts + [(layers, n) for layers in (most - 1, most) for n in (1, most)] if experts else cuts
@@ -75,7 +75,7 @@ def test_every_cut_of_the_reference_models(pair: Pair, file: str) -> None:
 
 
 def test_what_a_layer_looks_up_is_read_for_its_side(pair: Pair) -> None:
-    """Rows of n-grams, which the second of three layers adds: on the host in one cut, on the card in another."""
+    """Rows of n-grams, which the second of three layers adds: on the host in one split, on the GPU in another."""
     model = plan_of(*KIT["qwen4exp-8of40"].loaded())
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 16)
     sides = set()
@@ -88,7 +88,7 @@ def test_what_a_layer_looks_up_is_read_for_its_side(pair: Pair) -> None:
 
 @pytest.mark.parametrize("name", ["llama plain", "llama experts", "gpt-oss"])
 def test_every_split_has_the_bits_of_the_whole_plan_on_the_reference_backend(name: str) -> None:
-    """Without a device: the sides only take turns."""
+    """Without a device: the sides run alternately."""
     model = plan_of(*TINY[name]())
     whole = ReferenceBackend().bind(model, LIMITS)
     truth = logits(whole, TOKENS.tolist(), 16)
@@ -112,7 +112,7 @@ def test_nothing_and_all_of_a_plan_need_one_backend(pair: Pair) -> None:
 
 
 def test_rows_do_not_depend_on_what_else_is_in_the_batch(pair: Pair) -> None:
-    """The card runs long and short sequences in pieces; every row has the bits that it has alone."""
+    """The GPU runs long and short sequences in chunks; every row has the bits that it has alone."""
     model, ids = plan("Q4_0", MODEL), tokens(60)
     alone = []
     for s in range(3):
@@ -135,7 +135,7 @@ def test_rows_do_not_depend_on_what_else_is_in_the_batch(pair: Pair) -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_texts_stay_whole_where_rows_see_later_ones(pair: Pair, layers: int) -> None:
-    """Short texts in a batch with a long one: also where the card has only what follows the last layer."""
+    """Short texts in a batch with a long one: also if the GPU has only the operations after the last layer."""
     metadata, tensors = plan_model("F32", MODEL)
     model = plan_of(metadata | {"llama.attention.causal": False}, tensors)
     texts = [tokens(count, seed=count) for count in (7, 11, 25, 5)]
@@ -169,7 +169,7 @@ def test_blocks_that_moved_give_the_same_bits_and_every_layer_knows_its_side(pai
     assert there.block_bytes == (*host.block_bytes[:2], card.block_bytes[2])
     for layer in range(3):
         here.write_blocks(layer, np.array([4, 1]), there.read_blocks(layer, np.array([0, 1])))
-    here.copy_blocks(np.array([4]), np.array([5]))  # as for a fork
+    here.copy_blocks(np.array([4]), np.array([5]))  # as a fork does
     driver = Driver(here)
     driver.tables, driver.lengths = np.array([[5, 1, 3]], np.int32), [2 * BLOCK]
     assert nmse(driver.step([(0, ids[2 * BLOCK :])]), truth).max() < 1e-9  # pieces of other sizes on the card
@@ -178,7 +178,7 @@ def test_blocks_that_moved_give_the_same_bits_and_every_layer_knows_its_side(pai
 
 
 def test_layers_with_a_window_keep_blocks_of_their_own_on_both_sides(pair: Pair) -> None:
-    """The tables of windows are separate, and name other blocks than the whole tables."""
+    """The tables of windows are separate, and name other blocks than the full tables."""
     model = plan_of(*FAMILIES["gemma3 pattern"]())
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 24)
     ids = TOKENS.astype(np.int32)

@@ -1,6 +1,6 @@
-"""Layers on a card and on the CPU: what is planned from free memory, what is refused and said, and the same text.
+"""Layers on a GPU and on the CPU: planning from free memory, refusals and messages, and the same text.
 
-PoCL stands for the card; what it has free is made up where a test is about that.
+PoCL replaces the GPU; its free memory is simulated if a test depends on it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MODEL = Shape(width=256, ffn=512, heads=8, kv_heads=4, head_dim=32, layers=4)
 
 
 class Small(OpenClBackend):
-    """A card that has as much free as one likes."""
+    """A GPU with an adjustable amount of free memory."""
 
     free = 1 << 40
 
@@ -61,7 +61,7 @@ def planner(card: Small, model: Plan, context: int = 4096) -> Planner:
 
 
 def room_for(card: Small, room: int) -> None:
-    """Free memory of which so much may be used."""
+    """Return the free memory at which this much is usable."""
     card.free = room + RESERVE
     if card.free // 20 < RESERVE:
         card.free = -(-room * 20 // 19)
@@ -87,7 +87,7 @@ def test_auto_takes_the_layers_that_fit_and_no_more(card: Small) -> None:
 
 
 def test_layers_are_weighed_with_their_cache(card: Small) -> None:
-    """A layer's share grows with the context; the output has none."""
+    """A layer's share grows with the context; the output has no cache."""
     model = plan("Q8_0", MODEL)
     short, long = (planner(card, model, context) for context in (1024, 4096))
     for layers, blocks in ((1, 0), (3, 2), (5, 4)):
@@ -96,12 +96,12 @@ def test_layers_are_weighed_with_their_cache(card: Small) -> None:
             memory = plans.needs(Placement(layers))
             assert memory is not None
             caches.append(memory.cache)
-        a_layer = 4 * 32 * 2 * 2  # heads, values, keys and values, bytes
+        a_layer = 4 * 32 * 2 * 2  # KV heads, head width, keys and values, bytes
         assert caches[1] - caches[0] == blocks * a_layer * 3072
 
 
 def test_what_is_asked_for_and_does_not_fit_is_refused_with_what_would(card: Small) -> None:
-    """Every proposal is one that fits, and the next larger would not."""
+    """Every proposal fits, and the next larger one would not."""
     plans = planner(card, plan("Q8_0", MODEL))
     room_for(card, total(plans.needs(Placement(4))))
     for asked in ("all", 5, 99):
@@ -138,7 +138,7 @@ def test_where_nothing_fits_that_is_said(card: Small) -> None:
         plans.place(Offload(1))
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------------------------
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -231,7 +231,7 @@ def test_memory_that_is_not_there_is_explained(card: Small) -> None:
 def test_memory_that_runs_out_in_a_step_is_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Drivers that allocate late say so at any call."""
+    """Drivers that allocate lazily may report it at any call."""
     import pyopencl
 
     def refuse(*_: object, **__: object) -> None:
@@ -266,7 +266,7 @@ def text_of(model: localllm.Model, prompt: str = "Tell me about your day", count
 
 
 def test_guessing_ahead_changes_nothing() -> None:
-    """Rejected guesses are taken back out of the caches of both sides."""
+    """Rejected draft tokens are removed from the caches of both sides."""
     with localllm.load("demo", backend="opencl", gpu_layers=3) as model:
         truth = text_of(model)
     for how in (SpeculationOptions(spec="ngram"), SpeculationOptions("draft", "draft")):
@@ -277,7 +277,7 @@ def test_guessing_ahead_changes_nothing() -> None:
 
 
 def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:
-    """Rewinding, and a cache in a file, which another cut does not take for its own."""
+    """Rewinding, and a cache file, which is rejected by a different split."""
     kept = tmp_path / "kept"
     with localllm.load("demo", backend="opencl", gpu_layers=3) as model:
         ids = model.tokenize("One day a very small cat went out to look for a friend. " * 12)[:150]
@@ -299,7 +299,7 @@ def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:
             assert session.length == (0 if problem else 151)
             if problem:
                 session.evaluate([*ids, ids[3]], logits=False)
-            limit = 2e-2 if problem else 1e-2  # another layer rounds what it multiplies to 8 bits
+            limit = 2e-2 if problem else 1e-2  # another layer rounds its inputs to 8 bits
             assert np.abs(session.evaluate([ids[5]], logits=False) - truth).max() < limit * np.abs(truth).max()
 
 

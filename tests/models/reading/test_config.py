@@ -1,4 +1,4 @@
-"""Metadata in, `Config` out: defaults as llama.cpp has them, and one clear line for whatever is wrong."""
+"""Metadata in, `Config` out: llama.cpp's defaults, and a clear one-line error for every fault."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_factor_of_2023_files_and_of_no_scaling() -> None:
 
 
 def test_the_base_stretched_by_alpha() -> None:
-    """As llama.cpp does for Hunyuan VL: base * alpha ^ (d / (d - 2)), with heads of 8 numbers."""
+    """As in llama.cpp for Hunyuan VL: base * alpha ^ (d / (d - 2)), with heads of 8 numbers."""
     assert config(rope__scaling__alpha=0.0).rope.base == 10000.0
     assert config(rope__scaling__alpha=1000.0).rope.base == pytest.approx(1e8)
     with pytest.raises(ModelError, match=r"rope\.scaling\.alpha: expected 0 or a number from 1 up, found 0\.5"):

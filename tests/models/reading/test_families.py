@@ -1,4 +1,4 @@
-"""What the families of architectures read from a file: windows, latent attention, shared layers, rotations."""
+"""The properties that architecture families read from a file: windows, latent attention, shared layers, rotations."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_windows_as_the_families_have_them() -> None:
         9,
         0,
     )
-    assert sliding("llama", attention__sliding_window=4096).windows == (0,) * 7  # Mistral 7B v0.1: not in llama.cpp
+    assert sliding("llama", attention__sliding_window=4096).windows == (0,) * 7  # Mistral 7B v0.1: llama.cpp ignores it
 
 
 def test_sliding_layers_may_have_heads_of_another_width() -> None:
@@ -107,7 +107,7 @@ def latent(**changes: Any) -> Any:
 
 
 def test_latent_attention() -> None:
-    """Files of absorbed models have the widths of a head in keys of their own."""
+    """Files of absorbed models store the head widths in separate keys."""
     assert latent().latent == LatentConfig(64, 32, 16, 24)
     assert latent().attention_scale[0] == pytest.approx(48**-0.5)
     old = latent(attention__key_length_mla=0, attention__key_length=40, attention__value_length=20)
@@ -123,7 +123,7 @@ def test_latent_attention() -> None:
 
 
 def test_yarn_of_deepseek() -> None:
-    """Files hold a tenth of mscale_all_dim, which mscale equals; scores are times the square of what it gives."""
+    """Files store a tenth of mscale_all_dim, which equals mscale; scores are multiplied by the square of the result."""
     yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 40.0, "rope__scaling__original_context_length": 64}
     found = latent(rope__scaling__yarn_log_multiplier=0.0707, **yarn).rope
     assert magnitude(found) == pytest.approx(1.0)
@@ -142,7 +142,7 @@ def sharing(architecture: str, layers: int, own: int, **changes: Any) -> Any:
 def test_the_last_layers_share_keys_and_values_of_the_last_of_their_kind() -> None:
     assert sharing("gemma4", 9, 5).kv_layer == (0, 1, 2, 3, 4, 2, 4, 4, 2)
     assert sharing("gemma4", 9, 9).kv_layer == tuple(range(9))
-    assert sharing("gemma3", 9, 5).kv_layer == tuple(range(9))  # the key counts for some architectures only
+    assert sharing("gemma3", 9, 5).kv_layer == tuple(range(9))  # only some architectures read the key
     assert len(set(sliding("gemma3n", 30, attention__sliding_window=512).kv_layer)) == 20
     message = r"^gemma4\.attention\.shared_kv_layers: layer 2 has 8 .*, found none of its kind in the first 2 layers$"
     with pytest.raises(ModelError, match=message):
@@ -153,7 +153,7 @@ def test_the_last_layers_share_keys_and_values_of_the_last_of_their_kind() -> No
 
 
 def test_gates_of_gemma3n_are_sparse_where_the_file_says() -> None:
-    """A share of 0 is stored as the deviation that nothing is below: minus infinity."""
+    """A share of 0 is stored as the deviation minus infinity, so that no value is below it."""
     found = sliding("gemma3n", 3, activation_sparsity_scale=[1.5, 0.0, -math.inf])
     assert found.sparsity == (1.5, 0.0, None)
     assert sliding("gemma3n", 12).sparsity == (TOP_TWENTIETH,) * 10 + (None, None)

@@ -1,4 +1,4 @@
-"""Splitting a plan: no operation is lost, every value arrives in time, and the stages in turn give the same bits."""
+"""Splitting a plan loses no operation, every value arrives in time, and running the stages gives the same bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = Limits(16, 16, 2, 2 * BLOCK)
 
 
 def by_layer(plan: Plan, places: Sequence[Hashable]) -> list[Hashable]:
-    """`places`, changed so that all operations of a cache layer are at one, and layers that are read together."""
+    """Return `places` with each cache layer's operations in one place, as well as layers that are read together."""
     found, layers = list(places), dict[int, Hashable]()
     first = {layer: op.state[0] for op in plan.operations for layer in op.state if len(op.state) > 1}
     for number, op in enumerate(plan.operations):
@@ -30,13 +30,13 @@ def by_layer(plan: Plan, places: Sequence[Hashable]) -> list[Hashable]:
 
 
 def in_order(plan: Plan, count: int) -> list[Hashable]:
-    """`count` places one after the other, as machines of a pipeline."""
+    """Assign operations to `count` consecutive places, as machines of a pipeline."""
     size = len(plan.operations)
     return by_layer(plan, [number * count // size for number in range(size)])
 
 
 def in_turn(plan: Plan, count: int, period: int) -> list[Hashable]:
-    """`count` places in turn, `period` operations each."""
+    """Alternate between `count` places, with `period` operations each."""
     return by_layer(plan, [number // period % count for number in range(len(plan.operations))])
 
 
@@ -52,7 +52,7 @@ def splits(plan: Plan) -> list[list[Hashable]]:
 @pytest.mark.parametrize("passes", [(), (fuse_additions, fuse_linears, fuse_heads)], ids=["plain", "fused"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_stages_in_turn_have_the_bits_of_the_whole_plan(name: str, passes: Sequence[Pass]) -> None:
-    """Also if the plan of each place is fused later."""
+    """Also if the plan of each place is fused afterwards."""
     plan = tiny_plan(name)
     rows = np.arange(9, dtype=np.int32)
     blocks, text = np.array([[0, 1]], np.int32), [*range(3, 12), 0]
@@ -112,7 +112,7 @@ def test_every_operation_goes_where_it_belongs_and_every_value_is_there_in_time(
 
 
 def crossings(plan: Plan, places: Sequence[Hashable]) -> Counter[int]:
-    """How often each value is sent."""
+    """Return how often each value is sent."""
     sides = split(plan, places).plans.values()
     return Counter(
         value.index for side in sides for op in side.operations if isinstance(op, Send) for value in op.values
@@ -127,7 +127,7 @@ def test_between_two_places_a_value_crosses_once(name: str) -> None:
 
 
 def test_a_value_passes_through_the_places_between_its_maker_and_its_reader() -> None:
-    """The embedding is made at 0; 1 norms it, and passes it on to 2, which adds to it."""
+    """Place 0 makes the embedding; place 1 norms it and passes it to place 2, which adds to it."""
     plan = tiny_plan("llama plain")
     embedding = plan.operations[0].outputs[0]
     places = by_layer(plan, [0, 1, *[2] * (len(plan.operations) - 2)])
