@@ -192,9 +192,9 @@ class Model(Templated):
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
             print(model.chat(messages, max_tokens=100))
 
-        A plain text is one user message. `tools` are functions in OpenAI's format, with JSON schemas. Tool calls are
-        constrained to their names and parameters, and returned in `Reply.tool_calls`. Everything else is as in
-        `generate`. A warning reports each change that the template required in the messages.
+        A plain text is one user message. `tools` are functions in OpenAI's format, with JSON schemas. A call that the
+        model begins is constrained to their names and parameters, and returned in `Reply.tool_calls`. Everything else
+        is as in `generate`. A warning reports each change that the template required in the messages.
         """
         from localllm.answer.reader import AnswerReader
 

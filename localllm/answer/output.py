@@ -18,7 +18,7 @@ Kind = Literal["reasoning", "content"]
 
 
 class Output:
-    """Collects parts. `blank`: no text was shown since the last reasoning or call, or since the start."""
+    """Collects parts. `blank`: no text was shown since reasoning or a call ended, or since the start."""
 
     def __init__(self, make_id: Callable[[], str]) -> None:
         self._parts: list[Part] = []
@@ -29,7 +29,7 @@ class Output:
         self._flowing = False  # in a run of white space that is too long to hold back
         self._stripping = False  # dropping white space before the text
         self._spoke = False  # content was shown
-        self._gap = ""  # white space at the end of the content before the last reasoning or call
+        self._gap = ""  # white space at the end of the last content, before reasoning or a call
         self._skipped = ""  # white space dropped since then
         self.blank = True
         self.called = False  # the last part was a call

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Core:
-    """The requests of one engine. `add` may be called from any thread; only one thread at a time may step."""
+    """The requests of one engine. `answering` may be called from any thread; only one thread at a time may step."""
 
     def __init__(
         self,

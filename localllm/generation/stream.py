@@ -180,7 +180,7 @@ class Stepper:
             self._leave()
 
     def close(self, error: LocalLLMError, afterwards: Callable[[], None] = lambda: None) -> None:
-        """End all requests with an error, and refuse later ones with it. `afterwards` runs when no step runs."""
+        """End all requests with an error, and refuse later ones with it. Then call `afterwards` between two steps."""
         with Uninterrupted():
             self._closed = error
             self.put(lambda: self.core.running.end(error))

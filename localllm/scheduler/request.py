@@ -160,7 +160,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of an answer. `text` is the end of its text, which was held back until now."""
+    """The end of an answer. `text` is the last of its text, which was held back until now."""
 
     reason: Reason
     text: str

@@ -39,7 +39,7 @@ class NgramDrafter:
     def propose(self, sampler: Sampler) -> Iterator[Guess]:
         """Yield the tokens that followed the longest match (of several, the newest).
 
-        At the end of the text, the continuation reads on in the drafted tokens.
+        If the continuation reaches the end of the text, it continues with the drafted tokens.
         """
         text = self._text
         alike, place = self._longest()
