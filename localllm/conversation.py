@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from localllm.templated import Templated
 
 USUAL = AnswerOptions()
-_TAIL = 200  # tokens at the end of a prompt that say whether a thought has begun
-_HELD_BACK = 64  # tokens at the end of an answer that may not have been shown yet
+_TAIL = 200  # tokens at the end of a prompt, which show whether reasoning has begun
+_HELD_BACK = 64  # maximum tokens at the end of an answer whose text may be held back
 
 
 class Conversation:
     """A conversation with a model.
 
     With `context_shift`, a full context drops the oldest turns. Without it, a prompt that does not fit raises
-    ContextFull, and an answer that fills the context ends with the reason "context". `tell` receives a note, once each,
-    about every change that the template required in the messages, and a note each time turns are dropped. Control
-    tokens spelled in messages are text, unless `options.parse_special_in_content`.
+    ContextFull, and an answer that fills the context ends with the reason "context". `tell` is called with a note, once
+    each, about every change that the template required in the messages, and with a note each time turns are dropped.
+    Control tokens written in messages are text, unless `options.parse_special_in_content`.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Conversation:
         self._special = frozenset(self._words.special.values())
         self._format = find_format(template.source)
         self._visible = self._format.visible(self._words.special)
-        self._parted = any(map(self._words.is_control, self._visible))  # its parts have marks that nobody can read
-        self.observer: AnswerObserver | None = None  # told how answers are made
+        self._parted = any(map(self._words.is_control, self._visible))  # the raw text has unreadable control tokens
+        self.observer: AnswerObserver | None = None  # observes how answers are generated
         self._encoder = ChatEncoder(self._words, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
         self._context_shift = context_shift
-        self._system, self._added = "", ""  # the system prompt, and what `clear` put after it
+        self._system, self._added = "", ""  # the system prompt, and the text that `clear` added to it
         self._answered: list[int] = []  # tokens of the last answer
-        self.tokens: list[int] = []  # those of it that the model has evaluated
+        self.tokens: list[int] = []  # tokens of the conversation that the model has evaluated
         self.messages: list[dict[str, str]] = []
-        self._last: Callable[[], Reply | None] = lambda: None  # the reply of the last turn, while somebody has it
+        self._last: Callable[[], Reply | None] = lambda: None  # weak reference to the reply of the last turn
         self.use_options(options)
         self.use_sampling(sampling)
         assert model.stepper is not None  # raises LocalLLMError for a model that predicts no tokens
@@ -81,7 +81,7 @@ class Conversation:
     # -- settings --------------------------------------------------------------------------------------------------
 
     def use_options(self, options: AnswerOptions) -> None:
-        """Write the next answers by these options. Another system prompt replaces the first message."""
+        """Use these options for the next answers. A different system prompt replaces the first message."""
         self._asked_of = options.asked  # first, because it may raise
         self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
         self._variables = with_thinking(self._template.source, options.template_variables)
@@ -92,32 +92,33 @@ class Conversation:
             self.messages = [*self._instructions(), *self.messages[len(begun) :]]
 
     def use_sampling(self, sampling: SamplingOptions) -> None:
-        """Sample the next answers by these options."""
+        """Use these sampling options for the next answers."""
         self._sampler = self._model.sampler(sampling)
 
     @property
     def structured(self) -> bool:
-        """Whether answers are held to a schema or a grammar."""
+        """Whether answers are constrained by a schema or a grammar."""
         return self._asked_of.structure is not None
 
     @property
     def data(self) -> bool:
-        """Whether answers are JSON by a schema, whose lines no display may break."""
+        """Whether answers are constrained to JSON, whose lines a display must not wrap."""
         structure = self._asked_of.structure
         return structure is not None and (structure.schema is not None or structure.any_object)
 
     def shown(self, piece: Piece) -> str:
-        """Return the text of a piece as the model wrote it, but only the answer proper if that would be unreadable."""
+        """Return the text of a piece as the model wrote it. Leave out reasoning and tool calls if the raw text has
+        unreadable control tokens, or if answers are constrained."""
         return piece.text if self._parted or self.structured else piece.raw
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def say(self, text: str, cancel: threading.Event | None = None) -> Reply:
-        """Return the answer to `text`, which is written while it is read. Read it before the next turn.
+        """Return the answer to `text`, which is generated while it is read. Read it before the next turn.
 
-        The turn counts once its reply is read. The next turn closes a reply that is not read to its end. A cancelled
-        answer keeps what was written. A turn without any answer is removed: after ContextFull, after a TemplateError,
-        and after a cancel during evaluation of the prompt.
+        The turn is added to the conversation when its reply is read. The next turn closes a reply that was not read to
+        the end. A cancelled answer keeps the text so far. A turn without any answer is not added: after ContextFull,
+        after TemplateError, and after a cancel during prefill.
         """
         self._close_last()
         if not isinstance(text, str):
@@ -137,25 +138,26 @@ class Conversation:
         return self._reply(messages, begun, cancel)
 
     def undo(self) -> str:
-        """Remove the last turn, and return its question."""
+        """Remove the last turn, and return its user message."""
         *before, asked = self._asked("no turn to undo")
         self.messages, self._answered = before, []
         return asked["content"]
 
     def clear(self, system: str = "") -> None:
-        """Start over, with `system` after the system prompt. The cache keeps the common prefix."""
+        """Start over, with `system` appended to the system prompt. The cache keeps the common prefix."""
         self._added = system
         self.messages, self._answered = self._instructions(), []
 
     def shift(self) -> int:
-        """Drop the oldest turns, so that at most half of the context is used if possible. Return their number."""
+        """Drop the oldest turns until at most half of the context is used, but keep the newest. Return their number."""
         messages, dropped = self._shifted(self.messages, [])
         if dropped:
             self.messages = messages
         return dropped
 
     def resume(self, messages: list[dict[str, str]]) -> None:
-        """Continue these messages; the next turn evaluates them. Their system message, if any, replaces this one's."""
+        """Replace the conversation with `messages`, which the next turn evaluates. If they begin with a system message,
+        it replaces the system prompt."""
         begun = [] if messages[:1] and messages[0]["role"] == "system" else self._instructions()
         self.messages, self._answered = [*begun, *messages], []
 
@@ -175,10 +177,10 @@ class Conversation:
         return kept
 
     def forget_rest(self) -> None:
-        """Forget tokens that are not in this conversation, such as those of turns that were undone."""
+        """Forget evaluated tokens that are not in this conversation, such as tokens of undone turns."""
         try:
             held = self._prompt(self.messages, complete=True)
-        except TemplateError:  # same as without messages
+        except TemplateError:  # treat it as an empty conversation
             held = []
         del self.tokens[same(self.tokens, held) :]
 
@@ -190,7 +192,7 @@ class Conversation:
         return [{"role": "system", "content": told}] if told else []
 
     def _asked(self, problem: str) -> list[dict[str, str]]:
-        """Return the messages up to the last question that has an answer."""
+        """Return the messages before the last answer. Raise LocalLLMError with `problem` without an answer."""
         if len(self.messages) < 2 or self.messages[-1]["role"] != "assistant":
             raise LocalLLMError(f"{problem}: nothing has been answered yet")
         return self.messages[:-1]
@@ -201,14 +203,14 @@ class Conversation:
         return reply
 
     def _close_last(self) -> None:
-        """End the last answer, which would otherwise replace the messages of later turns."""
+        """Close the last reply, which would otherwise overwrite the messages of later turns."""
         if (last := self._last()) is not None:
             last.close()
 
     def _turn(
         self, messages: list[dict[str, str]], begun: list[int], cancel: threading.Event | None
     ) -> Generator[Piece]:
-        """Yield the answer to the last of `messages`; its first tokens, `begun`, are given."""
+        """Yield the answer to the last of `messages`. It continues from the tokens `begun`, which are not yielded."""
         turn = _Turn(messages, list(begun), self._decoded(begun))
         started = text = self._words.decode(begun)
         ended = False
@@ -227,7 +229,7 @@ class Conversation:
                 self._answered = turn.tokens
 
     def _events(self, turn: _Turn, prompt: list[int], begun: int, cancel: threading.Event | None) -> Generator[Event]:
-        """Yield the events of an answer, also when the oldest turns are dropped meanwhile."""
+        """Yield the events of an answer. If the context fills up, drop the oldest turns and continue."""
         spent: Usage | None = None
         while True:
             constraint = self._constraint(prompt, len(turn.tokens))
@@ -259,8 +261,8 @@ class Conversation:
             (turn.messages, prompt), turn.tokens = room, whole
 
     def _request(self, prompt: list[int], left: int | None, given: int, constraint: Constraint | None) -> Request:
-        """Return the request for an answer whose first `given` tokens end the prompt."""
-        self._sampler.restore(0)  # the prompt holds the history; the random numbers continue
+        """Return the request for an answer whose first `given` tokens are at the end of the prompt."""
+        self._sampler.restore(0)  # the prompt repeats the history; the random numbers continue
         return Request(
             prompt,
             self._sampler.options,
@@ -274,20 +276,21 @@ class Conversation:
         )
 
     def _reader(self, prompt: list[int], begun: list[int]) -> AnswerReader:
-        """Return what finds reasoning in the answer to a prompt, after its first tokens."""
+        """Return a reader that finds reasoning in the answer to a prompt, after the answer's first tokens `begun`."""
         reader = AnswerReader(self._format, prompt_tail=self._tail(prompt))
         reader.push(self._decoded(begun))
         return reader
 
     def _decoded(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens of an answer, as the model wrote it."""
+        """Return the text of answer tokens, as the model wrote it."""
         decoder = self._words.stream(visible=self._visible)
         return "".join([*map(decoder.push, tokens), decoder.finish()])
 
     def _constraint(self, prompt: list[int], begun: int) -> Constraint | None:
-        """Return the constraint of the answer, past its first `begun` tokens, which end the prompt; None if it is free.
+        """Return the constraint of an answer whose first `begun` tokens are at the end of the prompt.
 
-        LocalLLMError if these do not match it.
+        The constraint has accepted these tokens. Raise LocalLLMError if it does not allow them. Return None if answers
+        are not constrained.
         """
         asked, answered = prompt[: len(prompt) - begun], prompt[len(prompt) - begun :]
         make = held(self._model, self._asked_of, self._template, self._tail(asked))
@@ -304,14 +307,16 @@ class Conversation:
         return end_of(self._words.decode(prompt[-_TAIL:], special=True))
 
     def _whole(self, turn: _Turn) -> list[int] | None:
-        """Return the tokens of exactly the text so far, without a partial character or stop string that was held
-        back."""
+        """Return the leading tokens that make up exactly the text so far, without text that was held back; or None."""
         tokens = turn.tokens
         tried = (tokens[:count] for count in range(len(tokens), max(len(tokens) - _HELD_BACK, 0), -1))
         return next((tried for tried in tried if self._decoded(tried) == turn.text), None)
 
     def _prompt(self, messages: list[dict[str, str]], complete: bool = False) -> list[int]:
-        """Return the tokens of a conversation, reusing cached ones. A `complete` conversation ends without a prompt."""
+        """Return the tokens of a conversation, with cached tokens for text that is already evaluated.
+
+        A `complete` conversation ends without a generation prompt.
+        """
         for message in messages:
             self._model.check_length(message["content"])
         rendered = self._template.render(messages, not complete, extra=self._variables)
@@ -344,7 +349,7 @@ class Conversation:
     def _make_room(
         self, messages: list[dict[str, str]], tokens: list[int]
     ) -> tuple[list[dict[str, str]], list[int]] | None:
-        """Return messages and prompt without the oldest turns, after a note; None if that makes no room."""
+        """Return messages and prompt without the oldest turns, after a note; None if the prompt still does not fit."""
         messages, dropped = self._shifted(messages, tokens)
         prompt = [*self._prompt(messages), *tokens]
         if not dropped or len(prompt) >= self._context:
@@ -359,7 +364,7 @@ class Conversation:
 
 @dataclass(slots=True)
 class _Turn:
-    """The turn under way: messages up to its question, tokens of the answer so far, and their text."""
+    """The current turn: messages up to the user's, tokens of the answer so far, and their text."""
 
     messages: list[dict[str, str]]
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""An open model: what embeds texts and answers, on top of `LoadedModel`. `load` opens one."""
+"""`Model`, an open model that generates, chats and embeds, and `load`, which opens one."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class Model(Templated):
     `apply_chat_template` convert between text and token ids, `logits` returns the logits of every token. A model loaded
     with `embeddings` has `embed`, `token_embeddings`, `hidden_states` and `rank`.
 
-    Several answers, in one thread or in many, are made together, each as if it were alone. They share a cache: a prompt
-    is evaluated only from where it differs from those before it.
+    Several answers at once, in one thread or in many, are generated in a batch. Batching does not change an answer. All
+    answers share a prefix cache: only the part of a prompt that differs from earlier ones is evaluated.
     """
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 
     @property
     def embedder(self) -> Embedder:
-        """What embeds token ids; LocalLLMError if the model was loaded to predict tokens."""
+        """Embeds token ids. Raises LocalLLMError if the model was loaded to predict tokens."""
         self._check_open()
         engine, bound = self.engine, self._bound
         if bound is None or bound.pooler is None:
@@ -71,10 +71,10 @@ class Model(Templated):
     def embed(
         self, texts: str | Sequence[str], *, pooling: str = "auto", normalize: bool = True
     ) -> NDArray[np.float32]:
-        """Return the embedding of every text, float32 (texts, width); of a single text (width,).
+        """Return the embedding of every text, float32 (texts, width); of a single text, (width,).
 
-        `pooling` is "mean", "cls" (the first token), "last", "rank" (the scores of a classifier), or "auto": as the
-        file says. Vectors have length 1 unless `normalize` is false; scores stay as they are.
+        `pooling` is "mean", "cls" (the first token), "last", "rank" (the scores of a classifier), or "auto" (as the
+        file says). Vectors have length 1 unless `normalize` is false; scores are not normalized.
         """
         many, embedder = [texts] if isinstance(texts, str) else list(texts), self.embedder
         way = embedder.pooling(pooling)
@@ -92,11 +92,11 @@ class Model(Templated):
         return rows
 
     def hidden_states(self, text: str) -> NDArray[np.float32]:
-        """Return what the last layer and the final norm make of every token of a text, float32 (tokens, width)."""
+        """Return the hidden state of every token of a text after the final norm, float32 (tokens, width)."""
         return self.token_embeddings(text)
 
     def rank(self, query: str, documents: Sequence[str]) -> NDArray[np.float32]:
-        """Return how well each document answers the query, float32 (documents,): the score of a reranker."""
+        """Return a reranker's score of each document for the query, float32 (documents,)."""
         embedder, words = self.embedder, self.tokenizer
         way = embedder.pooling("rank")
         if not documents:
@@ -151,12 +151,12 @@ class Model(Templated):
             for piece in model.generate("Once upon a time", max_tokens=100, stop="The end"):
                 print(piece.text, end="", flush=True)
 
-        Returns a `Reply`, which writes the answer while it is read. A list of prompts gives a list of replies, which
-        are written together. Omitted sampling options take the values that the file recommends, or else the program's
-        defaults; a full set given as `sampling` replaces both. Keywords change `options` and `sampling`. `logprobs` is
+        Returns a `Reply`, which generates the answer while it is read. For a list of prompts, returns a list of
+        replies, which are generated in a batch. Omitted sampling options take the values that the file recommends, or
+        else the program's defaults; `sampling` replaces both. Keywords override `options` and `sampling`. `logprobs` is
         the number of alternatives whose log-probabilities come with each token. `logits_processor(tokens, logits)`
-        returns the logits (V,) to choose the next token from, given all tokens so far. Setting `cancel` from another
-        thread ends the answer. LocalLLMError for wrong values, ContextFull for a prompt that does not fit.
+        returns the logits (V,) to sample the next token from, given all tokens so far. Setting `cancel` from another
+        thread ends the answer. Raises LocalLLMError for wrong values, ContextFull for a prompt that does not fit.
         """
         asked, given = divided(keywords, AnswerOptions, SamplingOptions, without=CHAT_ONLY)
         answer, sampling = AnswerOptions.given(options, asked), self._sampling(sampling, given)
@@ -187,14 +187,14 @@ class Model(Templated):
         cancel: threading.Event | None = None,
         **keywords: Unpack[ChatKeywords],
     ) -> Reply:
-        """Answer a conversation, rendered with the file's chat template.
+        """Answer the messages of a conversation, rendered with the chat template.
 
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
             print(model.chat(messages, max_tokens=100))
 
-        A plain text is one user message. `tools` are functions as JSON schemas; a call that the model begins is held to
-        their names and parameters, and stands in `Reply.tool_calls`. Everything else is as in `generate`. A warning
-        reports each change that the template required.
+        A plain text is one user message. `tools` are functions in OpenAI's format, with JSON schemas. A call that the
+        model begins is constrained to their names and parameters, and returned in `Reply.tool_calls`. Everything else
+        is as in `generate`. A warning reports each change that the template required in the messages.
         """
         from localllm.answer.reader import AnswerReader
 
@@ -220,13 +220,13 @@ class Model(Templated):
         context_shift: bool = False,
         **keywords: Unpack[ChatKeywords],
     ) -> Conversation:
-        """Return a conversation, which remembers its turns.
+        """Return a `Conversation`, which remembers its turns.
 
             talk = model.conversation(system_prompt="Be brief.")
             print(talk.say("Hello!"))
             print(talk.say("Who are you?"))
 
-        Options are as in `chat`. With `context_shift` a full context drops the oldest turns.
+        Options are as in `chat`. With `context_shift`, a full context drops the oldest turns.
         """
         from localllm.conversation import Conversation
 
@@ -255,8 +255,8 @@ class Model(Templated):
                 pass
             print(model.answer_of(canvas))
 
-        The answer has `max_tokens` tokens (default: what is left of the context). Of `sampling` count seed,
-        temperature, top_k and top_p. LocalLLMError for a model of another kind.
+        The answer has `max_tokens` tokens (default: the rest of the context). Only seed, temperature, top_k and top_p
+        of `sampling` are used. Raises LocalLLMError if the model is not a diffusion model.
         """
         from localllm.diffusion.model import diffuse
 
@@ -276,7 +276,7 @@ class Model(Templated):
         return self.sampling_defaults.options(given)
 
     def _known(self, ids: list[int]) -> list[int]:
-        """Return token ids. LocalLLMError for one outside the vocabulary, which would end other answers in its step."""
+        """Return token ids. Raise LocalLLMError for unknown ids, which would fail the other requests of their step."""
         most = self.vocabulary
         if (wrong := next((token for token in ids if not 0 <= token < most), None)) is not None:
             raise LocalLLMError(f"token {wrong} is outside the vocabulary: ids are 0 to {most - 1}")
@@ -303,7 +303,7 @@ class Model(Templated):
         )  # fmt: skip
 
     def __dir__(self) -> list[str]:
-        """List what programs use. Other attributes are for the package's own modules."""
+        """List the public attributes. Other attributes are for the package's own modules."""
         return [*_SHOWN, *(name for name in super().__dir__() if name.startswith("__"))]
 
     def __repr__(self) -> str:
@@ -328,13 +328,13 @@ def load(
         with localllm.load("model.gguf", ctx_size=8192, gpu_layers=20) as model:
             ...
 
-    Keywords change `options`. `progress(what, done, total)` reports kernels compiled and weights read. A file without
-    tensors loads for tokenizing only. With `observe` the inputs of every matrix can be read after a step
-    (`localllm.calibration`). With `embeddings` the model embeds texts (`Model.embed`) instead of predicting tokens; an
-    encoder always does. `sequences` prepares for a server: that many requests share the cache (`localllm.scheduler`).
-    A draft model changes the speed, not the distribution of the answers. With a GPU, `Model.placed` says what runs
-    where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or SpeculationError, each with one
-    line that says what is wrong.
+    Keywords override `options`. `progress(what, done, total)` is called as kernels are compiled and weights are read. A
+    file without tensors loads for tokenizing only. With `observe`, the inputs of every matrix can be read after a step
+    (`localllm.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of predicting tokens; an
+    encoder always does. `sequences` prepares for a server: the number of requests that share the cache
+    (`localllm.scheduler`). A draft model changes the speed, not the distribution of the answers. With a GPU,
+    `Model.placed` describes what runs where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or
+    SpeculationError, each with a message of one line.
     """
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
@@ -360,11 +360,11 @@ def load(
 
 
 def _prompts(prompt: Any) -> tuple[list[str | list[int]], bool]:
-    """Return prompts as a list, and whether they were given as one. LocalLLMError for anything else."""
+    """Return prompts as a list, and whether a list was given. Raise LocalLLMError for anything else."""
     if isinstance(prompt, str):
         return [prompt], False
     if isinstance(prompt, Iterator):
-        prompt = list(prompt)  # it is looked at twice
+        prompt = list(prompt)  # it is iterated twice
     if (ids := _token_ids(prompt)) is not None:
         return [ids], False
     found: list[str | list[int]] = []
@@ -386,7 +386,7 @@ def _token_ids(ids: Any) -> list[int] | None:
 
 
 def _refuse_other_kinds(file: GGUFFile) -> None:
-    """Raise ModelError, with the file's name, for a file that holds no model of a supported architecture."""
+    """Raise ModelError, with the file's name, unless the file is a model of a supported architecture."""
     if file.metadata.get("general.type") == "imatrix":
         problem = f"{file.path}: an importance matrix, not a model; give it to `localllm quantize` ("
         raise ModelError(Notice(problem, Setting("imatrix", FILE), ")"))

@@ -1,4 +1,4 @@
-"""A model that chooses tokens: its sampler, its drafts, and the core that makes its answers."""
+"""A model that generates tokens: its sampler, its speculation, and the core that runs its requests."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from localllm.speculation.setup import Speculation
 
 T = TypeVar("T")
-PARALLEL = 16  # answers of a model that run together; others wait
+PARALLEL = 16  # maximum running requests of a model; others wait
 
 
 class Predictor(LoadedModel):
-    """An open model with a core, which is made when it is first needed."""
+    """An open model with a core, which is created when it is first needed."""
 
     def __init__(self, file: GGUFFile, force: bool = False) -> None:
-        """`force`: if the file's tokenizer rule is unknown, take the nearest."""
+        """`force`: if the file's pre-tokenizer is unknown, use the nearest one."""
         super().__init__(file, force)
-        self.draft: Predictor | None = None  # drafts tokens; closed with this model
+        self.draft: Predictor | None = None  # the draft model; closed with this model
         self._stepper: Stepper | None = None
         self._opening = threading.RLock()
 
@@ -43,14 +43,14 @@ class Predictor(LoadedModel):
 
     @property
     def stepper(self) -> Stepper:
-        """The core that makes this model's answers, and whose turn it is to step it."""
+        """Steps the core that runs this model's requests. Created when it is first needed."""
         with self._opening:
             return self._stepper or self.new_core(SchedulerLimits(parallel=PARALLEL))
 
     def new_core(
         self, limits: SchedulerLimits, observer: Observer | None = None, store: Store | None = None
     ) -> Stepper:
-        """Replace the core. Running answers of the old one end with an error."""
+        """Replace the core and return its stepper. Running answers of the old core end with an error."""
         from localllm.generation.core import Core
         from localllm.generation.stream import Stepper
 
@@ -76,7 +76,7 @@ class Predictor(LoadedModel):
         return stepper.run(alone)
 
     def close(self) -> None:
-        """Free the weights and the cache, once no step uses them. Answers end with an error."""
+        """Free the weights and the cache when no step uses them. Running answers end with an error."""
         self._closed = True
         if self._stepper is not None:
             self._stepper.close(self.closed_error(), self._release)
@@ -97,10 +97,10 @@ class Predictor(LoadedModel):
         progress: Progress | None = None,
         sequences: int = 0,
     ) -> None:
-        """Enable drafting: load the draft model if there is one, and time passes.
+        """Enable speculation: load the draft model if one is given, and time forward passes.
 
         `load` is `localllm.load`. `sequences` prepares for a server, as in `bind`. The draft model gets the GPU memory
-        that the target leaves, or none if the target uses no GPU.
+        that the target leaves free. It uses no GPU if the target uses no GPU.
         """
         from localllm.speculation.setup import Speculation
 
@@ -116,7 +116,7 @@ class Predictor(LoadedModel):
                 gpu_layers=0 if options.gpu_layers == 0 else "auto",
                 device=options.device,
                 force=options.force,
-                any_cache=True,  # no warnings: what a draft gets wrong costs only time
+                any_cache=True,  # no warnings: wrong drafts cost only time
             )
         try:
             self.draft_with(Speculation(self.reader(), speculation, draft.reader() if draft is not None else None))
@@ -133,9 +133,9 @@ class Predictor(LoadedModel):
         self.draft = draft
 
     def use_speculation(self, options: SpeculationOptions) -> None:
-        """Draft by other options from now on, with the draft model that is loaded. SpeculationError if it cannot.
+        """Use other speculation options from now on, with the draft model that is already loaded.
 
-        OptionError if they need one and none is loaded.
+        Raise SpeculationError if the draft model cannot draft for this model.
         """
         from localllm.speculation.setup import Speculation
 
@@ -149,19 +149,19 @@ class Predictor(LoadedModel):
             warnings.warn(note, NotUsed, stacklevel=2)
 
     def draft_with(self, speculation: Speculation | None) -> None:
-        """Draft by `speculation` from now on, or not at all."""
+        """Use `speculation` from now on; None turns drafting off."""
         self.speculation = speculation
         if (stepper := self._stepper) is not None:
             stepper.run(lambda: stepper.core.running.use(self.drafts()))
 
     def drafts(self) -> Drafts | None:
-        """Return what drafts tokens for a new core; None if nothing does."""
+        """Return the drafter for a new core; None without speculation."""
         return self.speculation.drafts() if self.speculation is not None else None
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
     def sampler(self, options: SamplingOptions, breakers: Breakers | None = None) -> Sampler:
-        """Return a sampler for this vocabulary. `breakers`: DRY's sequence breakers, if they have been found before."""
+        """Return a sampler for this vocabulary. `breakers`: DRY sequence breakers, if already known."""
         if breakers is None and options.dry_multiplier and self.breakers is not None:
             breakers = self.breakers.find(options.dry_sequence_breaker)
         words = self.maybe_tokenizer
@@ -172,7 +172,7 @@ class Predictor(LoadedModel):
 
     @cached_property
     def breakers(self) -> BreakerTokens | None:
-        """What finds DRY's sequence breakers in the vocabulary; None without a tokenizer."""
+        """Finds DRY sequence breakers in the vocabulary; None without a tokenizer."""
         words = self.maybe_tokenizer
         if words is None:
             return None
@@ -183,7 +183,7 @@ class Predictor(LoadedModel):
 
     @cached_property
     def grammars(self) -> GrammarVocabulary:
-        """The vocabulary in llguidance's form, made for the first constrained answer."""
+        """The vocabulary in the form that llguidance needs, made for the first constrained answer."""
         from localllm.answer.constraint import GrammarVocabulary
 
         return GrammarVocabulary(self.tokenizer, self.vocabulary)

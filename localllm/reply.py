@@ -1,4 +1,4 @@
-"""The answer of a model: a stream of pieces, and at its end the text, reasoning, tool calls and usage."""
+"""The answer of a model: a stream of pieces, then the whole text, reasoning, tool calls and usage."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 @dataclass(slots=True)
 class Piece:
-    """A token of an answer, and the text that it completed. The last piece has no token, but the reason to end."""
+    """A token of an answer, and the text that it completed. The last piece has no token, but a `finish_reason`."""
 
-    text: str  # more of the answer, without reasoning and tool calls
+    text: str  # new text of the answer, without reasoning and tool calls
     token: int | None = None
-    reasoning: str = ""  # more of its reasoning
+    reasoning: str = ""  # new text of the reasoning
     logprob: Logprob | None = None
     parts: Sequence[Part] = ()  # reasoning, text and tool calls, in order
-    raw: str = ""  # the text as the model wrote it
+    raw: str = ""  # the new text as the model wrote it
     finished: Finished | None = None
 
     @property
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool that the model asks for. `arguments` are empty if the answer was cut within them."""
+    """A tool call by the model. `arguments` is empty if it is not a complete JSON object, as in a truncated answer."""
 
     id: str
     name: str
@@ -50,26 +50,28 @@ class ToolCall:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The call in the form of an assistant message."""
+        """The call as an entry of the `tool_calls` of an assistant message."""
         function = {"name": self.name, "arguments": json.dumps(self.arguments, ensure_ascii=False)}
         return {"id": self.id, "type": "function", "function": function}
 
 
 class Reply(Iterator[Piece]):
-    """An answer. Iterate it, also with `async for`, while it comes. All other attributes wait for its end.
+    """An answer, which is generated while it is read.
+
+    Iterate over it with `for` or `async for` to get its pieces as they come. The attributes wait for its end.
 
         reply = model.chat("Who are you?")
         print(reply)                            # or reply.text
 
-    `text` excludes reasoning (`reasoning`) and tool calls (`tool_calls`). `close` ends the answer early, also while
-    another thread reads it. Reading it raises the LocalLLMError of an answer that fails.
+    `text` excludes reasoning (`reasoning`) and tool calls (`tool_calls`). `close` ends the answer early, even while
+    another thread reads it. If the answer fails, reading it raises the LocalLLMError.
     """
 
     def __init__(self, pieces: Iterator[Piece], stepper: Stepper | None = None) -> None:
-        """`stepper` makes the pieces."""
+        """`stepper` generates the pieces."""
         self._pieces, self._stepper = pieces, stepper
-        self._lock = threading.Lock()  # one thread at a time reads
-        self._reader: int | None = None  # that thread
+        self._lock = threading.Lock()  # held by the thread that reads
+        self._reader: int | None = None  # id of the thread that reads
         self._closing = False
         self._text: list[str] = []
         self._reasoning: list[str] = []
@@ -92,7 +94,7 @@ class Reply(Iterator[Piece]):
         return piece
 
     def _refuse_within(self) -> None:
-        """Raise LocalLLMError in a thread that would wait for itself."""
+        """Raise LocalLLMError if this thread is already reading the answer, because it would deadlock."""
         if self._reader == threading.get_ident():
             raise LocalLLMError("a function that this answer calls cannot read it")
         if self._stepper is not None:
@@ -123,7 +125,7 @@ class Reply(Iterator[Piece]):
     # -- the whole answer ------------------------------------------------------------------------------------------
 
     def wait(self) -> Reply:
-        """Read to the end; return this reply."""
+        """Read the answer to its end; return this reply."""
         for _ in self:
             pass
         return self
@@ -146,12 +148,12 @@ class Reply(Iterator[Piece]):
 
     @property
     def reasoning(self) -> str:
-        """The reasoning before the answer; "" without any."""
+        """The reasoning of the answer; "" without reasoning."""
         return "".join(self.wait()._reasoning)
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The calls of tools that the model asks for."""
+        """The tool calls of the answer."""
         self.wait()
         return [ToolCall(id_, name, _arguments("".join(text))) for id_, name, text in self._calls.values()]
 
@@ -162,18 +164,19 @@ class Reply(Iterator[Piece]):
 
     @property
     def logprobs(self) -> list[Logprob]:
-        """The log-probability of each token, if they were asked for."""
+        """The log-probability of each token; empty unless `logprobs` was given."""
         return list(self.wait()._logprobs)
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why it ended: "stop" (by itself or a stop string), "length", "tool_calls" or "cancelled"."""
+        """Why it ended: "stop" (by itself or a stop string), "length" (`max_tokens` or the context), "tool_calls" or
+        "cancelled"."""
         self.wait()
         return self._reason
 
     @property
     def end(self) -> Finished:
-        """The last event: the exact reason, and the stop string that ended the answer."""
+        """The last event, with the exact reason and the stop string that ended the answer."""
         self.wait()
         if self._end is None:
             raise LocalLLMError("this answer was closed before its end, so it has no usage and no exact reason")
@@ -181,12 +184,12 @@ class Reply(Iterator[Piece]):
 
     @property
     def usage(self) -> Usage:
-        """Counts, times and rates."""
+        """Token counts, times and rates."""
         return self.end.usage
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as a message, to continue the conversation with."""
+        """The answer as an assistant message, to append to the messages of the conversation."""
         found: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             found["reasoning_content"] = self.reasoning
@@ -201,12 +204,12 @@ class Reply(Iterator[Piece]):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the answer, and free its part of the cache: now, or after the piece that another thread reads."""
+        """End the answer and free its cache blocks: now, or after the piece that another thread is reading."""
         self._closing = True
         self._end_now()
 
     def _end_now(self) -> None:
-        """Close the pieces, unless a thread reads one, which then does it."""
+        """Close the stream of pieces. If a thread is reading a piece, it does so afterwards."""
         from localllm.generation.stream import Uninterrupted
 
         with Uninterrupted():
@@ -226,7 +229,7 @@ class Reply(Iterator[Piece]):
     # -- asyncio ---------------------------------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        import asyncio  # late, because it takes time to import
+        import asyncio  # slow to import
 
         try:
             while (piece := await asyncio.to_thread(next, self, None)) is not None:
@@ -260,7 +263,7 @@ def pieces_of(events: Iterator[Event], reader: AnswerReader | None = None) -> Ge
 
     try:
         for event in events:
-            if reader is None and isinstance(event, Token):  # of a plain text: microseconds count
+            if reader is None and isinstance(event, Token):  # fast path for plain text
                 yield Piece(event.text, event.token, "", event.logprob, (), event.text)
                 continue
             event = with_parts(event, reader)

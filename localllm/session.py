@@ -1,4 +1,4 @@
-"""A sequence in an engine, for those who evaluate tokens and choose none: measurements, calibration, benchmarks."""
+"""A sequence in an engine, to evaluate tokens without sampling: for measurements, calibration and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Session:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.sequence = engine.add()
-        self.batch_rows = engine.limits.rows  # per pass over a prompt
+        self.batch_rows = engine.limits.rows  # maximum rows per pass over a prompt
 
     @property
     def tokens(self) -> list[int]:
@@ -34,22 +34,22 @@ class Session:
         return self.engine.room(self.sequence)
 
     def close(self) -> None:
-        """Return the blocks: now, or when the thread that uses the engine leaves it."""
+        """Return the blocks: now, or when the thread that uses the engine releases it."""
         self.engine.alone.afterwards(lambda: self.engine.release(self.sequence))
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:
-        """Append at most a step's tokens; return logits float32 (T, vocabulary), or (1, vocabulary) for only the last.
+        """Append at most `batch_rows` tokens; return float32 logits (T, V), or (1, V) of the last one unless `logits`.
 
         The result is a view that the next evaluation overwrites.
         """
         return self.engine.step((Rows(self.sequence, tokens, "all" if logits else "last"),))[0].logits
 
     def shared(self, tokens: Sequence[int]) -> int:
-        """Return how many of the leading `tokens` are in the cache."""
+        """Return the number of leading `tokens` that are in the cache."""
         return self.sequence.common_prefix(tokens)
 
     def rewind(self, length: int) -> int:
-        """Keep the first `length` tokens, or none if layers with a window have lost needed ones; return the number."""
+        """Keep the first `length` tokens, or none if a sliding window has dropped needed ones; return the number."""
         return self.engine.truncate(self.sequence, length)

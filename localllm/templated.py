@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Templated(Predictor):
-    """An open model that renders conversations."""
+    """An open model that renders conversations with its chat template."""
 
     def __init__(self, file: GGUFFile, force: bool = False) -> None:
-        """`force`: if the file's tokenizer rule is unknown, take the nearest."""
+        """`force`: if the file's pre-tokenizer is unknown, use the nearest one."""
         super().__init__(file, force)
         self._confined: Confined | None = None
         self._given: Family | None = None  # the format that replaces the file's chat template
@@ -56,16 +56,16 @@ class Templated(Predictor):
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[int] | str:
-        """Return the prompt of a conversation as `chat` makes it: token ids, or the text unless `tokenize`.
+        """Return the prompt of a conversation as `chat` renders it: token ids, or text if `tokenize` is false.
 
-        `add_generation_prompt` begins the answer. `variables` are given to the template.
+        `add_generation_prompt` appends the start of the answer. `variables` are passed to the template.
         """
         text = self._render(messages_of(messages), variables, tools, add_generation_prompt)
         return self._encoded(text) if tokenize else str(text)
 
     @cached_property
     def template(self) -> tuple[ChatTemplate, str | None]:
-        """The chat template, and a note if it is not from the file. It is rendered in a child process."""
+        """The chat template, and a note if it does not come from the file. It is rendered in a child process."""
         from localllm.template import choose_template, renderer
 
         self.refuse_chat()
@@ -74,9 +74,9 @@ class Templated(Predictor):
         return choose_template(self.file.metadata, words, self._confined, self._given)
 
     def use_template(self, given: Family) -> None:
-        """Render conversations with this format, not the file's. TemplateError if it is broken.
+        """Use the chat template `given` instead of the file's. Raise TemplateError if it is broken.
 
-        Call it before `template` is first used.
+        Call this before `template` is first used.
         """
         assert "template" not in self.__dict__, "the file's template is in use"
         self._given = given
@@ -84,7 +84,7 @@ class Templated(Predictor):
 
     @property
     def template_source(self) -> str:
-        """The chat template that was given, or the file's; "" without one."""
+        """The source of the chat template: of the given one, or else of the file's; "" without a template."""
         source = self._given.source if self._given is not None else self.file.metadata.get("tokenizer.chat_template")
         return source if isinstance(source, str) else ""
 
@@ -95,10 +95,10 @@ class Templated(Predictor):
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the prompt of a conversation. Warn about changes that the template required."""
+        """Return the prompt of a conversation as text. Warn about changes that the template required."""
         from localllm.answer.thinking import with_thinking
 
-        self._check_open()  # a closed one would start its child process again
+        self._check_open()  # a closed model would start its child process again
         _check_tools(tools)
         template, note = self.template
         for message in messages:
@@ -111,13 +111,13 @@ class Templated(Predictor):
         return rendered.text
 
     def _encoded(self, rendered: str, parse_special: bool = False) -> list[int]:
-        """Return the tokens of a rendered prompt. Control tokens in contents count only if `parse_special`."""
+        """Return the tokens of a rendered prompt. Control tokens in messages are text unless `parse_special`."""
         from localllm.template import ChatEncoder
 
         return ChatEncoder(self.tokenizer, self.template[0].source, parse_special).encode(rendered)
 
     def close(self) -> None:
-        """Free the weights and the cache, and end the child process of the chat template. Answers end with an error."""
+        """Free the weights and the cache, and end the template's child process. Running answers end with an error."""
         if self._confined is not None:
             self._confined.close()
         super().close()
@@ -136,7 +136,7 @@ def _check_tools(tools: Any) -> None:
 
 
 def messages_of(messages: Any, system_prompt: str = "") -> list[Mapping[str, Any]]:
-    """Return the messages of a conversation. LocalLLMError for anything else."""
+    """Return a text or messages as a list of messages, after the system prompt. LocalLLMError for anything else."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     messages = list(messages) if isinstance(messages, Iterable) else []

@@ -1,7 +1,7 @@
-"""`Incoming`: the text of an answer as it arrives, and what a parser asks of it.
+"""`Incoming`: the text of an answer as it arrives, with the operations that parsers need.
 
-A parser is a generator: it yields when it needs text that has not arrived yet, so it reads as if the text were whole.
-Consumed text is dropped, and nothing is searched twice: the time is linear in the text.
+A parser is a generator that yields when it needs text that has not arrived yet. So its code reads as if the text were
+complete. Consumed text is dropped, and no text is searched twice, so the time is linear in the text.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 Wait = Generator[None, None, _T]  # yields to wait for more text
-Show = Callable[[str], object]  # takes text that is certain
+Show = Callable[[str], object]  # receives text that is certain
 
 SPACES = " \t\r\n"
-MOST_SPACES = 256  # in a row, to be seen as a gap between two things
-MOST_BACK = 4096  # characters to read again, at most, for something else
+MOST_SPACES = 256  # maximum length of white space that can be a gap between two parts
+MOST_BACK = 4096  # maximum characters to go back and parse again
 _NOWHERE = sys.maxsize
 
 
 class Markers:
-    """Texts to search for. Of several at one place the longest is found."""
+    """Strings to search for. If several match at one position, the longest is found."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = tuple(sorted({text for text in texts if text}, key=lambda text: (-len(text), text)))
@@ -36,7 +36,7 @@ class Markers:
         return self._any.search(text, start)
 
     def unfinished(self, text: str, start: int) -> int:
-        """Return where the longest end of `text` begins that may become one of the texts; its length if none may."""
+        """Return the start of the longest suffix of `text` that may become a marker; `len(text)` without one."""
         first = max(start, len(text) - self._longest)
         return next((place for place in range(first, len(text)) if text[place:] in self._starts), len(text))
 
@@ -70,11 +70,11 @@ class Incoming:
     # -- recording -------------------------------------------------------------------------------------------------
 
     def record(self) -> None:
-        """Remember everything that is taken from here on, until `back` or `forget`. Records nest."""
+        """Record everything that is taken from here on, until `back` or `forget`. Records nest."""
         self._records.append(_Record(self._at, [len(outer.taken) for outer in self._records]))
 
     def back(self) -> str:
-        """End the last record, and go back to where it began. Return what was taken if that is too far."""
+        """End the last record and go back to its start. If that is too far, return the text taken since instead."""
         record = self._records.pop()
         record.check(self._at)
         if record.start == _NOWHERE:
@@ -92,7 +92,7 @@ class Incoming:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def take(self, count: int) -> str:
-        """Return the next `count` characters, which have arrived, and go past them."""
+        """Consume and return the next `count` characters, which must have arrived."""
         taken = self._text[self._at : self._at + count]
         self._at += len(taken)
         for record in self._records if taken else ():
@@ -100,13 +100,13 @@ class Incoming:
         return taken
 
     def peek(self, count: int = 1) -> Wait[str]:
-        """Return the next `count` characters, fewer only at the end."""
+        """Return the next `count` characters without consuming them; fewer only at the end."""
         while len(self._text) - self._at < count and not self.ended:
             yield
         return self._text[self._at : self._at + count]
 
     def accept(self, text: str) -> Wait[bool]:
-        """Go past `text` if it comes next; return whether it does."""
+        """Consume `text` if it comes next; return whether it does."""
         if not text:
             return False
         while True:
@@ -119,14 +119,14 @@ class Incoming:
             yield
 
     def accept_one(self, texts: Iterable[str]) -> Wait[str]:
-        """Go past the one of `texts` that comes next, and return it; "" if none does."""
+        """Consume and return the longest of `texts` that comes next; "" if none does."""
         for text in sorted(texts, key=len, reverse=True):
             if (yield from self.accept(text)):
                 return text
         return ""
 
     def flow(self, pattern: re.Pattern[str], most: int, show: Show) -> Wait[int]:
-        """Show up to `most` of the next characters, stopping at the first that does not match `pattern` (`[...]*`).
+        """Consume and show up to `most` characters, until the first that does not match `pattern` (`[...]*`).
 
         Return their number.
         """
@@ -144,19 +144,19 @@ class Incoming:
         return most - left
 
     def run(self, pattern: re.Pattern[str], most: int) -> Wait[str]:
-        """Return the characters that `flow` shows."""
+        """Consume and return the characters that `flow` would show."""
         taken: list[str] = []
         yield from self.flow(pattern, most, taken.append)
         return "".join(taken)
 
     def spaces(self) -> Wait[str]:
-        """Take white space, MOST_SPACES characters at most."""
+        """Consume and return white space, at most MOST_SPACES characters."""
         return (yield from self.run(_SPACES, MOST_SPACES))
 
     def until(self, markers: Markers, show: Show, most: int = sys.maxsize) -> Wait[str]:
-        """Show the text before the first marker, go past that, and return it.
+        """Show the text before the first marker, then consume and return the marker.
 
-        Return "" at the end of the text, or if `most` characters come before a marker; these are shown.
+        Return "" at the end of the text, or when `most` characters were shown before a marker.
         """
         while True:
             found = markers.find(self._text, self._at)
@@ -173,7 +173,7 @@ class Incoming:
             yield
 
     def follows(self, texts: tuple[str, ...]) -> Wait[bool]:
-        """Return whether one of `texts`, or the end, comes next after white space. Take nothing."""
+        """Return whether one of `texts`, or the end, comes next after white space. Consume nothing."""
         while True:
             rest = self._text[self._at : self._at + MOST_SPACES + max(map(len, texts))].lstrip(SPACES)
             if rest.startswith(texts):
@@ -188,7 +188,7 @@ _SPACES = re.compile(f"[{SPACES}]*")
 
 
 class _Record:
-    """What was taken since `start`. `outer`: how much each outer record had taken when this one began."""
+    """The text taken since `start`. `outer`: the length of each outer record when this one began."""
 
     __slots__ = ("outer", "start", "taken")
 
@@ -197,13 +197,13 @@ class _Record:
         self.taken: list[str] = []
 
     def check(self, at: int) -> None:
-        """Give up going back if the text since `start` is too long to keep."""
+        """Make going back impossible if the text since `start` is too long to keep."""
         if self.start != _NOWHERE and at - self.start > MOST_BACK:
             self.start = _NOWHERE
 
 
 def run_whole(parser: Callable[[Incoming], Wait[_T]], text: str) -> tuple[_T, bool]:
-    """Run a parser over a text that is complete. Return its result, and whether it consumed everything."""
+    """Run a parser over a complete text. Return its result, and whether it consumed everything."""
     incoming = Incoming()
     incoming.push(text)
     incoming.close()

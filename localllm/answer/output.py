@@ -1,7 +1,7 @@
-"""`Output`: the parts of an answer as the reader finds them.
+"""`Output`: collects the parts of an answer as the reader finds them.
 
-White space before and after a thought, the content and a call is dropped, so it is held back until text follows.
-Content that continues after a call or a thought keeps the white space between its parts.
+White space before and after reasoning, content and tool calls is dropped, so it is held back until text follows.
+Content that continues after a call or reasoning keeps the white space between its parts.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ Kind = Literal["reasoning", "content"]
 
 
 class Output:
-    """Collects parts. `blank`: no text was shown since the last thought or call, or since the start."""
+    """Collects parts. `blank`: no text was shown since reasoning or a call ended, or since the start."""
 
     def __init__(self, make_id: Callable[[], str]) -> None:
         self._parts: list[Part] = []
         self._make_id = make_id
-        self.count = 0  # calls so far
+        self.count = 0  # number of calls so far
         self._kind: Kind = "content"
-        self._held = ""  # white space that may end the text
-        self._flowing = False  # in white space that is too long to wait for its end
-        self._stripping = False  # white space comes before the text
+        self._held = ""  # trailing white space, which may be the end of the text
+        self._flowing = False  # in a run of white space that is too long to hold back
+        self._stripping = False  # dropping white space before the text
         self._spoke = False  # content was shown
-        self._gap = ""  # white space at the end of the content before the last thought or call
+        self._gap = ""  # white space at the end of the last content, before reasoning or a call
         self._skipped = ""  # white space dropped since then
         self.blank = True
-        self.called = False  # the last thing was a call
-        self.within_text = False  # text was shown, up to its last character, and more of it may follow
+        self.called = False  # the last part was a call
+        self.within_text = False  # the latest text was shown to its last character, and more may follow
 
     def drain(self) -> tuple[Part, ...]:
-        """Return the parts since the last time, parts of one kind joined."""
+        """Return the parts since the last call, with adjacent parts of one kind joined."""
         joined = tuple(_joined(list(run)) for _, run in groupby(self._parts, _kind_of))
         self._parts.clear()
         return joined
 
     def enter(self, kind: Kind, resumed: bool = False) -> None:
-        """Begin a thought or content. White space at the end of the text until now is dropped, or kept as a gap.
+        """Begin reasoning or content. White space at the end of the text so far is dropped, or kept as a gap.
 
-        `resumed`: the text has begun before, so white space at its start belongs to it.
+        `resumed`: the text began in the prompt, so white space at its start is kept.
         """
         self.within_text = False
         if self._kind == "content":
@@ -54,13 +54,13 @@ class Output:
         self.called = False
 
     def skip(self) -> None:
-        """Drop the white space before a marker that shows nothing, if it is the first thing."""
+        """Drop the white space before a hidden marker if no text was shown before it."""
         if self.blank:
             self._held, self._stripping = "", True
             self.within_text = False
 
     def text(self, text: str) -> None:
-        """Show more of the thought or the content."""
+        """Append text to the reasoning or the content."""
         if self._stripping:
             stripped = text.lstrip(SPACES)
             self._skipped = (self._skipped + text[: len(text) - len(stripped)])[:MOST_SPACES]
@@ -81,7 +81,7 @@ class Output:
             self._held, self._flowing, self._stripping = "", True, False
 
     def _between(self) -> str:
-        """Return the white space to show first, if content continues here after a call or a thought."""
+        """Return the white space to show first if content continues here after a call or reasoning."""
         if self._kind != "content":
             return ""
         gap = (self._gap or self._skipped) if self._spoke and self.blank else ""
@@ -90,15 +90,15 @@ class Output:
 
     @property
     def kind(self) -> type[Content | Reasoning]:
-        """The kind of the text that is being shown."""
+        """The kind of the current text."""
         return Content if self._kind == "content" else Reasoning
 
     def trial(self) -> Output:
-        """Return an output for calls that may turn out to be none."""
+        """Return a separate output for text that may turn out not to be calls."""
         return Output(self._make_id)
 
     def calls(self, parts: Iterable[Part]) -> None:
-        """Show the calls of a trial."""
+        """Add the calls that a trial output collected."""
         for part in parts:
             if isinstance(part, CallStart):
                 self.start(part.name, part.id)
@@ -106,19 +106,19 @@ class Output:
                 self.arguments(part.json)
 
     def start(self, name: str, id_: str = "") -> None:
-        """Begin a call; the id of a model that writes long ones is kept."""
+        """Begin a call. If the model wrote an id of more than 7 characters, keep it."""
         self.enter("content")
         self.called = True
         self._parts.append(CallStart(self.count, id_ if len(id_) > 7 else self._make_id(), name))
         self.count += 1
 
     def arguments(self, json: str) -> None:
-        """Show more of the arguments of the last call."""
+        """Append to the arguments of the last call."""
         if json:
             self._parts.append(CallArguments(self.count - 1, json))
 
     def finish(self) -> None:
-        """The answer has ended: white space after content is a part of it, unless nothing else is."""
+        """End the answer. White space after content is kept; white space without other content is not."""
         if self._kind == "content" and self._held:
             self._show(self._held)
         self._held = ""
@@ -129,7 +129,7 @@ class Output:
 
 
 def whole_calls(parts: Sequence[Part]) -> bool:
-    """Return whether the arguments of all calls in `parts` are whole objects; `parts` have been drained."""
+    """Return whether `parts`, as `drain` returns them, have calls and the arguments of all are complete JSON."""
     texts = {part.index: "" for part in parts if isinstance(part, CallStart)}
     texts |= {part.index: part.json for part in parts if isinstance(part, CallArguments)}
     try:
@@ -150,7 +150,7 @@ def _kind_of(part: Part) -> object:
 
 
 def _joined(parts: Sequence[Part]) -> Part:
-    """Return parts of one kind as one."""
+    """Join parts of one kind."""
     first = parts[0]
     match first:
         case Reasoning():

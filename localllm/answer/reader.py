@@ -1,12 +1,12 @@
-"""`AnswerReader`: cuts the streamed text of an answer into reasoning, content and calls of tools.
+"""`AnswerReader`: splits the streamed text of an answer into reasoning, content and tool calls.
 
     reader = AnswerReader(find_format(template.source), tools, prompt_tail=prompt[-200:])
     for text in answer:
         parts = reader.push(text)
     parts = reader.finish()
 
-The text has to contain the tokens of `Format.visible`, though they are control tokens; all others stay hidden. The
-parts, joined, do not depend on how the text is cut. Nothing raises: a call that is none is content as it was written.
+The text has to contain the control tokens in `Format.visible`, and no other control tokens. The joined parts do not
+depend on how the text is split into chunks. A malformed call raises no error: it becomes content as it was written.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ _MOST_HEADER = 1024
 
 
 def make_id() -> str:
-    """Return an id for a call: nine letters and digits, which is what Mistral's templates insist on."""
+    """Return an id for a call: nine letters and digits, as Mistral's templates require."""
     return "".join(secrets.choice(_LETTERS) for _ in range(9))
 
 
 class AnswerReader:
-    """Reads one answer.
+    """Parses one answer.
 
-    `tools`: those that may be called, in OpenAI's form. `prompt_tail`: the end of the prompt, which says whether a
-    thought has begun. `inline`: thoughts stay in the content, as the model writes them; so do calls without
-    `read_calls`. `resumed`: the prompt has begun the thought or the content itself, so its start is not shown inline.
+    `tools`: the tools that may be called, in OpenAI's format. `prompt_tail`: the end of the prompt, which shows whether
+    reasoning has begun. `inline`: reasoning stays in the content, as the model writes it. Without `read_calls`, tool
+    calls stay in the content too. `resumed`: the reasoning or the content began in the prompt, so its start marker is
+    not shown inline.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class AnswerReader:
         self._out = Output(make_id)
         self._context = Context(self._text, self._out, Schemas(tools if read_calls else ()))
         channels, calls = format_.channels, format_.calls
-        thought = format_.thinking if channels is None else ThoughtMarks("", "")  # headers say what is a thought
+        thought = format_.thinking if channels is None else ThoughtMarks("", "")  # headers mark reasoning
         self._ends = () if channels is None else (*channels.ends, channels.start)
         self._end_markers = Markers(self._ends)
         self._header_ends = Markers(() if channels is None else (channels.header_end,))
-        headed = channels is not None and isinstance(calls, NamedCalls)  # a message's header begins the call
+        headed = channels is not None and isinstance(calls, NamedCalls)  # the message header starts the call
         opens = (calls.section[0], *calls.opens()) if self._context.tools and not headed else ()
         closes = calls.section[1] if opens else ""
         plain = (thought.start, thought.end, *format_.dropped, *self._ends)
@@ -85,14 +86,14 @@ class AnswerReader:
         tail = prompt_tail
         self._run = self._channels(tail, resumed) if channels is not None else self._headless(tail, resumed)
         self._finished = self._cut = False
-        self._markers: Markers | None = None  # what the text is searched for, in content and thoughts
+        self._markers: Markers | None = None  # the markers to find in content or reasoning
         self._plain: tuple[re.Pattern[str], type[Content | Reasoning]] | None = None
         next(self._run, None)
 
     def push(self, text: str) -> tuple[Part, ...]:
         """Return the parts that more text completed."""
         assert not self._finished, "the answer has ended"
-        if self._plain is not None and text and text[-1] not in SPACES:  # most tokens
+        if self._plain is not None and text and text[-1] not in SPACES:  # fast path, for most tokens
             starts, kind = self._plain
             if not starts.search(text):
                 return (kind(text),)
@@ -103,7 +104,7 @@ class AnswerReader:
         return self._out.drain()
 
     def finish(self, cut: bool = False) -> tuple[Part, ...]:
-        """Return the parts of text that was held back; the answer has ended. `cut`: the model did not end it."""
+        """End the answer; return the parts of text that was held back. `cut`: the answer was cut off."""
         self._finished, self._cut = True, cut
         self._text.close()
         next(self._run, None)
@@ -112,7 +113,7 @@ class AnswerReader:
 
     @property
     def called(self) -> bool:
-        """Whether the answer has called a tool until now."""
+        """Whether the answer has called a tool so far."""
         return self._out.count > 0
 
     # -- text with markers -----------------------------------------------------------------------------------------
@@ -120,8 +121,8 @@ class AnswerReader:
     def _until(self, markers: Markers) -> Wait[str]:
         """Show text up to a marker and return the marker, or "" at the end.
 
-        In the meantime `push` itself shows text that cannot begin one: `_plain` has the first characters of markers,
-        and the kind of the text.
+        Meanwhile `push` skips the parser for text that cannot start a marker. For this, `_plain` has a pattern of the
+        first characters of markers, and the kind of the text.
         """
         self._markers = markers
         marker = yield from self._text.until(markers, self._out.text)
@@ -135,7 +136,7 @@ class AnswerReader:
         yield from self._content()
 
     def _content(self, calls: bool = True) -> Wait[str]:
-        """Read content, and the thoughts and `calls` in it; return the marker that ends it, or ""."""
+        """Read content, and the reasoning and `calls` in it; return the marker that ends it, or ""."""
         markers = self._content_markers if calls else self._plain_markers
         while True:
             if calls:
@@ -146,12 +147,12 @@ class AnswerReader:
             yield from self._marker(marker)
 
     def _marker(self, marker: str) -> Wait[None]:
-        """Read what a marker in content begins."""
+        """Handle a marker that was found in content."""
         out, thinking, calls = self._out, self._format.thinking, self._format.calls
         if marker == thinking.start and (out.blank or thinking.anywhere):
             yield from self._thought(marker)
         elif marker == thinking.end and (out.blank or thinking.anywhere) and not self._inline:
-            out.skip()  # the prompt has ended the thought, or there was none
+            out.skip()  # the reasoning ended in the prompt, or is missing
         elif marker in self._format.dropped or (marker == calls.section[1] and out.called):
             out.skip()
         elif marker == calls.section[0] or marker in calls.opens():
@@ -160,10 +161,10 @@ class AnswerReader:
             out.text(marker)
 
     def _thought(self, start: str, resumed: bool = False) -> Wait[None]:
-        """Read a thought, which began with `start`. A call in it is a part of it, unless the format says otherwise."""
+        """Read reasoning that began with `start`. Calls in it are reasoning text, unless the format says otherwise."""
         thinking = self._format.thinking
         if self._inline and thinking.ended_by and (yield from self._text.follows(thinking.ended_by)):
-            start = ""  # it has nothing but its start
+            start = ""  # the reasoning is empty
         self._enter_thought(start, resumed)
         while True:
             marker = yield from self._until(self._thought_markers)
@@ -192,7 +193,7 @@ class AnswerReader:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _call(self, marker: str, strict: bool = False) -> Wait[bool]:
-        """Read the calls behind a marker; show it as text if there are none. `strict`: only calls of known tools."""
+        """Read the calls after a marker; without valid calls, show the text. `strict`: only calls of known tools."""
         self._text.record()
         called = yield from self._calls(marker, replace(self._context, strict=strict))
         if not called:
@@ -201,9 +202,9 @@ class AnswerReader:
         return called
 
     def _last_calls(self, marker: str) -> Wait[bool]:
-        """Read the calls behind a marker in a thought. They count if they are whole, and the answer ends with them.
+        """Read the calls after a marker in reasoning. They count if they are complete and the answer ends with them.
 
-        Otherwise the model only mentions them: they are a part of the thought.
+        Otherwise the model only mentions them, and they are part of the reasoning.
         """
         text, trial = self._text, self._out.trial()
         context = replace(self._context, out=trial, strict=True)
@@ -246,7 +247,7 @@ class AnswerReader:
         return (yield from nested_call(context, form))
 
     def _bare_call(self) -> Wait[None]:
-        """Read a call without markers, if the format has such and only white space came before."""
+        """Read a call without markers, if the format allows it and only white space came before."""
         form = self._format.calls
         if not (isinstance(form, JsonCalls) and form.bare and self._context.tools and self._out.blank):
             return
@@ -275,9 +276,9 @@ class AnswerReader:
             header = yield from self._header(marker, channels.kind == "arrows")
 
     def _header(self, before: str, named: bool) -> Wait[Header]:
-        """Read the header of a message, behind the marker `before`. Text that is none is content.
+        """Read the header of a message, after the marker `before`. Text that is not a header is content.
 
-        `named`: it counts only if it names a tool, or everyone.
+        `named`: a header that names an unknown tool does not count.
         """
         channels = self._format.channels
         assert channels is not None
@@ -297,7 +298,7 @@ class AnswerReader:
         return Header("goes on")
 
     def _message(self, header: Header, begun: bool) -> Wait[str]:
-        """Read a message; return the marker that ends it, or "". `begun`: the prompt has a part of it."""
+        """Read a message; return the marker that ends it, or "". `begun`: the message began in the prompt."""
         thinking = self._format.thinking
         if header.kind == "reasoning":
             self._enter_thought("" if begun else thinking.start, begun)
@@ -313,7 +314,7 @@ class AnswerReader:
         return (yield from self._content(calls=header.kind == "call"))
 
     def _reads(self, recipient: str) -> bool:
-        """Return whether to read a message to a tool. Messages to tools that were not offered are dropped."""
+        """Return whether to parse a message to a tool. Messages to tools that were not offered are dropped."""
         calls, tools = self._format.calls, self._context.tools
         assert isinstance(calls, NamedCalls)
         if not self._read_calls or not calls.prefix:
@@ -321,7 +322,7 @@ class AnswerReader:
         return bool(tools) and (recipient.startswith(calls.prefix) or recipient in tools)
 
     def _headed_call(self, name: str) -> Wait[None]:
-        """Read the arguments of a call whose tool the header has named."""
+        """Read the arguments of a call to the tool that the header names."""
         if not self._context.tools:
             return
         gap = yield from self._text.spaces()
@@ -333,9 +334,9 @@ class AnswerReader:
 
 
 def with_parts(event: Event, reader: AnswerReader | None) -> Event:
-    """Return an event of an answer with the parts that its text completes. Without a reader all text is content.
+    """Return an event with the parts that its text completes. Without a reader, all text is content.
 
-    An answer that ends by itself and called tools ends for the reason "tool_calls".
+    The reason of an answer that ended by itself and called tools is "tool_calls".
     """
     if isinstance(event, Token):
         if not event.text:

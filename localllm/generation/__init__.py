@@ -1,3 +1,6 @@
-"""How answers are made: core.py is the loop, stream.py steps it for readers, text.py turns tokens into text,
-stopping.py finds stop strings, statistics.py counts and times, exclusive.py lets one thread at a time into an engine.
+"""Generates answers.
+
+core.py is the loop, stream.py steps it for consumers of events, text.py converts tokens to text and finds stop strings,
+statistics.py counts and times, constraint.py is the interface for constrained decoding, and exclusive.py lets one
+thread at a time use an engine.
 """

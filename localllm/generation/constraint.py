@@ -1,4 +1,4 @@
-"""The interface of constraints: what may come next in an answer."""
+"""The interface for constrained decoding: which tokens may come next in an answer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 
 class Constraint(Protocol):
-    """The state of a grammar over the tokens of one answer. The core asks and advances it; it is never shared."""
+    """The grammar state of one answer. The core queries and advances it. Answers never share a state."""
 
     def allowed(self) -> NDArray[np.bool_] | None:
-        """Return which tokens (V,) may come next; None if any may. The caller does not change the array."""
+        """Return a mask (V,) of the tokens that may come next; None if all may. The caller must not change it."""
         ...
 
     def accept(self, token: int) -> None:
-        """Advance by a token that `allowed`."""
+        """Advance by a token that `allowed` permits."""
         ...
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens, from the first, may follow; the state does not change."""
+        """Return how many of the leading `tokens` may follow. The state does not change."""
         ...
 
     @property

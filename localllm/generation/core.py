@@ -1,8 +1,8 @@
-"""The one loop that makes tokens: `step` admits requests, runs a batch of their rows, and gives each its results.
+"""The generation loop: `step` admits requests, runs a batch of their rows, and samples the next tokens of each.
 
-The tokens of a request do not depend on its company: the engine's rows do not, drafted tokens are accepted only if they
-would have been chosen anyway, and each request has its own random numbers. stream.py steps the core in the threads that
-read; `localllm.scheduler.scheduler` steps it in a thread, for a server.
+The tokens of a request do not depend on the other requests in the batch: the engine computes each row independently,
+drafts are accepted only if the sampler chooses the same tokens, and each request has its own random numbers. stream.py
+steps the core in the threads that consume events; `localllm.scheduler.scheduler` steps it in one thread, for a server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Core:
-    """The requests of one engine. `add` may be called from any thread; only one thread at a time may step."""
+    """The requests of one engine. `answering` may be called from any thread; only one thread at a time may step."""
 
     def __init__(
         self,
@@ -44,17 +44,19 @@ class Core:
         observer: Observer | None = None,
         store: Store | None = None,
     ) -> None:
-        """`observer` hears of each step. `store` keeps sequences that the cache evicts."""
+        """`observer` is called for each step. `store` keeps sequences that the cache evicts."""
         self.engine, self.limits = engine, limits or SchedulerLimits()
         self._tokenizer, self._sampler, self._observer = tokenizer, sampler, observer
         self.running = Running(engine, self.limits, drafts, store)
         self._schedule = Schedule(engine, self.limits, self.running)
-        self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # run at the start of a step
+        self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # jobs to run at the start of a step
         self._numbers = count(1)
 
     def answering(self, ticket: Ticket, sampler: Sampler | None = None) -> Answering:
-        """Return the state of a new request. ContextFull for a prompt that does not fit, LocalLLMError for an empty
-        one."""
+        """Return the state of a new request.
+
+        Raise ContextFull if the prompt does not fit, and LocalLLMError if it is empty.
+        """
         request = ticket.request
         if not request.prompt:
             raise LocalLLMError("the prompt has no tokens; give some text")
@@ -68,7 +70,7 @@ class Core:
         return Answering(ticket, next(self._numbers), sampler, self._tokenizer, self.engine.read_after)
 
     def step(self) -> bool:
-        """Admit requests, run their next rows in one pass, and give each its results. Return whether there was work."""
+        """Admit requests, run their next rows in one pass, and sample tokens. Return whether there was work."""
         worked = self.receive()
         self.running.drop_cancelled()
         self.running.admit()
@@ -84,12 +86,12 @@ class Core:
         """Run the jobs in the inbox; return whether there were any."""
         worked = False
         while not self.inbox.empty():
-            self.inbox.get()()  # only the thread that steps takes jobs
+            self.inbox.get()()  # does not block: only the stepping thread takes jobs
             worked = True
         return worked
 
     def _run(self, parts: list[Part]) -> list[Result]:
-        """Run the rows in one pass. Requests fail with an error of the backend; an interrupt goes through."""
+        """Run the rows in one pass. An error of the backend fails the requests; an interrupt propagates."""
         if not parts:
             return []
         try:
@@ -101,7 +103,7 @@ class Core:
             return []
 
     def _process(self, parts: list[Part], results: list[Result], seconds: float, passing: float) -> None:
-        """Let each request choose its next tokens. The step took `seconds`, the pass in it `passing`."""
+        """Sample the next tokens of each request. `seconds` is the time of the step, `passing` the time of its pass."""
         if not results:
             return
         self._schedule.observe(parts, passing)

@@ -1,4 +1,4 @@
-"""A lock for an engine. Cleanups run when it is free."""
+"""A lock for an engine, with cleanups that run when it is free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Exclusive:
-    """`with` enters it, and waits for a thread that is inside. A thread may enter it again."""
+    """A reentrant lock. `with` waits until no other thread holds it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -29,15 +29,15 @@ class Exclusive:
         self._clean()
 
     def afterwards(self, cleanup: Callable[[], None]) -> None:
-        """Clean up when no thread is inside: now, or when the one inside leaves. Never waits."""
+        """Run `cleanup` when no thread holds the lock: now, or when its holder releases it. Never waits."""
         self._cleanups.append(cleanup)
         self._clean()
 
     def _clean(self) -> None:
-        """Run cleanups unless a thread is inside; that thread runs them when it leaves."""
+        """Run cleanups unless a thread holds the lock, which then runs them when it releases it."""
         while self._cleanups and self._lock.acquire(blocking=False):
             try:
-                if self._depth:  # this thread itself is inside
+                if self._depth:  # this thread holds the lock
                     return
                 self._depth += 1
                 try:

@@ -1,4 +1,4 @@
-"""Counts of an answer, times in seconds, rates per second."""
+"""Counts and times of an answer: times are in seconds, rates per second."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts and times of an answer. Seconds count from the request."""
+    """Counts and times of an answer."""
 
     prompt_tokens: int = 0  # tokens of the whole prompt
     reused_tokens: int = 0  # tokens of it that were already in the cache
     answer_tokens: int = 0
-    queued_seconds: float = 0.0  # until it was admitted
-    first_token_seconds: float = 0.0  # until the first token
-    prompt_seconds: float = 0.0  # of evaluating the prompt
+    queued_seconds: float = 0.0  # from the request to its admission
+    first_token_seconds: float = 0.0  # from the request to the first token
+    prompt_seconds: float = 0.0  # of prefill: from admission to the first token
     decode_seconds: float = 0.0  # of the steps after the first token, drafting included
-    decode_steps: int = 0  # tokens that these steps evaluated, without rejected drafts
+    decode_steps: int = 0  # tokens evaluated by these steps, without rejected drafts
     decode_passes: int = 0  # passes of the model; fewer than tokens if drafts were accepted
     bytes_per_step: int = 0  # bytes of weights and cache that a decoding pass reads at the end of the answer
     drafting: bool = False  # whether tokens could be drafted
     drafted: int = 0  # drafted tokens that were verified
-    accepted: int = 0  # drafted tokens that were right
+    accepted: int = 0  # drafted tokens that were accepted
     rounds: int = 0  # passes that verified drafts
     plain_seconds: float = 0.0  # estimated time of decoding without drafts
 
@@ -46,11 +46,11 @@ class Usage:
 
     @property
     def speedup(self) -> float:
-        """Estimated speedup of decoding by drafts; 1 without drafts."""
+        """Estimated speedup of decoding through speculation; 1 without drafts."""
         return self.plain_seconds / self.decode_seconds if self.drafting and self.decode_seconds else 1.0
 
     def and_then(self, more: Usage) -> Usage:
-        """Combine two parts of an answer: add counts and times, take the rest from the second."""
+        """Combine two parts of an answer: add the counts and times of both, take other fields from one of them."""
         together = {name: getattr(self, name) + getattr(more, name) for name in _ADDED}
         return replace(
             more,

@@ -1,7 +1,7 @@
-"""The events of one request, for a thread that reads them: it steps the core until its own are there.
+"""Streams of the events of a request. A thread that reads a stream steps the core until the next event is there.
 
-Several threads may read streams of one core. One of them steps for all; the others wait for its steps. Between its
-reads a stream runs ahead by at most AHEAD events, so that threads that read at about the same time share steps.
+Several threads may read streams of one core. One of them steps for all; the others wait for its steps. Between reads,
+a stream runs ahead by at most AHEAD events, so that threads that read at about the same time share steps.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from localllm.scheduler.answering import Answering, Ticket
 from localllm.scheduler.request import Event, Failed, Finished, Request
 
 T = TypeVar("T")
-_MOST_IDLE = 10_000  # steps without work while a thread waits: a bug, not a hang
-AHEAD = 8  # unread events of a stream, above which it waits
+_MOST_IDLE = 10_000  # steps without work while a thread waits; more are reported as a bug instead of hanging
+AHEAD = 8  # maximum unread events of a stream before its request is paused
 
-BURST = 0.0005  # seconds that a stream may run ahead of its reader: a read costs as much as a token of a small model
-# The functions of the module `signal` would take 10 microseconds, for enums, and each token enters a block.
+BURST = 0.0005  # seconds to step ahead of the reader: a read costs as much as a token of a small model
+# The functions of the module `signal` convert to enums, which would take 10 microseconds for each token.
 _SIGINT = int(SIGINT)
 
 
 class Uninterrupted:
-    """Inside the block, KeyboardInterrupt waits until the end of the block.
+    """Context manager that delays KeyboardInterrupt until the end of the block.
 
-    A handler that the program itself has set for SIGINT stays.
+    It does nothing outside the main thread, or if the program has set its own handler for SIGINT.
     """
 
     pending = False  # whether Ctrl-C has been pressed
@@ -57,15 +57,15 @@ class Uninterrupted:
 
 
 class Stepper:
-    """Steps a core, one thread at a time, for all threads that wait."""
+    """Steps a core for all waiting threads, in one thread at a time."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self._turn = threading.Condition()  # reentrant: a stream may be collected at any point
-        self._thread: int | None = None  # the thread that steps
-        self._waiting = 0  # threads that wait
+        self._turn = threading.Condition()  # reentrant: a stream may be garbage-collected at any point
+        self._thread: int | None = None  # the stepping thread
+        self._waiting = 0  # number of waiting threads
         self._closed: LocalLLMError | None = None
-        self._swept = True  # whether nothing was cancelled since a step looked
+        self._swept = True  # False if a request was cancelled since the last step
 
     def stream(
         self,
@@ -74,9 +74,10 @@ class Stepper:
         ahead: int | None = AHEAD,
         sampler: Sampler | None = None,
     ) -> Stream:
-        """Add a request; return its events. ContextFull for a prompt that does not fit. `stop` ends the answer.
+        """Queue a request; return the stream of its events. Raise ContextFull if the prompt does not fit.
 
-        At most `ahead` events wait to be read; None: any number. `sampler` continues its random numbers.
+        Setting `stop` ends the answer. The request pauses while `ahead` events are unread (None: never). A given
+        `sampler` continues its random numbers.
         """
         if self._closed is not None:
             raise self._closed
@@ -85,18 +86,18 @@ class Stepper:
         wanted = None if ahead is None else lambda: len(events) < ahead
         ticket = Ticket(request, events.append, wanted, stop)
         one = self.core.answering(ticket, sampler)
-        stream = Stream(self, ticket, events)  # first: an interrupt closes it
+        stream = Stream(self, ticket, events)  # before `put`, so that an interrupt closes it
         self.put(lambda: self._add(one))
         return stream
 
     def _add(self, one: Answering) -> None:
-        if self._closed is not None:  # meanwhile
+        if self._closed is not None:  # closed in the meantime
             one.fail(self._closed)
         else:
             self.core.running.waiting.append(one)
 
     def put(self, job: Callable[[], None]) -> None:
-        """Have a job run between two steps by the thread that steps next."""
+        """Queue a job for the next thread that steps, which runs it between two steps."""
         with Uninterrupted():
             self.core.inbox.put(job)
             self._wake()
@@ -122,15 +123,15 @@ class Stepper:
         return done[0]
 
     def until(self, ready: Callable[[], object], burst: float = 0.0) -> None:
-        """Step until `ready`, or wait while another thread does. Ctrl-C interrupts it between two steps.
+        """Step until `ready()` is true, or wait while another thread steps. Ctrl-C interrupts between two steps.
 
-        If it steps, it goes on for `burst` seconds from now while there is work.
+        If this thread steps, it continues for `burst` seconds while there is work.
         """
         with Uninterrupted() as interrupts:
             self._until(ready, burst, interrupts)
 
     def _until(self, ready: Callable[[], object], burst: float, interrupts: Uninterrupted) -> None:
-        """Return when `ready`, or early after an interrupt."""
+        """Return when `ready()` is true, or early after an interrupt."""
         with self._turn:
             while self._thread is not None and not ready():
                 self.refuse_within()
@@ -153,12 +154,12 @@ class Stepper:
             self._leave()
 
     def refuse_within(self) -> None:
-        """Raise LocalLLMError within a step of this very thread, which would wait for itself."""
+        """Raise LocalLLMError if this thread is in the middle of a step, because it would deadlock."""
         if self._thread == threading.get_ident():
             raise LocalLLMError("the model is in the middle of a step; a function that it calls cannot use it")
 
     def step(self) -> None:
-        """Take one step, once no other thread steps. Wait while there is nothing to do."""
+        """Run one step when no other thread steps. Wait while there is nothing to do."""
         with self._turn:
             while self._thread is not None or not (self.core.running.busy or not self.core.inbox.empty()):
                 self._wait()
@@ -169,7 +170,7 @@ class Stepper:
             self._leave()
 
     def sweep(self) -> None:
-        """Free what cancelled requests hold, unless a thread steps, which then does it. Never waits for a step."""
+        """Free the blocks of cancelled requests. If a thread is stepping, it does so after the step. Never waits."""
         with Uninterrupted():
             self._swept = False
             with self._turn:
@@ -179,7 +180,7 @@ class Stepper:
             self._leave()
 
     def close(self, error: LocalLLMError, afterwards: Callable[[], None] = lambda: None) -> None:
-        """End all requests with an error, which later ones get too. `afterwards` runs when no step uses the model."""
+        """End all requests with an error, and refuse later ones with it. Then call `afterwards` between two steps."""
         with Uninterrupted():
             self._closed = error
             self.put(lambda: self.core.running.end(error))
@@ -193,7 +194,7 @@ class Stepper:
                 self._wait()
 
     def _leave(self) -> None:
-        """Clean up for requests cancelled during the step, then let another thread step."""
+        """Clean up requests cancelled during the step, then let another thread step."""
         try:
             while not self._let_go(unswept=False):
                 self.core.receive()
@@ -203,7 +204,10 @@ class Stepper:
             raise
 
     def _let_go(self, unswept: bool) -> bool:
-        """Let others step, unless something is left to sweep; with `unswept` anyway. Return whether they may."""
+        """Let other threads step, unless a cancelled request must be cleaned up first; return whether they may.
+
+        With `unswept`, let them step in any case.
+        """
         with self._turn:
             if not self._swept and not unswept:
                 self._swept = True
@@ -226,7 +230,7 @@ class Stepper:
 
 
 class Stream(Iterator[Event]):
-    """Yields the events of a request, up to `Finished`. Raises the error of a failed request. `close` cancels it."""
+    """Yields the events of a request, up to `Finished`. Raises the error if the request fails. `close` cancels it."""
 
     def __init__(self, stepper: Stepper, ticket: Ticket, events: deque[Event]) -> None:
         self._stepper, self._ticket, self._events = stepper, ticket, events
@@ -246,7 +250,7 @@ class Stream(Iterator[Event]):
         return event
 
     def close(self) -> None:
-        """End the request, and free its blocks."""
+        """Cancel the request and free its blocks."""
         if not self._over:
             with Uninterrupted():
                 self._over = True

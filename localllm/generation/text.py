@@ -1,4 +1,4 @@
-"""The text of an answer: convert tokens to text as soon as it is certain; a stop string ends it."""
+"""Converts the tokens of an answer to text as soon as the text is certain, and finds stop strings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from localllm.tokenizer import Tokenizer
 
 
 class AnswerText:
-    """Holds back half characters and text that may become a stop string. Without a tokenizer every text is empty.
+    """Converts tokens to text. Holds back partial characters, and text that may become a stop string.
 
-    `resumed`: the answer continues in the middle of a text, so a first space belongs to the text. `visible` are control
-    tokens whose text is shown; that of others is not.
+    Without a tokenizer, all text is empty. `resumed`: the answer continues a text, so its leading space is kept.
+    `visible`: control tokens whose text is included; other control tokens have no text.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class AnswerText:
         self.stopped = False  # a stop string has arrived
 
     def push(self, token: int) -> str:
-        """Return the text that a token completed; nothing from the stop string on."""
+        """Return the text that a token completed; empty from a stop string on."""
         text = self._decoder.push(token) if self._decoder is not None else ""
         return text if self._stops is None else self._watched(text)
 
     def finish(self) -> str:
-        """Return the text that was held back when the tokens ended; nothing after a stop string."""
+        """Return the text that was held back when the tokens ended; empty after a stop string."""
         tail = self._watched(self._decoder.finish() if self._decoder is not None else "")
         return tail if self.stopped or self._stops is None else tail + self._stops.finish()
 
@@ -48,9 +48,9 @@ class AnswerText:
 
 
 class StopStrings:
-    """Watches an answer for `stops`. The first to complete wins; of several that complete at once, the longest.
+    """Finds the stop strings `stops` in an answer. The first to complete wins; of several at once, the longest.
 
-    The result does not depend on how the text is cut into pieces. Raises LocalLLMError for an empty stop string.
+    The result does not depend on how the text is split. Raises LocalLLMError for an empty stop string.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -61,8 +61,7 @@ class StopStrings:
         self.ended_by = ""  # the stop string that arrived
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Return the text that may be shown after `text` arrived (none after a stop string), and whether one
-        arrived."""
+        """Return the text that may be shown once `text` has arrived, and whether a stop string has arrived."""
         if self.ended_by:
             return "", True
         text = self._held + text
@@ -76,12 +75,12 @@ class StopStrings:
         return text[:shown], False
 
     def finish(self) -> str:
-        """Return the text that is still held back and did not become a stop string."""
+        """Return the text that is still held back; it did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _unfinished(self, text: str) -> int:
-        """Return the length of the longest end of `text` that starts a stop string."""
+        """Return the length of the longest suffix of `text` that may be the start of a stop string."""
         return max(
             (n for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])),
             default=0,

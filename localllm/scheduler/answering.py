@@ -1,8 +1,8 @@
-"""One request while it runs: its tokens, its part of the cache, and what has been written.
+"""The state of one request: its tokens, its sequence in the cache, and the text generated so far.
 
-`tokens` are the prompt and the answer so far. Those that are not in the sequence are pending: a prompt at first, later
-the newest token, and everything again after a preemption. When all pending tokens are evaluated, the logits of the
-last one give the next token.
+`tokens` are the prompt and the answer so far. Tokens that the sequence does not contain are pending: first the prompt,
+then the newest token, and after a preemption everything that the cache lost. When all pending tokens are evaluated, the
+logits of the last one give the next token.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ F32 = NDArray[np.float32]
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A submitted request. `cancel` may be called from any thread, and ends it at the next step."""
+    """A submitted request. `cancel` may be called from any thread; it ends the request at the next step."""
 
     request: Request
-    listener: Callable[[Event], None]  # called by the thread that steps; it must not block
-    wanted: Callable[[], bool] | None = None  # whether its reader can take more; None: always
-    stop: threading.Event | None = None  # ends it too
-    ended: Callable[[], None] | None = None  # called by the thread that steps when it has ended
+    listener: Callable[[Event], None]  # called by the stepping thread; must not block
+    wanted: Callable[[], bool] | None = None  # whether the consumer can take more events; None: always
+    stop: threading.Event | None = None  # cancels the request when set
+    ended: Callable[[], None] | None = None  # called by the stepping thread when the request has ended
     _cancelled: bool = False
 
     def cancel(self) -> None:
@@ -64,12 +64,12 @@ class Ticket:
 
     @property
     def paused(self) -> bool:
-        """Whether its reader has enough for now."""
+        """Whether the consumer cannot take more events for now."""
         return self.wanted is not None and not self.wanted()
 
 
 class Answering:
-    """The state of one ticket. Only the thread that steps uses it."""
+    """The state of one ticket. Only the stepping thread uses it."""
 
     def __init__(
         self,
@@ -79,34 +79,34 @@ class Answering:
         tokenizer: Tokenizer | None,
         read_after: Callable[[int], int] = lambda length: 0,
     ) -> None:
-        """`read_after` returns the bytes that a pass reads after so many tokens."""
+        """`read_after(length)` returns the bytes that a decode pass reads with `length` tokens in the cache."""
         request = ticket.request
         self.ticket, self.request, self.number = ticket, request, number
         self.tokens: list[int] = list(request.prompt)
         self.prompt_tokens = len(self.tokens)
-        self.sequence: Cached | None = None  # None while it waits
-        self.place = -1  # of `Places`, once it runs
-        self.checkpoints: list[int] = []  # lengths at which a copy is kept for later prompts, ascending
+        self.sequence: Cached | None = None  # None while the request waits
+        self.place = -1  # slot, once the request runs
+        self.checkpoints: list[int] = []  # ascending lengths at which to keep a copy for later prompts
         self.guesses: list[Guess] = []  # drafted tokens for the next step
-        self.verified = 0  # how many of them the step verifies
-        self.modelled = False  # whether the draft model made them
-        self.outcome: list[tuple[int, bool]] = []  # class of a guess, and whether it was right
+        self.verified = 0  # number of drafts that the step verifies
+        self.modelled = False  # whether the draft model made the drafts
+        self.outcome: list[tuple[int, bool]] = []  # per draft: its class, and whether it was right
         self.drafter: NgramDrafter | None = None
-        self.ended = ""  # why, once it has
-        self._complete = False  # whether an end token has followed
+        self.ended = ""  # the reason, once the request has ended
+        self._complete = False  # whether an end token was chosen
         self.sampler = sampler
         self._text = AnswerText(tokenizer, request.stops, request.resumed, request.visible)
         self._bytes: Callable[[int], bytes] = tokenizer.piece if tokenizer is not None else lambda token: b""
         self._ends = frozenset[int]() if tokenizer is None else tokenizer.eog
         self._submitted = perf_counter()
-        self._resumed = self.writes_since = 0.0  # when it was admitted last, and its first token after that
+        self._resumed = self.writes_since = 0.0  # time of the last admission, and of the first token after it
         self._admitted = self._prompted = self._first = 0.0
         self._reused = -1
-        self._told = 0  # tokens of the prompt that `Prefilled` has reported
+        self._told = 0  # prompt tokens reported by `Prefilled`
         self._drafted = self._accepted = self._rounds = self._passes = 0
         self._decode_seconds = self._plain_seconds = 0.0
-        self._plain = 0.0  # seconds of this step without drafts
-        self.drafting = False  # whether its tokens may be drafted
+        self._plain = 0.0  # estimated seconds of this step without drafts
+        self.drafting = False  # whether tokens may be drafted
         self._read_after = read_after
 
     # -- what to evaluate ------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Answering:
 
     @property
     def reading(self) -> bool:
-        """Whether more than the newest token is pending: a prompt, or an answer that was preempted."""
+        """Whether the request is in prefill: its prompt is pending, or an answer that was preempted."""
         return self.pending > 1 or not self._prompted
 
     @property
@@ -127,31 +127,35 @@ class Answering:
 
     @property
     def held(self) -> int:
-        """Tokens that are in the cache for good: no drafts, and not the newest token, even if it was drafted."""
+        """Number of tokens to keep in the cache.
+
+        Rejected drafts are not kept, nor is the newest token unless an end token followed it. This is so even if the
+        newest token was drafted, because the next step evaluates it.
+        """
         if self.sequence is None:
             return 0
         return min(self.sequence.length, len(self.tokens) - (self.answered > 0 and not self._complete))
 
     @property
     def left(self) -> int:
-        """Number of tokens that may still be written."""
+        """Number of tokens that may still be generated."""
         most = self.request.max_tokens
         return (1 << 40) if most is None else most - self.answered
 
     @property
     def looks_at(self) -> int:
-        """Number of largest logits that decide the next token; 0 if all are needed."""
+        """The k of the top-k logits that decide the next token; 0 if all logits are needed."""
         request = self.request
         whole = request.logprobs is not None or request.observer is not None or request.processor is not None
         return 0 if whole else self.sampler.looks_at
 
     @property
     def pace(self) -> float:
-        """Seconds of decoding so far, per second that it takes without drafts; at most 1."""
+        """Ratio of the decode time so far to the estimated time without drafts; at most 1."""
         return min(self._decode_seconds / self._plain_seconds, 1.0) if self._plain_seconds else 1.0
 
     def had_its_turn(self, seconds: float) -> bool:
-        """Whether it has written for so long since it was admitted, and twice as long as its prompt took."""
+        """Whether it has decoded for at least `seconds`, and twice as long as its prefill took, since its admission."""
         if not self.writes_since:
             return False
         return perf_counter() - self.writes_since >= max(seconds, 2 * (self.writes_since - self._resumed))
@@ -159,14 +163,14 @@ class Answering:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def tell(self, event: Event) -> None:
-        """Hand an event to the listener. A listener that fails ends its own request only."""
+        """Pass an event to the listener. If the listener raises, cancel the request."""
         try:
             self.ticket.listener(event)
-        except Exception:  # the listener is not ours
+        except Exception:  # the listener is the caller's code
             self.ticket.cancel()
 
     def admitted(self, sequence: Cached, reused: int) -> None:
-        """Begin with `reused` tokens in the cache, for the first time or after a preemption."""
+        """Start with `reused` tokens in the cache, for the first time or after a preemption."""
         self.sequence = sequence
         self._resumed, self.writes_since = perf_counter(), 0.0
         if self._reused < 0:
@@ -181,8 +185,7 @@ class Answering:
             self.tell(Started(self.prompt_tokens, reused, self.request.choice))
 
     def evaluated(self, logits: F32) -> None:
-        """Report more of the prompt; `logits` are those of its newly evaluated tokens if its log-probabilities are
-        wanted."""
+        """Report prefill progress. `logits` has a row for each new prompt token if `prompt_logprobs` is requested."""
         assert self.sequence is not None
         length = min(self.sequence.length, self.prompt_tokens)
         if length <= self._told:
@@ -200,16 +203,16 @@ class Answering:
     # -- choosing tokens -------------------------------------------------------------------------------------------
 
     def decoded(self, seconds: float, plain: float) -> None:
-        """Count a step after the first token: its seconds, and those that it takes without drafts."""
+        """Record a decode step: the seconds it took, and the seconds expected without drafts (`plain`)."""
         self._decode_seconds += seconds
         self._plain_seconds += plain
         self._plain = plain
         self._passes += 1
 
     def take(self, logits: F32) -> None:
-        """Choose tokens from the logits (1 + verified, V) after the pending token and after each drafted one.
+        """Sample tokens from the logits (1 + verified, V) after the newest token and after each verified draft.
 
-        A drafted token is accepted if it is the one that is chosen anyway, so the answer is that of plain decoding.
+        A draft is accepted if the sampler chooses the same token, so the answer is the same as with plain decoding.
         """
         self._drafted += self.verified
         self._rounds += self.verified > 0
@@ -231,7 +234,7 @@ class Answering:
                 return
 
     def take_largest(self, found: Largest) -> None:
-        """Choose the next token from the `looks_at` largest logits (1, n)."""
+        """Sample the next token from its top-k logits (1, `looks_at`)."""
         chosen = self.sampler.sample_largest(found.ids[-1], found.logits[-1])
         if self.guesses:
             self._was_guessed(chosen, 0)
@@ -243,7 +246,7 @@ class Answering:
             found = np.asarray(self.request.processor(tuple(self.tokens), row.copy()), np.float32)
         except LocalLLMError:
             raise
-        except Exception as error:  # the user's
+        except Exception as error:  # raised by the user's function
             raise LocalLLMError(f"the logits processor failed: {type(error).__name__}: {error}") from error
         if found.shape != row.shape:
             raise LocalLLMError(f"the logits processor returned an array of shape {found.shape}, not {row.shape}")
@@ -258,7 +261,7 @@ class Answering:
         return Choosing(row, self.guesses[at].token, at < self.verified, by)
 
     def _logprob(self, logits: F32, chosen: int) -> Logprob | None:
-        """Return the log-probability of a token that does not end the answer."""
+        """Return the log-probability of the chosen token; None for an end token."""
         top = self.request.logprobs
         assert top is not None
         if self.sampler.is_end(chosen):
@@ -268,13 +271,13 @@ class Answering:
         return logprob_of(logits, chosen, top, self._bytes)
 
     def _was_guessed(self, chosen: int, at: int) -> bool:
-        """Return whether the guess number `at` is right, and record that, verified or not."""
+        """Return whether draft number `at` is right. Record the outcome even if the draft was not verified."""
         guess = self.guesses[at]
         self.outcome.append((guess.trust, guess.token == chosen))
         return guess.token == chosen
 
     def _append(self, token: int, logprob: Logprob | None) -> bool:
-        """Take the next token; return whether the answer goes on."""
+        """Append the next token; return whether the answer continues."""
         if not self.writes_since:
             self.writes_since = now = perf_counter()
             self._prompted = self._prompted or now
@@ -301,7 +304,7 @@ class Answering:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def finish(self, reason: Reason, text: str = "") -> None:
-        """End the answer; `text` precedes what was held back."""
+        """End the answer. `text` comes before the text that was held back."""
         if not self.ended:
             self.ended = reason
             self._observe_end()

@@ -1,8 +1,8 @@
-"""A draft model in a batch: it drafts for all answers at once, one row of each in a step of its own engine.
+"""Batched drafting with a draft model: one row per request in each step of the draft model's own engine.
 
-It proposes the token that it finds most likely, so a draft that equals the sampled token leaves the answer that of
-plain decoding. Prompts reach it in pieces beside the drafts of others. It drafts as long as the tokens that are likely
-to be accepted take longer without it, by measured times and acceptance; after rounds that lost time it rests.
+The draft model proposes its most likely token. A draft is accepted if the sampler chooses the same token, so answers
+are the same as with plain decoding. Prompts are prefilled in chunks, in the same steps as drafts of other requests.
+Measured times and acceptance rates decide how much to draft. Drafting pauses after rounds that lost time.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from localllm.speculation.policy import Costs, Judge
 from localllm.speculation.rule import Guess
 from localllm.speculation.vocabulary import Mapping
 
-CATCH_UP = 64  # rows of prompts in a step of the draft model: the answers wait for it
-_HORIZON = 128  # assumed tokens left of an answer of unknown length
-_MOST_ENDED = 8  # sequences of ended requests
-_HOPELESS = 0.1  # chance that all drafted tokens so far are accepted, below which drafting stops
+CATCH_UP = 64  # prompt rows in a step of the draft model; few, because the decoding requests wait for the step
+_HORIZON = 128  # maximum number of tokens that an answer is assumed to have left
+_MOST_ENDED = 8  # maximum sequences kept of ended requests
+_HOPELESS = 0.1  # stop drafting when the probability that all drafts so far are accepted falls below this
 
 
 class _Drafting:
-    """A request as the draft model sees it. `stands` is the chance that all its guesses are accepted."""
+    """The draft model's state of a request. `stands` is the probability that all its drafts are accepted."""
 
     def __init__(self, one: Answering, followed: Followed) -> None:
         self.one, self.followed = one, followed
-        self.good = 0  # leading tokens that the draft model has evaluated
+        self.good = 0  # number of leading tokens that the draft model has evaluated
         self.room, self.stands = 0, 1.0
 
     def catch_up(self, most: int) -> tuple[list[int], bool]:
-        """Return at most `most` tokens to evaluate next, and whether they are all that is missing.
+        """Return at most `most` tokens to evaluate next, and whether they reach the end of the text.
 
-        At least the newest token is evaluated (again), for its logits.
+        The newest token is always included, if need be evaluated again, because its logits are needed.
         """
         text = self.one.tokens
         self.followed.forget(min(len(text) - self.behind, len(text) - 1))
@@ -54,7 +54,7 @@ class _Drafting:
 
     @property
     def behind(self) -> int:
-        """How many tokens of the text are missing."""
+        """Number of tokens of the text that the draft model has not evaluated."""
         text, seen = self.one.tokens, self.followed.tokens
         while self.good < min(len(seen), len(text)) and seen[self.good] == text[self.good]:
             self.good += 1
@@ -62,21 +62,21 @@ class _Drafting:
 
 
 class DraftModel:
-    """Drafts for the requests of a core. Only the thread that steps uses it."""
+    """Drafts for the requests of a core. Only the stepping thread uses it."""
 
     def __init__(self, engine: Engine, mapping: Mapping, costs: Costs, verifying: Costs, longest: int) -> None:
-        """`costs` are those of the draft model's steps, `verifying` those of the model's."""
+        """`costs` are the step times of the draft model, `verifying` the step times of the target."""
         self._engine, self._mapping = engine, mapping
         self._costs, self._verifying, self._longest = costs, verifying, longest
         self._judge = Judge(draft.PRIORS)
         self.acceptance = self._judge.acceptance
-        self._drafting: dict[int, _Drafting] = {}  # by the number of the request
-        self._ended: list[Followed] = []  # of requests that have ended: the next turn of a chat goes on from them
+        self._drafting: dict[int, _Drafting] = {}  # by request number
+        self._ended: list[Followed] = []  # sequences of ended requests, which the next turn of a chat continues
         self._spent, self._won, self._shared = 0.0, 0, 0  # the last round: seconds, accepted drafts, requests
-        self._reading = 0.0  # its seconds for prompts, which serve later rounds
+        self._reading = 0.0  # seconds of prefill in the last round, which also serves later rounds
 
     def end(self, one: Answering) -> None:
-        """Keep what is evaluated of a request for a later one."""
+        """Keep the sequence of an ended request for later requests."""
         if (found := self._drafting.pop(one.number, None)) is not None:
             self._ended.append(found.followed)
             if len(self._ended) > _MOST_ENDED:
@@ -89,9 +89,9 @@ class DraftModel:
         self._ended, self._drafting = [], {}
 
     def propose(self, ones: Sequence[Answering], rows: int, worth: float, positions: int) -> None:
-        """Set the guesses of requests that are writing, in a step of `rows` rows so far.
+        """Draft for decoding requests, in a step that has `rows` rows so far.
 
-        `worth` is the seconds that a further token saves. A request holds at most `positions` tokens.
+        `worth` is the time in seconds that one more token saves. `positions` is the maximum length of a request.
         """
         self._settle(worth)
         found = [self._of(one) for one in ones]
@@ -107,29 +107,29 @@ class DraftModel:
         began, self._reading = perf_counter(), 0.0
         try:
             self._draft(found, rows, worth)
-        except (BackendError, LocalLLMError):  # such as a full cache of the draft model
+        except (BackendError, LocalLLMError):  # for example, the draft model's cache is full
             self._judge.rest()
         self._spent = perf_counter() - began - self._reading
         self._shared = sum(bool(each.one.guesses) for each in found)
 
     def verified(self, seconds: float) -> None:
-        """Add the expected time that the drafts of this round prolong the model's step by."""
+        """Add the seconds by which verifying this round's drafts is expected to lengthen the target's step."""
         self._spent += seconds
 
     def accepted(self, count: int) -> None:
-        """Count accepted drafts of this round."""
+        """Add to the accepted drafts of this round."""
         self._won += count
 
-    # -- whether it pays -------------------------------------------------------------------------------------------
+    # -- expected gain ---------------------------------------------------------------------------------------------
 
     def _settle(self, worth: float) -> None:
-        """Record what the last round gained, in tokens of a request."""
+        """Record the gain of the last round, in tokens per request."""
         if self._shared:
             self._judge.settle((self._won - self._spent / worth) / self._shared)
         self._spent, self._won, self._shared = 0.0, 0, 0
 
     def _pays(self, each: _Drafting, rows: int, worth: float) -> bool:
-        """Whether drafts for the rest of an answer save more than evaluating what the draft model lacks of it."""
+        """Whether drafts for the rest of an answer save more time than the prefill that the draft model needs first."""
         missing = each.behind - self._longest
         if missing <= 0:
             return True
@@ -139,9 +139,10 @@ class DraftModel:
         )
 
     def _outlook(self, requests: int, stands: float, drafted: int, rows: int, worth: float) -> float:
-        """Return the most that further steps of the draft model gain, in seconds.
+        """Return the maximum gain of further steps of the draft model, in seconds.
 
-        `stands` is the sum of the requests' chances, `rows` the rows of the model's step with all drafts so far.
+        `stands` is the sum over the requests of the probability that all their drafts are accepted. `rows` is the
+        number of rows of the target's step, with all drafts so far.
         """
         best = won = 0.0
         most = self._verifying.most
@@ -165,7 +166,7 @@ class DraftModel:
         return self._drafting[one.number]
 
     def _followed(self, tokens: Sequence[int]) -> Followed:
-        """Return the sequence of an ended request that shares the most with a text, or an empty one."""
+        """Return the sequence of an ended request with the longest common prefix, or an empty sequence."""
         best = max(self._ended, key=lambda each: same(each.tokens, tokens), default=None)
         if best is None or not same(best.tokens, tokens):
             return Followed(self._engine, self._mapping)
@@ -173,7 +174,7 @@ class DraftModel:
         return best
 
     def _draft(self, found: list[_Drafting], rows: int, worth: float) -> None:
-        """Draft until no further step is expected to pay."""
+        """Draft until a further step is not expected to save time."""
         with ExitStack() as undo:
             for each in found:
                 sampler = each.one.sampler
@@ -193,7 +194,7 @@ class DraftModel:
                 active = self._step(active)
 
     def _caught_up(self, found: list[_Drafting]) -> list[tuple[_Drafting, list[int]]]:
-        """Evaluate what is missing of the texts; return the requests that have a first guess."""
+        """Evaluate tokens that the draft model lacks. Return the requests that have a first draft, with that draft."""
         left, parts = CATCH_UP, []
         most = self._engine.limits.rows // len(found)
         for each in found:
@@ -205,11 +206,11 @@ class DraftModel:
         return self._evaluated(parts)
 
     def _step(self, active: list[tuple[_Drafting, list[int]]]) -> list[tuple[_Drafting, list[int]]]:
-        """Evaluate the newest guesses; return the requests that have another one."""
+        """Evaluate the newest drafts. Return the requests that have another draft, with that draft."""
         return self._evaluated([(each, tokens, True) for each, tokens in active])
 
     def _evaluated(self, parts: list[tuple[_Drafting, list[int], bool]]) -> list[tuple[_Drafting, list[int]]]:
-        """Evaluate tokens of requests in one step, and guess after those marked; return (request, [guess])."""
+        """Evaluate (request, tokens, whether to draft) in one step; return (request, [drafted token])."""
         spelled = [each.followed.spelled(tokens) for each, tokens, _ in parts]
         chosen = [number for number, (new, _) in enumerate(spelled) if new]
         if not chosen:
@@ -235,7 +236,7 @@ class DraftModel:
         return guessed
 
     def _goes_on(self, each: _Drafting) -> bool:
-        """Take a request's newest guess; return whether another one may follow."""
+        """Accept a request's newest draft, unless a grammar forbids it; return whether to draft another token."""
         one = each.one
         guess = one.guesses[-1]
         if one.sampler.valid([each.token for each in one.guesses]) < len(one.guesses):  # a grammar forbids it
@@ -247,13 +248,13 @@ class DraftModel:
 
 
 def _guess(sampler: Sampler, logits: NDArray[np.float32]) -> Guess | None:
-    """Return the most likely token, after penalties where these decide; None for damaged logits."""
+    """Return the most likely token, after penalties if sampling is greedy; None if the logits are not usable."""
     token = int(logits.argmax())
     if not abs(float(logits[token])) < HIGHEST:
         return None
     if sampler.options.greedy:
         try:
             token = sampler.sample(logits)
-        except LocalLLMError:  # penalties leave nothing
+        except LocalLLMError:  # penalties exclude every token
             return None
     return Guess(token, trust_of(logits, token))

@@ -1,9 +1,8 @@
-"""Drafted tokens in a batch: repetitions of each request's own text, or those of a draft model, verified where that
-pays.
+"""Speculative decoding in a batch: drafts from n-grams of each request's own text, or from a draft model.
 
-A drafted token is verified by a further row in the step. The row pays if the expected gain, the chance of its
-acceptance times a request's share of a step, exceeds the time that it adds. Since drafters propose one token for each
-place, accepting it when it equals the sampled one keeps the distribution, and even the tokens, of plain decoding.
+Verifying a draft takes one more row in the step. The row is added if the expected gain (the probability of acceptance
+times a request's share of the step's time) exceeds the time that the row adds. Drafters propose a single token per
+position, which is accepted if the sampler chooses the same one. So answers have the same tokens as with plain decoding.
 """
 
 from __future__ import annotations
@@ -18,33 +17,33 @@ from localllm.speculation.ngram import NgramDrafter
 from localllm.speculation.policy import Acceptance, Costs
 from localllm.speculation.rule import Guess
 
-_FRESH = 48  # steps with drafts after which one without is timed again
-_HOPELESS = 0.05  # chance that all drafted tokens so far are accepted, below which drafting stops
+_FRESH = 48  # consecutive steps with drafts before one without, which updates the time of plain decoding
+_HOPELESS = 0.05  # stop drafting when the probability that all drafts so far are accepted falls below this
 
 
 class Drafts:
-    """Proposes tokens for all requests of a scheduler."""
+    """Drafts tokens for all requests of a scheduler."""
 
     def __init__(self, costs: Costs, longest: int, model: DraftModel | None = None, repeats: bool = True) -> None:
-        """`repeats`: draft repetitions. `model` drafts for requests that have none that pay."""
+        """`repeats`: draft from n-grams. `model` drafts for requests without n-gram drafts worth verifying."""
         self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
         self._acceptance = Acceptance(ngram.PRIORS)
-        self._stale = 0  # steps since one without drafts
+        self._stale = 0  # steps since the last one without drafts
 
     def begin(self, one: Answering) -> None:
-        """Let a request's drafter read its prompt."""
+        """Start drafting for a request: index the n-grams of its prompt."""
         one.drafting = True
         if self._repeats:
             one.drafter = NgramDrafter()
             one.drafter.begin(one.tokens)
 
     def end(self, one: Answering) -> None:
-        """Let the draft model keep what it holds of a request for a later one, as far as its cache allows."""
+        """Stop drafting for a request. The draft model keeps its sequence for later requests."""
         if self._model is not None:
             self._model.end(one)
 
     def propose(self, writing: Sequence[Answering], limits: Limits) -> None:
-        """Set `guesses` and `verified` of the requests that are writing."""
+        """Set `guesses` and `verified` of the decoding requests."""
         for one in writing:
             one.guesses, one.verified, one.modelled = self._guess(one, limits.positions), 0, False
         if writing and len(writing) < self._costs.most and self._stale < _FRESH:
@@ -52,10 +51,10 @@ class Drafts:
         self._stale = self._stale + 1 if any(one.verified for one in writing) else 0
 
     def _choose(self, writing: Sequence[Answering], limits: Limits) -> None:
-        """Set `verified` where it pays, and draft with the model where repetitions do not."""
+        """Choose the n-gram drafts to verify; use the draft model for the requests without one."""
         rows = len(writing)
         pace = sum(one.pace for one in writing) / rows
-        worth = pace * self._costs.seconds(rows) / rows  # seconds that a further token saves
+        worth = pace * self._costs.seconds(rows) / rows  # seconds saved by one more token
         rows += self._verify(writing, rows, worth)
         rest = [one for one in writing if not one.verified]
         if self._model is None or not rest or rows >= self._costs.most:
@@ -67,16 +66,16 @@ class Drafts:
         self._model.verified(self._costs.seconds(rows + more) - self._costs.seconds(rows))
 
     def observe(self, rows: int, prompt: int, seconds: float) -> None:
-        """Record a step of `rows` rows in all. Only one without rows of prompts tells what decoding costs."""
+        """Record the time of a step with `rows` rows. Steps with prompt rows are ignored."""
         if not prompt and rows <= self._costs.most:
             self._costs.observe(rows, seconds)
 
     def plain_seconds(self, requests: int) -> float:
-        """Return the seconds of a step that decodes so many requests without drafts."""
+        """Return the expected seconds of a step that decodes `requests` requests without drafts."""
         return self._costs.seconds(min(requests, self._costs.most))
 
     def judge(self, one: Answering) -> None:
-        """Record which guesses were right, also of those that were not verified."""
+        """Record which drafts were right, verified or not."""
         acceptance = self._acceptance_of(one)
         for trust, right in one.outcome:
             acceptance.observe(trust, float(right))
@@ -85,7 +84,7 @@ class Drafts:
         one.outcome.clear()
 
     def close(self) -> None:
-        """Free what the draft model holds."""
+        """Free the draft model's sequences."""
         if self._model is not None:
             self._model.close()
 
@@ -108,11 +107,11 @@ class Drafts:
         return self._model.acceptance if self._model is not None and one.modelled else self._acceptance
 
     def _verify(self, ones: Sequence[Answering], rows: int, worth: float) -> int:
-        """Set `verified` of requests in a step of `rows` rows so far; return how many rows that adds.
+        """Choose the drafts to verify in a step that has `rows` rows so far; return the number of rows added.
 
         The drafts of all requests compete for rows: the most likely ones come first.
         """
-        chances: list[tuple[float, int]] = []  # that a draft and all before it are accepted, and whose it is
+        chances: list[tuple[float, int]] = []  # (probability that a draft and all before it are accepted, request)
         for number, one in enumerate(ones):
             stands, acceptance = 1.0, self._acceptance_of(one)
             for guess in one.guesses:

@@ -6,10 +6,10 @@ from localllm.errors import LocalLLMError
 
 
 class QueueFull(LocalLLMError):
-    """Too many requests wait; try again after `retry_after` seconds."""
+    """Too many requests are waiting; try again after `retry_after` seconds."""
 
     retry_after = 1
 
 
 class Stopped(LocalLLMError):
-    """The scheduler has been closed, or ended by an error."""
+    """The scheduler was closed, or stopped by an error."""

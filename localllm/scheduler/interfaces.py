@@ -1,4 +1,4 @@
-"""The limits of the scheduler, what it needs of others, and what it says of itself."""
+"""The scheduler's limits, the interfaces that it calls, and the load that it reports."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from localllm.cache import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """How much runs at once."""
+    """Limits on the number of requests and on the time of a step."""
 
-    parallel: int = 4  # requests that run
-    client_parallel: int = 0  # requests of one account that run; its others wait (0: as many as `parallel`)
-    waiting: int = 256  # requests that wait
-    slice_seconds: float = 1.0  # of writing before an answer gives its place to an account without one
-    step_seconds: float = 0.4  # of a step with prompt rows while answers are being written
-    aligned: int = 1  # prompts are cut at multiples of this: on a card bits depend on the rows of a step
+    parallel: int = 4  # maximum running requests
+    client_parallel: int = 0  # maximum running requests of one account; its others wait (0: same as `parallel`)
+    waiting: int = 256  # maximum waiting requests
+    slice_seconds: float = 1.0  # decode time after which an account with nothing running may preempt a request
+    step_seconds: float = 0.4  # target for a step with both prompt rows and decode rows
+    aligned: int = 1  # prefill chunks end at multiples of this: on a GPU, bits depend on the number of rows
 
 
 class Store(Protocol):
-    """Sequences beyond memory: on disk."""
+    """Sequences on disk. The prefix cache saves the sequences that it evicts there."""
 
     def best(self, tokens: Several[int]) -> int:
-        """Return how many leading tokens `load` would bring."""
+        """Return the number of leading tokens that `load` would restore."""
         ...
 
     def load(self, tokens: Several[int]) -> Sequence | None: ...
@@ -34,16 +34,16 @@ class Store(Protocol):
 
 
 class Observer(Protocol):
-    """Hears what the scheduler does, in its thread."""
+    """Observes the scheduler, in its thread."""
 
     def step(self, sequences: int, drafts: int = 0) -> None:
-        """Hear of a step with so many sequences, of which `drafts` verified drafted tokens."""
+        """Called after each step with its number of sequences; `drafts` is how many sequences verified drafts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A running request, for people who look."""
+    """A running request, for monitoring."""
 
     number: int
     client: str
@@ -54,11 +54,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the scheduler does at this moment."""
+    """The current load of the scheduler."""
 
     running: tuple[Slot, ...]
     waiting: int
-    kept_tokens: int  # of finished requests, for later prompts
-    kept_blocks: int  # that hold them
+    kept_tokens: int  # in the prefix cache, for later prompts
+    kept_blocks: int  # blocks in the prefix cache
     free_blocks: int
     blocks: int

@@ -1,4 +1,4 @@
-"""Log-probabilities under the model, before any sampling option, or those of the distribution that is drawn from."""
+"""Log-probabilities of tokens, either under the model or after the sampling options."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from localllm.sampling.select import Doubles, Ids, largest
 from localllm.scheduler.request import Logprob
 
-Bytes = Callable[[int], bytes]  # of a token
+Bytes = Callable[[int], bytes]  # returns the bytes of a token
 
 
 def logprob_of(logits: NDArray[np.float32], token: int, top: int, bytes_: Bytes) -> Logprob:
-    """Return the log-probability of a token given its logits (V,), and of the `top` most likely tokens."""
+    """Return the log-probability of a token under the logits (V,), and of the `top` most likely tokens."""
     numbers = logits.astype(np.float64)
     total = float(np.log(np.exp(numbers - numbers.max()).sum()) + numbers.max())
     best = largest(logits, min(top, len(logits))).tolist() if top else []
@@ -22,7 +22,7 @@ def logprob_of(logits: NDArray[np.float32], token: int, top: int, bytes_: Bytes)
 
 
 def sampled_logprob(ids: Ids, probabilities: Doubles, token: int, top: int, bytes_: Bytes) -> Logprob:
-    """Return the log-probability of a token that was drawn from `ids` (n,), and of the `top` most likely of them."""
+    """Return the log-probability of a token that was sampled from `ids` (n,), and of the `top` most likely ids."""
     numbers = np.log(probabilities)
     best = np.lexsort((ids, -probabilities))[:top].tolist()
     found = float(numbers[np.flatnonzero(ids == token)[0]])

@@ -1,7 +1,7 @@
-"""What is asked of a core, and what it tells: a `Request`, then its events, ending with `Finished` or `Failed`.
+"""A `Request` to a core, and the events that the core sends back. The last event is `Finished` or `Failed`.
 
-These are the only events: the API, the chat and every protocol of the server read the same ones. The core knows token
-ids and their text. Who reads an answer adds its `parts` (`localllm.answer.reader.with_parts`).
+The Python API, the chat and every protocol of the server use these events. The core fills in token ids and text;
+`localllm.answer.reader.with_parts` adds the `parts` of an answer.
 """
 
 from __future__ import annotations
@@ -24,79 +24,78 @@ if TYPE_CHECKING:
     from localllm.cache import Sequence as Cached
     from localllm.sampling.sampler import Sampler
 
-Reason = Literal["end", "stop", "length", "context", "cancelled", "tool_calls"]  # the last: the reader found calls
+Reason = Literal["end", "stop", "length", "context", "cancelled", "tool_calls"]  # tool_calls: set by `with_parts`
 
 
 def account_of(client: str) -> str:
-    """Return the account of a client, ACCOUNT or ACCOUNT/USER."""
+    """Return the ACCOUNT of a client named ACCOUNT or ACCOUNT/USER."""
     return client.partition("/")[0]
 
 
 def within_share(mine: int, left: int) -> bool:
-    """Return whether an account that has `mine` places may take one more of the `left` free ones.
+    """Return whether an account with `mine` places may take one more of the `left` free ones.
 
-    One account gets half of all, two get a third each, and so on: a newcomer always finds a free place.
+    A single account gets half of the total, two get a third each, and so on, so a new account always finds a place.
     """
     return left > 0 and mine <= left
 
 
 class Choosing(NamedTuple):
-    """What decides a token of an answer: logits, and the token that was drafted in its place."""
+    """The logits that a token is sampled from, and the token that was drafted for its position."""
 
     logits: NDArray[np.float32]  # (V,), a view that the next step overwrites
     draft: int | None = None
-    verified: bool = False  # whether the draft was in the step, so that accepting it costs no further one
+    verified: bool = False  # whether the step verified the draft, so that accepting it saves a step
     drafter: str = ""
 
 
 class AnswerObserver(Protocol):
-    """Told how one answer is made, in the thread that makes it."""
+    """Observes how one answer is generated, in the thread that generates it."""
 
     def started(self, prompt: Sequence[int], sequence: Cached, sampler: Sampler) -> None:
-        """Hear that the answer begins; `sequence` holds the prompt's tokens that need not be evaluated again."""
+        """Called when the answer begins; `sequence` holds the prompt tokens reused from the cache."""
         ...
 
     def choosing(self) -> None:
-        """Hear that the next token is about to be chosen."""
+        """Called before the next token is chosen."""
         ...
 
     def chose(self, token: int, by: Choosing, sampler: Sampler) -> None:
-        """Hear which token was chosen; the sampler has not accepted it yet."""
+        """Called after a token is chosen, before the sampler accepts it."""
         ...
 
     def ended(self, length: int) -> None:
-        """Hear that the answer has ended with so many tokens in the cache."""
+        """Called when the answer has ended, with `length` tokens in the cache."""
         ...
 
 
 LogitsProcessor = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.float32]]
-"""Returns the logits (V,) to choose a token from, given the tokens so far and the model's logits, which it may
-change."""
+"""Takes the tokens so far and the model's logits (V,), which it may change; returns the logits to sample from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An answer wanted: the tokens before it, and how to choose and end it."""
+    """A request for one answer: the prompt, the sampling options, and when to stop."""
 
     prompt: Sequence[int]
     sampling: SamplingOptions
     max_tokens: int | None = None  # None: until the context is full
-    stops: tuple[str, ...] = ()  # texts that end the answer; they are not part of it
+    stops: tuple[str, ...] = ()  # stop strings, which are not part of the answer
     ignore_eos: bool = False
-    logprobs: int | None = None  # alternatives with each token's log-probability; None: no log-probabilities
-    sampled: bool = False  # log-probabilities after the sampling options, of the answer's tokens
+    logprobs: int | None = None  # number of alternatives per token; None: no log-probabilities
+    sampled: bool = False  # take the answer's log-probabilities after the sampling options, not before
     prompt_logprobs: bool = False  # log-probabilities of the prompt's tokens too (`echo`)
-    breakers: Breakers | None = None  # DRY's sequence breakers, if they have been found before
-    constraint: Callable[[], Constraint] | None = None  # makes the state of a grammar; called once per answer
-    visible: frozenset[int] = frozenset()  # control tokens whose text is part of the answer, for `localllm.answer`
-    resumed: bool = False  # the answer continues a text, so a first space belongs to it
-    reuse: bool = True  # whether tokens in the cache may be used, and stay there afterwards
-    place: int = -1  # what it evaluates counts as this place's; -1: as that of a free one
-    choice: int = 0  # number of this answer among those to the same prompt; its events have it
+    breakers: Breakers | None = None  # DRY sequence breakers, if already known
+    constraint: Callable[[], Constraint] | None = None  # makes a grammar state; called once per answer
+    visible: frozenset[int] = frozenset()  # control tokens to include in the text, for `localllm.answer`
+    resumed: bool = False  # the answer continues a text, so its leading space is kept
+    reuse: bool = True  # whether to use the prefix cache, and to leave the request's tokens there
+    place: int = -1  # slot to use; -1: a free one
+    choice: int = 0  # index of this answer among several answers to one prompt; its events repeat it
     priority: int = 0  # higher runs first
-    client: str = ""  # whose request it is, as ACCOUNT or ACCOUNT/USER: fairness is per account, then per user
-    processor: LogitsProcessor | None = None  # changes logits before a token is chosen
-    observer: AnswerObserver | None = None  # told how each token is chosen; all logits are then computed
+    client: str = ""  # ACCOUNT or ACCOUNT/USER: scheduling is fair between accounts, then between users
+    processor: LogitsProcessor | None = None  # changes the logits before sampling
+    observer: AnswerObserver | None = None  # observes each token; all logits are then computed
 
     @property
     def account(self) -> str:
@@ -106,16 +105,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log-probability of a token under the model, before sampling options, and of the most likely ones.
+    """The log-probabilities of a token and of the most likely tokens under the model, before the sampling options.
 
-    With `Request.sampled` it is that of the distribution from which the token was drawn.
+    With `Request.sampled`, they are log-probabilities of the distribution that the token was sampled from.
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token, logprob), most likely first
-    data: bytes = b""  # of the token: its text, maybe part of a character
-    top_data: tuple[bytes, ...] = ()  # of each in `top`
+    data: bytes = b""  # bytes of the token, possibly only part of a UTF-8 character
+    top_data: tuple[bytes, ...] = ()  # bytes of each token in `top`
 
     @property
     def text(self) -> str:
@@ -132,7 +131,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request runs: `reused_tokens` of its prompt's tokens were in the cache."""
+    """The request was admitted. `reused_tokens` of its prompt tokens were in the cache."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -141,40 +140,40 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """More of the prompt is evaluated: `evaluated` of its tokens, those reused included."""
+    """Prefill progress: `evaluated` prompt tokens are in the cache, including reused ones."""
 
     evaluated: int
-    logprobs: tuple[Logprob, ...] = ()  # of the prompt's tokens since the last event, if wanted
+    logprobs: tuple[Logprob, ...] = ()  # of the prompt tokens since the last event, if requested
     choice: int = 0
 
 
 @dataclass(slots=True)
 class Token:
-    """One more token, and the text that it completed (empty if it ends within a character or a possible stop)."""
+    """A token of the answer, and the text that it completed (empty within a character or a possible stop string)."""
 
     token: int
     text: str
     logprob: Logprob | None = None
-    parts: tuple[Part, ...] = ()  # that the text completed, once it is read
+    parts: tuple[Part, ...] = ()  # parts that the text completed, added by `with_parts`
     choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of an answer: `text` was held back and belongs to it."""
+    """The end of an answer. `text` is the last of its text, which was held back until now."""
 
     reason: Reason
     text: str
     usage: Usage
     stop: str = ""  # the stop string that ended it
     held: int = 0  # tokens of the prompt and the answer that are in the cache
-    parts: tuple[Part, ...] = ()  # the last ones, once the text is read
+    parts: tuple[Part, ...] = ()  # the last parts, added by `with_parts`
     choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The end of a request that could not be answered."""
+    """The end of a request that failed."""
 
     error: LocalLLMError
     choice: int = 0

@@ -1,7 +1,7 @@
-"""Who runs: which requests are admitted, what they reuse of earlier ones, whom a full cache stops, and what is kept.
+"""Admits and preempts requests, reuses cached prefixes, and chooses the sequences that the prefix cache keeps.
 
-A request waits until it is admitted, runs until it ends, and waits again if it is preempted. What it evaluated stays
-for later prompts until its blocks are needed.
+A request waits until it is admitted, runs until it ends, and waits again if it is preempted. Its evaluated tokens stay
+in the prefix cache until their blocks are needed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from localllm.scheduler.drafts import Drafts
 
 log = logging.getLogger("localllm.scheduler")
-MOST_CLIENTS = 1000  # whose last prompt is remembered
-LOOK_SECONDS = 0.05  # between looks at who waits, while all places are taken
+MOST_CLIENTS = 1000  # maximum clients, and accounts, to remember
+LOOK_SECONDS = 0.05  # between attempts to admit a request while all slots are taken
 
 
 class Running:
-    """The requests of a scheduler that have not ended, and the kept sequences. Only the thread that steps uses it."""
+    """The waiting and running requests of a scheduler, and its prefix cache. Only the stepping thread uses it."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class Running:
         self.places = Places(limits.parallel, engine, self.prefixes)
         self.waiting: list[Answering] = []
         self.active: list[Answering] = []
-        self._served: dict[str, int] = {}  # account -> its last turn, the longest ago first
+        self._served: dict[str, int] = {}  # account -> number of its last admission, oldest first
         self._stepper = 0
-        self._futile: set[int] = set()  # requests for which another stopped in vain; until one ends
-        self._seen: tuple[int, ...] = ()  # who ran and waited when all places were taken, and when that was
+        self._futile: set[int] = set()  # requests that did not fit even after a preemption; cleared when one ends
+        self._seen: tuple[int, ...] = ()  # the requests at the last attempt to admit with all slots taken, and its time
         self._seen_at = 0.0
 
     # -- the end of requests ---------------------------------------------------------------------------------------
@@ -62,11 +62,11 @@ class Running:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for more of an answer."""
+        """Whether any request is not paused."""
         return any(not one.ticket.paused for each in (self.active, self.waiting) for one in each)
 
     def leave(self, one: Answering) -> None:
-        """Take a request that has ended from the lists, and keep its tokens for later prompts if it wants that."""
+        """Remove a request that has ended. Its tokens stay in the prefix cache if it allows `reuse`."""
         if one in self.active:
             self.active.remove(one)
         if one in self.waiting:
@@ -80,7 +80,7 @@ class Running:
             self._keep(one)
 
     def end(self, error: LocalLLMError | None) -> None:
-        """End all requests with `error`, or as cancelled, and forget what is kept."""
+        """End all requests, with `error` or as cancelled, and clear the prefix cache."""
         for one in [*self.active, *self.waiting]:
             if error is not None and not one.ticket.cancelled:
                 one.fail(error)
@@ -99,14 +99,14 @@ class Running:
         if not kept:
             sequence.free()
             return
-        if not self._windowed:  # what a longer text holds need not be kept twice
+        if not self._windowed:  # drop a cached sequence that this one extends
             found = self.prefixes.find(sequence.tokens)
             if found.sequence is not None and found.length == found.sequence.length:
                 self.prefixes.drop(found.sequence)
         self.prefixes.keep(sequence)
 
     def take(self, one: Answering, result: Result, prompt: bool, seconds: float) -> None:
-        """Let a request choose from the logits of a step, and move on. `prompt`: the step read more than an answer."""
+        """Sample a request's next tokens from a step's result. `prompt`: its rows were prefill, not decode."""
         sequence = one.sequence
         assert sequence is not None
         if not prompt:
@@ -116,7 +116,7 @@ class Running:
                 one.evaluated(result.logits)
             caught_up = sequence.length >= len(one.tokens)
             if caught_up and one.left <= 0:
-                one.finish("length")  # only the prompt was wanted, in the cache
+                one.finish("length")  # `max_tokens` is 0: only prefill was requested
             elif caught_up:
                 if result.largest.ids.size:
                     one.take_largest(result.largest)
@@ -139,10 +139,10 @@ class Running:
     # -- admission -------------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Start waiting requests, ordered by priority, running requests of the account, its last turn, running requests
-        of the user, and age. Fewer running requests and older turns come first.
+        """Admit waiting requests, ordered by priority, then by running requests of the account, its last admission,
+        running requests of the user, and age. Fewer running requests and older admissions come first.
 
-        If all places are taken, a request of an account that has too few makes another's stop for a while.
+        If all slots are taken, a request of an account with too few running requests may preempt another request.
         """
         blocked: set[int] = set()
         each = self._limits.client_parallel or self._limits.parallel
@@ -170,7 +170,7 @@ class Running:
                 blocked.add(one.number)
 
     def _waited_already(self) -> bool:
-        """Whether all places are taken and nothing has changed since the last look, a moment ago."""
+        """Whether all slots are taken and no request has come or gone since the last attempt, a moment ago."""
         if len(self.active) < self._limits.parallel or self._paused() is not None:
             return False
         now, who = perf_counter(), (len(self.waiting), self.waiting[-1].number, *(one.number for one in self.active))
@@ -180,10 +180,11 @@ class Running:
         return False
 
     def _to_stop(self, one: Answering, accounts: Counter[str]) -> Answering | None:
-        """Return the running request that makes room for one of an account that has too few; None if it has to wait.
+        """Return the running request to preempt for `one`; None if `one` has to wait.
 
-        It is one whose reader has enough for now, or the newest request of an account with at least two more. For an
-        account without running requests, it may also be an answer that had its turn.
+        The first choice is a paused request. The next is the newest request of an account that runs at least two more
+        requests than the account of `one`. For an account with no running requests, it may also be a request that has
+        had its time slice.
         """
         if (paused := self._paused()) is not None:
             return paused
@@ -202,9 +203,9 @@ class Running:
         return min(due, key=lambda other: other.writes_since) if due and not mine else None
 
     def _begin(self, one: Answering, stopped: Answering | None) -> bool:
-        """Give a request its part of the cache; return False if it has to wait for blocks or another's prompt.
+        """Admit a request; return False if it has to wait for blocks or for another request's prefill.
 
-        `stopped` makes room for it.
+        `stopped` is the request to preempt for it.
         """
         sequence, reused = self._engine.add(), 0
         if one.request.reuse and not one.request.prompt_logprobs:
@@ -232,19 +233,20 @@ class Running:
             one.admitted(sequence, reused)
             if self.drafts is not None:
                 self.drafts.begin(one)
-        except LocalLLMError as error:  # such as that of its grammar
+        except LocalLLMError as error:  # for example, an invalid grammar
             one.fail(error)
             self.leave(one)
-        except BaseException:  # an interrupt, or a bug: it cannot run without its grammar
+        except BaseException:  # an interrupt or a bug: the request cannot run without its grammar
             one.fail(LocalLLMError("the answer was interrupted"))
             self.leave(one)
             raise
         return True
 
     def _reusable(self, one: Answering) -> tuple[Sequence, int] | None:
-        """Return a sequence that begins a request's tokens, and its length; None if another is about to evaluate more.
+        """Return a sequence with a prefix of a request's tokens, and its length.
 
-        It shares the blocks of a kept sequence, of a running one or of one on disk, whichever has the most.
+        It shares the blocks of a cached, running or stored sequence, whichever has the longest common prefix. Return
+        None if a running request is about to evaluate a longer one.
         """
         prompt = one.tokens[:-1]
         found = self.prefixes.find(prompt)
@@ -278,7 +280,10 @@ class Running:
         return sequence, reused
 
     def _has_room(self, one: Answering, sequence: Sequence) -> bool:
-        """Return whether all known tokens fit beside the running requests; free kept sequences for them."""
+        """Return whether a request's tokens fit into the cache with the running requests.
+
+        Evict cached sequences and preempt paused requests to make room.
+        """
         pool = self._engine.pool
         needed = -(-(len(one.tokens) + 1) // pool.block_size) - len(sequence.blocks)
         while pool.takeable < needed:
@@ -290,11 +295,11 @@ class Running:
         return True
 
     def _paused(self) -> Answering | None:
-        """Return a running request whose reader has enough for now: the newest."""
+        """Return the newest running request that is paused, or None."""
         return max((one for one in self.active if one.ticket.paused), key=lambda one: one.number, default=None)
 
     def _tell_divergence(self, one: Answering, reused: int, alike: int) -> None:
-        """Log where a client's prompt differs from one that it sent before. No text of the prompt is logged."""
+        """Log the token at which a client's prompt differs from an earlier one. No text of the prompt is logged."""
         client, total = one.request.client, one.prompt_tokens
         last = self._last_prompts.get(client, 0)
         self._last_prompts.pop(client, None)
@@ -307,10 +312,11 @@ class Running:
             log.info("client %s: prompt of %d tokens %s; %d are reused", name, total, where, reused)
 
     def _checkpoints(self, reused: int, alike: int, total: int) -> list[int]:
-        """Return where to keep a copy of a sequence for later prompts.
+        """Return the lengths at which to keep a copy of a sequence for later prompts.
 
-        Layers that see everything keep all that a later prompt may share. Windows and states move on, so a copy stays
-        where this prompt parted from an earlier one, and where the answer begins.
+        Full-attention layers need no copies, because their cache can be truncated to any length. Sliding windows and
+        recurrent states cannot, so copies are kept where this prompt diverges from an earlier one and where the answer
+        begins, rounded down to a block.
         """
         if not self._windowed:
             return []
@@ -320,11 +326,11 @@ class Running:
     # -- a full cache ----------------------------------------------------------------------------------------------
 
     def free_some(self) -> bool:
-        """Free blocks of a kept sequence, or of the request that matters least; False if only one request is left."""
+        """Evict a cached sequence, or else preempt a request; return False if only one request is left."""
         return self.prefixes.evict() or self._preempt()
 
     def make_room(self, tokens: int) -> None:
-        """Free blocks for so many tokens of somebody else, if need be those of all requests."""
+        """Free blocks for `tokens` tokens outside the scheduler; preempt all requests if necessary."""
         size = self._engine.block_tokens
         while self._engine.free_blocks * size < tokens + size and self.prefixes.evict():
             pass
@@ -332,7 +338,7 @@ class Running:
             self._stop(self.active[-1], keep=False)
 
     def use(self, drafts: Drafts | None) -> None:
-        """Draft by other means from now on. Running requests begin anew with them."""
+        """Replace the drafter, also for running requests; None turns drafting off."""
         if self.drafts is not None:
             self.drafts.close()
         self.drafts = drafts
@@ -342,7 +348,10 @@ class Running:
                 drafts.begin(one)
 
     def _preempt(self) -> bool:
-        """Take the blocks of the request that matters least; it will be evaluated again. False if only one runs."""
+        """Preempt a request, which will be evaluated again; return False if only one runs.
+
+        Paused requests come first, then the lowest priority, then the newest.
+        """
         if len(self.active) < 2:
             return False
         least = min(self.active, key=lambda one: (not one.ticket.paused, one.request.priority, -one.number))
@@ -350,7 +359,7 @@ class Running:
         return True
 
     def _stop(self, one: Answering, keep: bool) -> None:
-        """Make a running request wait again. `keep` its tokens in the cache, until blocks run out."""
+        """Preempt a running request, so that it waits again. `keep`: leave its tokens in the prefix cache."""
         sequence, one.sequence = one.sequence, None
         assert sequence is not None
         if keep and one.request.reuse and sequence.length:

@@ -1,7 +1,7 @@
-"""Which rows of which requests a step takes.
+"""Chooses the rows of each step.
 
-It takes the newest token of every answer that is being written, its drafted tokens if verifying them pays, and then
-parts of prompts as the budget allows.
+A step has the newest token of every decoding request, the drafts worth verifying, and prefill chunks as the budget
+allows.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from localllm.scheduler.answering import Answering
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.running import Running
 
-LEAST = 16  # prompt rows in a step: fewer read the weights too often
+LEAST = 16  # minimum prompt rows in a step; with fewer, the weights are read too often
 MOST_PATIENCE = 2.5
-LEAST_SHARE = 2.0  # a step may take this many times what its answers take: many answers leave prompts their half
-_WEIGHT = 0.1  # of the newest step
-_WORST = 4.0  # a stall of the machine counts as at most this many times the expected cost
+LEAST_SHARE = 2.0  # a step may always take this many times its decode time, so that prefill gets half of it
+_WEIGHT = 0.1  # weight of the newest step in the moving averages
+_WORST = 4.0  # a measured cost counts as at most this many times the average, in case the machine stalled
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Part:
     answering: Answering
     count: int
     wanted: Wanted = "last"
-    prompt: bool = False  # whether more than the newest token and drafts are pending
+    prompt: bool = False  # whether the rows are prefill
 
     @property
     def sequence(self) -> Sequence:
@@ -46,9 +46,9 @@ class Schedule:
         self._most_largest = engine.most_largest
 
     def parts(self) -> list[Part]:
-        """Return the rows of the next step; none if no running request needs a step."""
+        """Return the parts of the next step; empty if no running request needs a step."""
         active = self._running.active
-        if len(active) == 1 and self._running.drafts is None:  # an answer alone: microseconds count
+        if len(active) == 1 and self._running.drafts is None:  # fast path for a single request
             [one] = active
             sequence = one.sequence
             fits = sequence is not None and sequence.length < self._engine.limits.positions and sequence.fits(1)
@@ -59,13 +59,13 @@ class Schedule:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def _parts(self) -> list[Part]:
-        """Choose the rows of the next step."""
+        """Choose the parts of the next step, regardless of free blocks."""
         active = [one for one in self._running.active if not one.ticket.paused]
         writing = [one for one in active if not one.reading]
         reading = [one for one in active if one.reading]
         limits = self._engine.limits
         most = min(limits.rows, limits.logit_rows)
-        if len(writing) + bool(reading) > most:  # take turns, and leave a row for a prompt
+        if len(writing) + bool(reading) > most:  # fewest tokens first, with a row left for a prompt
             writing = sorted(writing, key=lambda one: one.answered)[: max(most - bool(reading), 1)]
         if self._running.drafts is not None:
             self._running.drafts.propose(writing, limits)
@@ -79,13 +79,13 @@ class Schedule:
         return parts + self._prompt_parts(reading, budget, limits.logit_rows - rows, rows)
 
     def _whole(self, one: Answering) -> bool:
-        """Whether all that is pending comes in one step, because an encoder reads it."""
+        """Whether all pending tokens must be in one step, because an encoder processes them."""
         return self._engine.start is not None and one.sequence is not None and not one.sequence.length
 
     def _prompt_parts(self, reading: list[Answering], budget: int, logits_left: int, rows: int) -> list[Part]:
-        """Divide the budget: half for the prompt that waits longest, the rest for the shortest first.
+        """Divide the budget: half for the oldest request of the highest priority, the rest for the shortest first.
 
-        The step has `rows` rows of answers.
+        The step already has `rows` decode rows.
         """
         parts: list[Part] = []
         oldest = sorted(reading, key=lambda one: (-one.request.priority, one.number))
@@ -96,7 +96,7 @@ class Schedule:
                 break
             share = max(budget // 2, 1) if place == 0 and len(order) > 1 else budget
             count = self._chunk(one, min(share, logits_left) if one.request.prompt_logprobs else share)
-            if self._whole(one):  # whatever the budget says
+            if self._whole(one):  # regardless of the budget
                 count = one.pending if one.pending <= room else 0
             if not count:
                 continue
@@ -109,7 +109,7 @@ class Schedule:
         return parts
 
     def _chunk(self, one: Answering, most: int) -> int:
-        """Return how many pending tokens to evaluate, at most `most`: up to the next checkpoint."""
+        """Return the size of the next prefill chunk: at most `most` tokens, up to the next checkpoint."""
         assert one.sequence is not None
         start, count = one.sequence.length, min(most, one.pending)
         while one.checkpoints and one.checkpoints[0] <= start:
@@ -117,14 +117,17 @@ class Schedule:
         if one.checkpoints:
             count = min(count, one.checkpoints[0] - start)
         aligned = self._limits.aligned
-        if aligned > 1:  # a whole chunk or nothing, so that its bits do not depend on the load
+        if aligned > 1:  # a whole chunk regardless of `most`, so that its bits do not depend on the load
             whole = min(aligned - start % aligned, one.pending)
             most = self._engine.limits.rows - self._limits.parallel * 16
             count = min(whole, max(most, 1))
         return count
 
     def _fitting(self, parts: list[Part]) -> list[Part]:
-        """Free blocks until the parts fit: kept sequences first, then those of other requests."""
+        """Free blocks until the parts fit: evict cached sequences, then preempt requests.
+
+        A single request that still does not fit gets fewer rows, or ends.
+        """
         while parts and not self._engine.fits([(part.sequence, part.count) for part in parts]):
             if self._running.free_some():
                 parts = [part for part in parts if part.answering.sequence is not None]
@@ -145,7 +148,7 @@ class Schedule:
         return parts
 
     def _no_room(self, one: Answering) -> None:
-        """End a request that fills the whole cache alone."""
+        """End a request that fills the whole cache by itself."""
         if one.answered:
             one.finish("context")
         else:
@@ -156,7 +159,7 @@ class Schedule:
     # -- the step --------------------------------------------------------------------------------------------------
 
     def rows(self, part: Part) -> Rows:
-        """Return what the engine evaluates of a part."""
+        """Return the engine's input for a part."""
         one, sequence = part.answering, part.sequence
         tokens = one.tokens[sequence.length :][: part.count]
         if one.verified and not part.prompt:
@@ -167,7 +170,7 @@ class Schedule:
         return Rows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
 
     def observe(self, parts: list[Part], seconds: float) -> None:
-        """Record what a step cost, for the budget and the drafts."""
+        """Record the time of a step, for the budget and the drafts."""
         prompts = [part.count for part in parts if part.prompt]
         prompt = sum(prompts)
         self._budget.observe(len(parts) - len(prompts), prompt, seconds)
@@ -176,10 +179,10 @@ class Schedule:
 
 
 class Budget:
-    """Chooses prompt rows for steps of at most `rows` rows, `seconds` long while answers are being written.
+    """Chooses the number of prompt rows in steps of at most `rows` rows, and `seconds` long while requests decode.
 
-    It measures what steps cost. A step of d decoding rows and p prompt rows is expected to take decode(d) + p * row
-    seconds.
+    It measures the time of steps. A step with p prompt rows is expected to take decode + p * row seconds, where decode
+    is the time of a step without prompt rows.
     """
 
     def __init__(self, rows: int, seconds: float) -> None:
@@ -188,10 +191,10 @@ class Budget:
         self._decode = 0.0  # seconds of a step without prompt rows
 
     def prompt_rows(self, decoding: int, waiting: int = 1) -> int:
-        """Return the number of prompt rows beside `decoding` rows of answers; unlimited if nobody reads.
+        """Return the number of prompt rows for a step with `decoding` decode rows. Without decode rows, fill the step.
 
-        Steps may take longer than `seconds` if more prompts wait than answers are written (up to MOST_PATIENCE times),
-        and if the answers alone take more than half of it.
+        A step may take longer than `seconds` if more prompts wait than requests decode (up to MOST_PATIENCE times), or
+        if decoding alone takes more than half of it.
         """
         most = self.rows - decoding
         if not decoding:
@@ -204,7 +207,7 @@ class Budget:
         return max(0, min(most, max(LEAST, wanted - wanted % LEAST)))
 
     def observe(self, decoding: int, prompt: int, seconds: float) -> None:
-        """Record a step."""
+        """Record the time of a step."""
         if not prompt:
             self._decode = _mixed(self._decode, seconds)
         elif prompt >= LEAST:

@@ -1,4 +1,4 @@
-"""The scheduler of a server: steps a core in a thread of its own, and limits how many requests are open.
+"""The scheduler of a server: steps a core in a separate thread, and limits the number of open requests.
 
 scheduler = Scheduler(model.new_core(SchedulerLimits()))
 ticket = scheduler.submit(Request(prompt, sampling), listener)
@@ -25,7 +25,7 @@ from localllm.scheduler.places import Places
 from localllm.scheduler.request import Event, Request, within_share
 
 T = TypeVar("T")
-SEEN_SECONDS = 0.1  # between looks at the cache for `load`: counting the blocks of windows takes up to 0.3 ms
+SEEN_SECONDS = 0.1  # between counts of cached blocks for `load`; counting blocks of windows takes up to 0.3 ms
 
 
 class Scheduler(Closing):
@@ -39,17 +39,17 @@ class Scheduler(Closing):
         self._accounts: Counter[str] = Counter()  # open requests of each account
         self._stopped: LocalLLMError | None = None
         self._closing = False
-        self._seen, self._seen_at = (0, 0, self.engine.free_blocks), 0.0  # tokens and blocks kept, blocks free
+        self._seen, self._seen_at = (0, 0, self.engine.free_blocks), 0.0  # tokens and blocks cached, blocks free
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
         self._thread.start()
 
     # -- for any thread --------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, listener: Callable[[Event], None]) -> Ticket:
-        """Queue a request. Its events go to `listener`, in the scheduler's thread.
+        """Queue a request. The scheduler's thread calls `listener` with its events.
 
-        ContextFull for a prompt that does not fit, QueueFull if too many wait or too many are this account's, Stopped
-        after the end.
+        Raise ContextFull if the prompt does not fit, QueueFull if too many requests or too many of this account are
+        open, and Stopped if the scheduler has stopped.
         """
         account = request.account
         ticket = Ticket(request, listener, ended=lambda: self._ended(account))
@@ -69,7 +69,7 @@ class Scheduler(Closing):
         return ticket
 
     def load(self) -> Load:
-        """Return what runs now. Numbers may be those of a step before or after; those of the cache are 0.1 s old."""
+        """Return the current load. Counts of requests may be one step off, counts of the cache up to 0.1 s old."""
         running = tuple(map(_slot, list(self._running.active)))
         tokens, blocks, free = self._seen
         waiting = max(0, self._open - len(running))
@@ -80,13 +80,13 @@ class Scheduler(Closing):
         self.between(lambda _: self._running.prefixes.clear())
 
     def between(self, job: Callable[[Places], T]) -> Future[T]:
-        """Run a job with the places in the scheduler's thread, between two steps. Stopped after the end."""
+        """Run a job on the slots, in the scheduler's thread between two steps. Raise Stopped if it has stopped."""
         future = Future[T]()
 
         def run() -> None:
             try:
                 future.set_result(job(self._running.places))
-            except Exception as error:  # the other thread's to tell
+            except Exception as error:  # raised in the thread that waits for the result
                 future.set_exception(error)
 
         with self._lock:
@@ -96,7 +96,7 @@ class Scheduler(Closing):
         return future
 
     def close(self) -> None:
-        """End all requests as cancelled, and the thread."""
+        """End all requests with the error Stopped, and stop the thread."""
         with self._lock:
             self._stopped = self._stopped or Stopped("the server is shutting down")
         self._stepper.put(self._close)
@@ -111,19 +111,19 @@ class Scheduler(Closing):
                 if not self._running.busy or perf_counter() - self._seen_at > SEEN_SECONDS:
                     self._look()
                 self._stepper.step()
-        except BaseException as error:  # a bug: nobody may wait for ever
+        except BaseException as error:  # a bug: end all requests, so that no client waits forever
             traceback.print_exc()
             with self._lock:
                 self._stopped = Stopped(f"the scheduler ended by an error: {error}")
         finally:
-            with suppress(LocalLLMError):  # the model is closed, which ended them
+            with suppress(LocalLLMError):  # the model was closed, which ended all requests
                 self._stepper.run(lambda: self._running.end(self._stopped))
 
     def _close(self) -> None:
         self._closing = True
 
     def _look(self) -> None:
-        """Count what is in the cache. Only this thread may, because others would see it change while they count."""
+        """Count the cached tokens and blocks, in the thread that changes them."""
         kept = list(self._running.prefixes)
         blocks = {block for sequence in kept for block in sequence.blocks}
         tokens = sum(sequence.length for sequence in kept)
@@ -138,6 +138,6 @@ class Scheduler(Closing):
 
 
 def _slot(one: Answering) -> Slot:
-    sequence = one.sequence  # read once: it goes when the request ends
+    sequence = one.sequence  # read once: the stepping thread sets it to None when the request ends
     evaluated = sequence.length if sequence is not None else 0
     return Slot(one.number, one.request.client, one.prompt_tokens, evaluated, one.answered)

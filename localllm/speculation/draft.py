@@ -1,4 +1,4 @@
-"""Drafts by a second, smaller model that follows the text with a separate cache."""
+"""Drafts from a second, smaller model, which evaluates the same text with its own cache."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from localllm.engine import Engine
 from localllm.speculation.vocabulary import Mapping
 
-EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # bounds of classes by the draft's probability
-PRIORS = (0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
+EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # bounds of the classes, in probability under the draft model
+PRIORS = (0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)  # prior acceptance rate of each class
 
 
 class Followed:
-    """The tokens of the target that a draft model has evaluated, in a sequence of its own."""
+    """The target's tokens that a draft model has evaluated, and the sequence in the draft model's cache."""
 
     def __init__(self, engine: Engine, mapping: Mapping) -> None:
         self._engine, self._mapping = engine, mapping
         self.sequence = engine.add()
-        self.tokens: list[int] = []  # of the target
+        self.tokens: list[int] = []  # token ids of the target
         self._ends: list[int] = []  # number of tokens in the draft cache after each of `tokens`
 
     def forget(self, keep: int) -> None:

@@ -11,7 +11,7 @@ class SpeculationError(LocalLLMError):
 
 
 class NoDrafts(SpeculationError):
-    """The model takes no drafts of any kind; `what` it is says why."""
+    """The model does not support speculation. `what` is the kind of model, for the message."""
 
     def __init__(self, what: str) -> None:
         super().__init__(Notice(f"{what} takes no drafts; leave ", Setting("spec"), " out"))

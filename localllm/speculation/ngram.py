@@ -1,4 +1,4 @@
-"""Drafts without a model: the tokens that followed the same words earlier in the text (prompt lookup)."""
+"""Drafts without a model: the tokens that followed the same n-gram earlier in the text (prompt lookup)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from localllm.speculation.rule import Guess
 
 SHORTEST = 3  # minimum matching tokens
 LONGEST = 16  # maximum tokens compared
-PLACES = 8  # maximum earlier places searched, newest first
+PLACES = 8  # maximum earlier positions searched, newest first
 
 # Prior acceptance rate after 3, 4, ... 16 matching tokens.
 PRIORS = tuple(min(0.9, 0.3 + 0.1 * n) for n in range(LONGEST - SHORTEST + 1))
 
 
 class NgramDrafter:
-    """Follows a text. Drafts cost nothing."""
+    """Indexes a text by its n-grams of SHORTEST tokens. Drafting takes almost no time."""
 
     def __init__(self) -> None:
         self._text: list[int] = []
@@ -37,7 +37,10 @@ class NgramDrafter:
             self._places.setdefault(before, []).append(len(self._text) - 1)
 
     def propose(self, sampler: Sampler) -> Iterator[Guess]:
-        """Yield the continuation of the longest repetition (of several, the newest); it may overlap with itself."""
+        """Yield the tokens that followed the longest match (of several, the newest).
+
+        If the continuation reaches the end of the text, it continues with the drafted tokens.
+        """
         text = self._text
         alike, place = self._longest()
         if alike < SHORTEST:

@@ -1,7 +1,7 @@
-"""Decide how much to draft, by the cost of passes and the acceptance rate, and when to pause.
+"""Decides how much to draft, by the cost of passes and the acceptance rate, and when to pause.
 
 All costs are in seconds. A round verifies k drafted tokens in one pass of k + 1 rows and yields 1 + accepted tokens. It
-pays if the additional tokens would have taken longer than the pass was prolonged.
+saves time if decoding the accepted tokens would have taken longer than the additional rows did.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _REST, _LONGEST_REST = 8, 512  # rounds without drafts after a loss; doubles wit
 class Costs:
     """Seconds per pass of 1 ... `most` rows: measured once, then corrected by every pass.
 
-    One row and several rows drift apart (with the length of the text, and with the load of the machine), so each has
-    its own factor.
+    The times of one row and of several rows drift apart, with the length of the text and with the load of the machine.
+    So each has its own correction factor.
     """
 
     def __init__(self, measured: dict[int, float]) -> None:
-        """`measured`: row count -> seconds, for some counts, 1 among them."""
+        """`measured`: row count -> seconds, for some row counts, including 1."""
         self.most = max(measured)
         rows = sorted(measured)
         self._seconds: list[float] = np.interp(range(self.most + 1), rows, [measured[n] for n in rows]).tolist()
@@ -34,7 +34,7 @@ class Costs:
         return self._seconds[rows] * self._drift[rows > 1]
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Record a pass. An interruption of the whole machine counts as at most twice the time."""
+        """Record a pass. A time counts as at most twice the expected time, in case the machine stalled."""
         several = rows > 1
         self._passes[several] += 1
         ratio = min(max(seconds / self.seconds(rows), 0.5), 2.0) ** max(_WEIGHT, 1 / self._passes[several])
@@ -44,7 +44,7 @@ class Costs:
 
 
 class Acceptance:
-    """Acceptance rates by class of draft: the prior, and what was observed since."""
+    """Acceptance rates by class of draft: a prior, updated by observations."""
 
     _SURE = 2.0  # weight of the prior, in drafts
     _KEEP = 0.97  # decay of observations, per new draft of the class
@@ -64,12 +64,12 @@ class Acceptance:
         self.mean += _WEIGHT * (likelihood - self.mean)
 
     def hope(self) -> None:
-        """Raise the mean acceptance to at least 0.7, for another try after a pause."""
+        """Raise the mean acceptance to at least 0.7, so that drafting is tried again after a pause."""
         self.mean = max(self.mean, 0.7)
 
 
 class Judge:
-    """Decides for one drafter. Its balance is what its rounds gained, in tokens of plain decoding, with decay."""
+    """Decides whether a drafter drafts or pauses, by its balance: the decayed gain of its rounds, in tokens."""
 
     def __init__(self, priors: Sequence[float]) -> None:
         self.acceptance = Acceptance(priors)
@@ -96,13 +96,14 @@ class Judge:
 
     def rest(self) -> None:
         self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
-        self._balance = -0.75  # a failing trial ends sooner
+        self._balance = -0.75  # so that the next attempt, if it fails, ends sooner
 
 
 def outlook(costs: Costs, pace: float, drafted: int, stands: float, mean: float, step: float, longest: int) -> float:
-    """Return the best gain in seconds of drafting on after `drafted` tokens, all accepted with probability `stands`.
+    """Return the maximum expected gain, in seconds, of drafting more than `drafted` tokens.
 
-    Each further draft is accepted with probability `mean` and takes `step` seconds; `pace` is the value of a token.
+    The tokens so far are all accepted with probability `stands`, and each further one with probability `mean`. Drafting
+    a token takes `step` seconds; an accepted token saves `pace` seconds.
     """
     best = won = 0.0
     for k in range(drafted + 1, longest + 1):

@@ -1,8 +1,8 @@
-"""A drafted token. It is accepted if it is the token that is chosen anyway, given the model's logits in its place.
+"""A drafted token. It is accepted if the sampler chooses the same token from the model's logits.
 
-So the tokens of an answer, and the random numbers that it uses, are those of plain decoding. This is the rule of
-Leviathan, Kalman, Matias (arXiv 2211.17192) for drafters without a choice: a draft is accepted with its probability
-under the model.
+So an answer has the same tokens, and uses the same random numbers, as with plain decoding. This is the rule of
+Leviathan, Kalman, Matias (arXiv 2211.17192) for deterministic drafters: a draft is accepted with its probability under
+the model.
 """
 
 from __future__ import annotations

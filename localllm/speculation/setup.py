@@ -1,4 +1,4 @@
-"""The parts that a model needs to speculate, built once when it is opened and once per session."""
+"""Builds speculation for a model: costs and vocabulary mapping once per model, drafters once per core."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from localllm.speculation.errors import SpeculationError
 from localllm.speculation.policy import outlook
 from localllm.speculation.vocabulary import Mapping, Vocabulary, match
 
-SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds per pass in Python, 2 % of this
+SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds of Python per pass, 2 % of this
 
 _ITSELF = "it is the model itself, so drafting cannot make it faster; use a smaller one"
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A model as speculation sees it: its engine and its vocabulary."""
+    """The parts of a model that speculation uses: engine and vocabulary."""
 
     engine: Engine
     vocabulary: Vocabulary
@@ -35,10 +35,10 @@ def _same_file(one: Reader, other: Reader) -> bool:
 
 
 class Speculation:
-    """Speculation for a model: the costs of its passes and of the draft model's, and acceptance rates so far."""
+    """Speculation for a model: the costs of its passes and of the draft model's, and the token mapping."""
 
     def __init__(self, target: Reader, options: SpeculationOptions, drafting: Reader | None) -> None:
-        """If the vocabularies do not match, there is no draft in automatic mode, and else a SpeculationError."""
+        """If the vocabularies do not match, ignore the draft model in automatic mode, else raise SpeculationError."""
         self.options, self._draft, self.refused = options, drafting, ""  # why the draft model cannot draft
         self._mapping: Mapping | None = None
         self._itself = drafting is not None and _same_file(target, drafting)
@@ -64,7 +64,7 @@ class Speculation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What will not be used of the options, and why. Each is a `Notice`."""
+        """Messages about options that will not be used as given, with the reasons."""
         given, most = self.options.draft_max, self.options.most_drafted
         clamped = Notice(
             Setting("draft_max", given), f": at most {most} tokens are drafted, because a pass verifies no more"
@@ -73,7 +73,7 @@ class Speculation:
 
     @property
     def unused(self) -> str:
-        """What will not be used of it, and why; "" if all may be. A `Notice`."""
+        """A message that says why speculation or the draft model will not be used; "" if both may be."""
         one = f"{1e3 * self.costs.seconds(1):.2f} ms"
         if self.refused or self._itself:
             return self.refused or f"the draft model saves no time: {_ITSELF}"
@@ -90,9 +90,9 @@ class Speculation:
         return f"the draft model is not used: {passes}, so it cannot make the model faster; use a smaller one"
 
     def drafts(self) -> Drafts | None:
-        """Return what drafts for the requests of a core; None in automatic mode if passes are too short for it to pay.
+        """Return the drafter for a core's requests, which uses n-grams, the draft model or both.
 
-        That is repetitions, the draft model or both.
+        Return None in automatic mode if passes are too short for drafting to save time.
         """
         if self._too_short:
             return None

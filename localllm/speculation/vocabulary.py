@@ -1,7 +1,7 @@
-"""Map the tokens of a draft model to the target's, if their vocabularies differ.
+"""Maps the tokens of a draft model to the target's, if their vocabularies differ.
 
-Tokens correspond if they stand for the same bytes; begin and end tokens if they have the same role. Other target tokens
-reach the draft model as text. Other draft tokens are never proposed.
+Tokens correspond if they have the same bytes, begin and end tokens if they have the same role. Other target tokens are
+tokenized again for the draft model. Other draft tokens are never proposed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Mapping:
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """Return the tokens that the draft model requires before a text and the target does not write."""
+        """The tokens that the draft model requires before a text and the target does not add."""
         missing = self._draft is not None and self._draft.add_bos and not (self._target and self._target.add_bos)
         return (self._draft.bos,) if missing and self._draft and self._draft.bos is not None else ()
 
@@ -72,7 +72,7 @@ class Mapping:
 
 
 def match(target: Vocabulary, draft: Vocabulary) -> Mapping:
-    """Match two vocabularies; SpeculationError with the reason if they do not match."""
+    """Match two vocabularies. Raise SpeculationError with the reason if they do not match."""
     size, drafted = target.size, draft.size
     ours, theirs = target.tokenizer, draft.tokenizer
     if ours is None or theirs is None:
