@@ -1,9 +1,9 @@
-"""Times two installations of localllm in turn, command by command: did a change cost anything?
+"""Time two installations of localllm alternately, command by command, to find regressions.
 
     python benchmarks/against.py OTHER/bin/localllm --model MODEL --out benchmarks/results/against.jsonl
 
-A round runs both, in alternating order, so that a machine that changes its pace changes it for both. A row holds the
-medians, and the median and range of the ratios ours : other of all rounds. Above 1 is faster.
+A round runs both, in alternating order, so that changes of the machine's speed affect both. A row holds the medians,
+and the median and range of the ratios ours : other of all rounds. Above 1 is faster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statistics import median
 from urllib.request import Request, urlopen
 
 STARTS = (["--help"], ["run", "demo", "hi", "-n", "1", "--temp", "0"], ["show", "demo"])
-Measure = Callable[[str], dict[str, float]]  # (program) -> what was measured, larger is better
+Measure = Callable[[str], dict[str, float]]  # (program) -> measurements; larger is better
 
 
 def started(words: list[str]) -> Measure:
@@ -55,7 +55,7 @@ def answered(model: str) -> Measure:
 
 
 def asked(model: str, clients: int) -> Measure:
-    """Time clients of a server, each of which asks twice."""
+    """Time clients of a server, each of which sends two requests."""
 
     def measure(program: str) -> dict[str, float]:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -105,7 +105,7 @@ def main() -> int:
         work.append((f"bench {name}", benched(args.model, 512, 64)))
         work += [(f"answers of {name}", answered(args.model)), (f"serve {name}", asked(args.model, 8))]
     for what, measure in work:
-        for program in (args.other, args.ours):  # warm the caches
+        for program in (args.other, args.ours):  # warm up the caches
             measure(program)
         ours: list[dict[str, float]] = []
         theirs: list[dict[str, float]] = []

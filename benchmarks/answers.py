@@ -1,9 +1,9 @@
-"""Tokens a second of whole answers: one alone, several in the server's scheduler, and several threads on one model.
+"""Tokens per second of whole answers: one alone, several in the server's scheduler, and several threads on one model.
 
     python benchmarks/answers.py MODEL [-t 2] [--counts 4,8,16]
 
 Prints one JSON object. It runs with the localllm of the Python that starts it, 0.2.0 included, so that against.py can
-compare two installations. Without threads on one model (0.2.0) these are left out.
+compare two installations. Without support for threads on one model (0.2.0) these are omitted.
 """
 
 from __future__ import annotations

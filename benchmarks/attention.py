@@ -1,9 +1,9 @@
-"""Times the attention of a decode step alone, at one depth, with each cache type in turn.
+"""Time the attention of a decode step alone, at one depth, with each cache type alternately.
 
     python benchmarks/attention.py [--types f16,q8_0] [--depth 16384] [-t 2] [--rounds 3] [--heads 32,8,64]
 
 The plan holds only attention, over more layers than a processor's cache can hold. It is bound once per type; every
-round times one step of each. GB/s count the keys and values read, beside the rate of a loop that only reads in the same
+round times one step of each. GB/s count the keys and values read, next to the rate of a read-only loop in the same
 round. One JSON line per type goes to benchmarks/results/.
 """
 
@@ -31,7 +31,7 @@ from localllm.backends.cpu.backend import CpuBackend, CpuExecutable
 from localllm.plan import BLOCK, Batch, Recorder
 
 TOKENS = 512
-LEAST_BYTES = 256 << 20  # bytes of an F16 cache, over all layers
+LEAST_BYTES = 256 << 20  # minimum bytes of an F16 cache, over all layers
 ROOF_ROWS = 1 << 17  # rows of the matrix read to measure the roof
 
 
@@ -58,7 +58,7 @@ class Heads:
 
 
 def bind(backend: CpuBackend, heads: Heads, layers: int, depth: int, type_name: str) -> CpuExecutable:
-    """Layers of attention, each over a cache of `depth` tokens, filled with copies of one random block."""
+    """Bind layers of attention, each over a cache of `depth` tokens, filled with copies of one random block."""
     recorder = Recorder()
     q, k, v = (
         recorder.embed(Table(name, n * heads.dim)) for name, n in (("q", heads.query), ("k", heads.kv), ("v", heads.kv))

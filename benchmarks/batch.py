@@ -1,10 +1,11 @@
-"""Decode 1 to 16 sequences together, in turn with llama-batched-bench on the same file and threads.
+"""Decode 1 to 16 sequences together, alternating with llama-batched-bench on the same file and threads.
 
     python benchmarks/batch.py MODEL.gguf --llama-batched-bench PATH [-t 2] [--sequences 1,2,4,8,16] [--rounds 2]
     python benchmarks/batch.py --table
 
-Every sequence has 128 tokens before it; 32 tokens of each are decoded. Rates are tokens per second of all sequences. A
-ratio is the median over rounds of ours / llama.cpp's. One JSON line per model goes to benchmarks/results/batch.jsonl.
+Every sequence has 128 cached tokens; 32 tokens of each are decoded. Rates are tokens per second of all sequences. A
+ratio is the median over rounds of ours / llama.cpp's. One JSON line per model goes to
+benchmarks/results/batch.jsonl.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def ours(path: Path, threads: int, counts: list[int]) -> tuple[dict[int, float],
 
 
 def theirs(program: Path, path: Path, threads: int, counts: list[int]) -> dict[int, float]:
-    """Return llama-batched-bench's rates of decoding."""
+    """Return llama-batched-bench's decode rates."""
     command = [
         str(program), "-m", str(path), "-t", str(threads), "-c", str(max(counts) * 512), "-npp", str(PROMPT),
         "-ntg", str(ANSWER), "-npl", ",".join(map(str, counts)),
@@ -66,7 +67,9 @@ def stored(path: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The Markdown of docs/serve.md: by device, the newest row of each model; tokens per second of all sequences."""
+    """Return the Markdown of docs/serve.md: by device, the newest row of each model; tokens per second of all
+    sequences.
+    """
     newest = {(row["device"], row["model"].removesuffix(".gguf")): row for row in rows}
     lines: list[str] = []
     for device in dict.fromkeys(device for device, _ in newest):

@@ -1,12 +1,12 @@
-"""Measures the quality of each cache type: perplexity, and KL divergence from the same model with an f16 cache.
+"""Measure the quality of each cache type: perplexity, and KL divergence from the same model with an f16 cache.
 
     python benchmarks/cache_quality.py [MODEL.gguf=TEXT.txt ...] [--windows 4]
     python benchmarks/cache_quality.py --table
     python benchmarks/cache_quality.py --llama LLAMA_CPP
 
-With --llama, a llama.cpp tree with its libraries in build/bin, it measures how far the logits of a quantized cache are
-from those of a float32 cache, here and there: the normalized mean squared error over --tokens. The weights are
-converted to float32, because llama.cpp rounds activations to the type of smaller weights.
+With --llama, a llama.cpp tree with its libraries in build/bin, it measures the distance between the logits of quantized
+caches and a float32 cache, in both programs: the normalized mean squared error over --tokens. The weights are converted
+to float32, because llama.cpp rounds activations to the type of smaller weights.
 
 A window is as long as the model's trained context; its second half counts, as in llama.cpp's perplexity. A model
 without a tokenizer (random weights, but every feature of its architecture) reads random tokens. One JSON line per model
@@ -123,7 +123,7 @@ def error(logits: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def distances(path: str, text: str, program: Path, work: Path, count: int, types: list[str]) -> list[dict[str, object]]:
-    """Measure how far quantized caches are from float32 ones, with ours and with llama.cpp."""
+    """Measure the distance of quantized caches from float32 ones, with ours and with llama.cpp."""
     model = work / Path(path).name
     words = ["quantize", path, str(model), "F32", "--allow-requantize", "--force"]
     subprocess.run([sys.executable, "-m", "localllm", *words], check=True, capture_output=True, cwd=ROOT)

@@ -1,10 +1,10 @@
-"""Compares conversion with transformers and llama.cpp, for every model of tests/localllm/convert/hf_models.py.
+"""Compare conversion with transformers and llama.cpp, for every model of tests/localllm/convert/hf_models.py.
 
     python -m benchmarks.convert --llama LLAMA_CPP     # a tree with build/bin; needs torch, transformers and g++
 
 Each model is made, saved as a folder, converted, and written with all numbers as F32. The table holds the largest
 normalized mean squared error over positions against transformers' logits, for our reference backend and for llama.cpp.
-It also counts the texts whose ids in llama.cpp differ from the folder's own tokenizer.
+It also counts the texts whose ids in llama.cpp differ from the folder's tokenizer.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def texts() -> list[str]:
 
 
 def one(name: str, peer: Path, work: Path) -> dict[str, object]:
-    """The table row of one model."""
+    """Return the table row of one model."""
     import tokenizers
 
-    folder, gguf, out = work / "model", work / "model.gguf", work / "out"  # no name: llama.cpp looks for phi-3 in it
+    folder, gguf, out = work / "model", work / "model.gguf", work / "out"  # llama.cpp looks for phi-3 in a name
     theirs = make(name, folder)
     with open_checkpoint(folder) as model:
         ours, notes = logits_of(model, ids()), model.notes

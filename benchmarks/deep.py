@@ -1,19 +1,20 @@
-"""Times sparse attention deep in a context, decoding and in prompts, beside llama.cpp on the same file.
+"""Time sparse attention deep in a context, in decode and prefill, alternating with llama.cpp on the same file.
 
     python benchmarks/deep.py [--models deepseek32,glm-dsa,minimax-m3,deepseek4] [--rounds 2] [-t 2]
-        [--tests tg32@16384,pp512@16384,tg32@65536,pp128@65536]
+    [--tests tg32@16384,pp512@16384,tg32@65536,pp128@65536]
     python benchmarks/deep.py --table
 
-The models are those of `sparse_shapes.py`, written to --folder if they are not there. The peer is llama-cpp-python
+The models are those of `sparse_shapes.py`, written to --folder if missing. The peer is llama-cpp-python
 (`llama_cpp_bench.py`); LLAMA_CPP_LIB_PATH chooses its library. Both fill the cache with copies of the rows of 512
-tokens, because a whole prompt would take the peer hours. --whole evaluates the whole prompt instead. Pools in its state
-of DeepSeek 4 cannot be copied: this model is measured behind whole prompts, and after more than 16384 tokens, which
-take the peer a quarter of an hour and longer, ours alone behind copies. The table says what filled the cache.
+tokens, because a whole prompt would take the peer hours. --whole evaluates the whole prompt instead. Pools in the
+peer's state of DeepSeek 4 cannot be copied, so this model is measured after whole prompts. Beyond 16384 tokens, which
+take the peer at least a quarter of an hour, only ours is measured, after copies. The table says how the cache was
+filled.
 
-A round is ours, the peer with flash attention, and the peer without it, each in a process of its own, for every test
-in turn. A ratio is the median over rounds of ours / the peer's best. A way of the peer that took over twice as long as
-the other in the first round is left out of the others, and of the same test behind longer whole prompts. One JSON line
-per model and test goes to benchmarks/results/deep.jsonl.
+A round is ours, the peer with flash attention, and the peer without it, each in a separate process, for every test in
+sequence. A ratio is the median over rounds of ours / the peer's best. A mode of the peer that took over twice as long
+as the other in the first round is skipped in later rounds, and in the same test after longer whole prompts. One JSON
+line per model and test goes to benchmarks/results/deep.jsonl.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ from localllm.plan import BLOCK, Batch
 
 TESTS = "tg32@16384,pp512@16384,tg32@65536,pp128@65536"
 WHOLE = ("deepseek4",)  # models whose rows the peer cannot copy
-WHOLE_TESTS, WHOLE_DEPTH = f"tg32@4096,pp512@4096,{TESTS}", 16384  # of these; the deepest that the peer is measured at
+WHOLE_TESTS, WHOLE_DEPTH = f"tg32@4096,pp512@4096,{TESTS}", 16384  # for WHOLE; and the maximum depth for the peer
 COPIED = 512  # tokens whose rows fill the cache
 FLASH = {"flash": "1", "plain": "0"}
 HOPELESS = 2.0
 PHYSICAL_BATCH = (
-    128  # of a peer that decodes: without flash attention it reserves memory for the scores of as many rows
+    128  # for a peer that decodes: without flash attention it reserves memory for the scores of this number of rows
 )
 
 
 @dataclass(slots=True)
 class Row:
-    """All samples of one model and test; rates in tokens a second, one per round."""
+    """All samples of one model and test; rates in tokens per second, one per round."""
 
     model: str
     test: str
@@ -66,13 +67,13 @@ class Row:
     ours: list[float] = field(default_factory=list)
     flash: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
-    weights_per_token: int = 0  # bytes that a decoded token reads of matrices
-    cache_per_token: int = 0  # of index keys, and of what is selected
-    every_key: int = 0  # of the cache, if attention read all keys and values
+    weights_per_token: int = 0  # bytes of matrices read per decoded token
+    cache_per_token: int = 0  # bytes of index keys and of the selection
+    every_key: int = 0  # bytes of the cache with full attention
 
     @property
     def best(self) -> list[float]:
-        """The faster way of the peer in every round."""
+        """Return the faster mode of the peer in every round."""
         ways = (self.flash, self.plain)
         if self.alone:
             return []
@@ -86,13 +87,13 @@ class Row:
 
 
 def ours(path: Path, test: Test, threads: int, whole: bool) -> dict[str, Any]:
-    """Time one test; this is what the child process does."""
+    """Time one test, in the child process."""
     prompt, answer, depth = test.prompt, test.answer, test.depth
     room = depth + prompt + answer + BLOCK
     with localllm.load(path, threads=threads, ctx_size=room) as model:
         executable, memory = model.executable, model.executable.memory
         table, ring = np.arange(-(-room // BLOCK), dtype=np.int32)[None], executable.limits.window_blocks
-        windows = table % np.int32(ring) if ring else None  # the blocks of layers with a window, in turn
+        windows = table % np.int32(ring) if ring else None  # the blocks of layers with a window, cyclically
         random = np.random.default_rng(0)
 
         def step(first: int, count: int) -> None:
@@ -124,7 +125,7 @@ def ours(path: Path, test: Test, threads: int, whole: bool) -> dict[str, Any]:
 
 
 def row_of(model: str, test: str, threads: int, whole: bool) -> Row:
-    """An empty row, and what its samples will be; `whole` if whole prompts are asked for."""
+    """Return a row without samples; `whole` if whole prompts are requested."""
     near = Test.parse(test).depth <= WHOLE_DEPTH
     return Row(
         model, test, threads, whole=whole or (model in WHOLE and near), alone=model in WHOLE and not near and not whole
@@ -132,7 +133,7 @@ def row_of(model: str, test: str, threads: int, whole: bool) -> Row:
 
 
 def hopeless(row: Row, name: str) -> bool:
-    """Whether a way of the peer was far behind the other in the first round."""
+    """Return whether a mode of the peer was far slower than the other in the first round."""
     first = {way: getattr(row, way)[:1] for way in FLASH}
     return all(first.values()) and HOPELESS * first[name][0] < max(rates[0] for rates in first.values())
 
@@ -163,7 +164,7 @@ def measure(row: Row, path: Path, number: int, before: Sequence[Row] = ()) -> No
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The Markdown of docs/architectures.md."""
+    """Return the Markdown of docs/architectures.md."""
     lines = ["| model | test | filled by | localllm, t/s | llama.cpp, t/s | ratio | cache read, MB | every key, MB |"]
     lines.append("|---|---|---|---:|---:|---:|---:|---:|")
     for row in rows:
@@ -179,7 +180,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def stored(path: Path = RESULTS / "deep.jsonl") -> list[Row]:
-    """The newest row of every model and test, in the order they were first measured."""
+    """Return the newest row of every model and test, in the order first measured."""
     names = {f.name for f in fields(Row)}
     rows: dict[tuple[str, str], Row] = {}
     for line in path.read_text().splitlines():

@@ -1,12 +1,11 @@
-"""Checks a graphics card, then times it, in eight minutes. A stage that fails or finds no time is a row with its
-reason.
+"""Check a GPU, then time it, in eight minutes. A stage that fails or has no time left is a row with the reason.
 
     python benchmarks/gpu.py [--backend cuda] [--minutes 8] [--llama-bench PATH | --llama-source FOLDER]
-    python benchmarks/gpu.py --backend opencl --quick        # the whole way on a tiny model, on PoCL: no number counts
+    python benchmarks/gpu.py --backend opencl --quick        # all stages on PoCL, with a tiny model: no useful numbers
 
 Checks: packages, a kernel compiled and loaded, the conformance table (pytest), the model in the box against the CPU.
-Times: copy bandwidth, dense rates (by PyTorch if installed), every format's kernels, then decoding, verifying and
-prompts of Llama geometries whose weights are made in memory. A JSON line per row goes to --out, a table to stdout.
+Times: copy bandwidth, dense rates (by PyTorch if installed), every format's kernels, then decode, verify and prefill of
+Llama geometries whose weights are generated in memory. A JSON line per row goes to --out, a table to stdout.
 CONTRIBUTING.md has the commands.
 """
 
@@ -68,7 +67,7 @@ def golden(backend: str) -> Callable[[Report], None]:
         texts = []
         for name in (backend, "cpu"):
             with localllm.load("demo", backend=name, ctx_size=512) as model:
-                pieces = model.generate("Once upon a time", max_tokens=16, temperature=0.0)  # later two tokens tie
+                pieces = model.generate("Once upon a time", max_tokens=16, temperature=0.0)  # later, two tokens tie
                 texts.append("".join(piece.text for piece in pieces))
         report.row("golden", text=texts[0])
         assert texts[0] == texts[1], f"on the CPU it is {texts[1]!r}"
@@ -80,7 +79,7 @@ def golden(backend: str) -> Callable[[Report], None]:
 
 
 def built(report: Report, source: Path) -> Path:
-    """Build llama-bench from llama.cpp's source for this card, beside the source; returns its path."""
+    """Build llama-bench from llama.cpp's source for this GPU, next to the source; return its path."""
     if shutil.which("nvcc") is None or shutil.which("cmake") is None:
         raise Skipped("nvcc or cmake is not there to build llama.cpp with")
     folder = source / "build-cuda"
@@ -94,7 +93,7 @@ def built(report: Report, source: Path) -> Path:
 
 
 def side_by_side(bench: Path | None, source: Path | None, size: Size) -> Callable[[Report], None]:
-    """Run the same files and tests in both programs, in turn, twice."""
+    """Run the same files and tests in both programs, alternately, twice."""
 
     def work(report: Report) -> None:
         if bench is None and source is None:
@@ -122,7 +121,7 @@ def side_by_side(bench: Path | None, source: Path | None, size: Size) -> Callabl
     return work
 
 
-# -- the whole ---------------------------------------------------------------------------------------------------------
+# -- all stages --------------------------------------------------------------------------------------------------------
 
 
 def main(words: Sequence[str] | None = None) -> int:

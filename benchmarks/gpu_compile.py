@@ -1,11 +1,11 @@
-"""Compiles every GPU kernel with NVRTC for four compute types, without a card; reports registers, spills and stack.
+"""Compile every GPU kernel with NVRTC for four compute types, without a GPU; report registers, spills and stack.
 
     python benchmarks/gpu_compile.py [--only WORDS] [--out LINES.jsonl]
 
 Compiles the kernels of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows,
-soft caps and sinks, and in both directions; with --only, kernels whose names have these words. A table per kernel
-function and compute type goes to results/gpu_compile.csv unless --only is given, and to --out a line per kernel. Exits
-with 1 if one does not compile or spills more than BUDGET.
+soft caps and sinks, and in both directions; with --only, only kernels whose names contain these words. A table per
+kernel function and compute type goes to results/gpu_compile.csv unless --only is given, and a line per kernel to --out.
+Exits with 1 if one does not compile or spills more than BUDGET.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from localllm.backends.gpu.kernels.products import COLUMNS
 from localllm.plan import CacheLayer, Gating
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
-LOCAL = 48 << 10  # bytes of local memory of a work-group, on every card
+LOCAL = 48 << 10  # bytes of local memory per work-group, on every GPU
 BUDGET = 48  # bytes that a kernel may spill, stored and loaded
 MOST = ("local_bytes", "registers", "spilled", "stack", "cubin_bytes")  # columns of the table
 TABLE = Path(__file__).parent / "results" / "gpu_compile.csv"
@@ -47,7 +47,7 @@ GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)
 ALONE = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", "relu2(a)", "signed_root(a)")
 ELEMENTS = (*ALONE, *GATES, "softplus(a) * (b)", "(a) + (b)")
 BLOCKS = products.block_words(2048)
-# The form of a row that a kernel makes: floats, activation blocks, or both.
+# The form of a row that a kernel writes: floats, activation blocks, or both.
 DELIVERIES = {
     "floats": rowwise.delivered(True, 0), "blocks": rowwise.delivered(False, BLOCKS),
     "both": rowwise.delivered(True, BLOCKS),
@@ -56,7 +56,7 @@ Labelled = tuple[str, Kernel[Any]]
 
 
 def every_kernel(architecture: str) -> list[Labelled]:
-    """(label, kernel): all kernels that a plan may need, in the shapes of a 1B model."""
+    """Yield (label, kernel): all kernels that a plan may need, in the shapes of a 1B model."""
     found: list[Labelled] = []
     for name in formats.FORMATS:
         found += _products(name, architecture)
@@ -88,14 +88,14 @@ def _expert_product(x_stride: int) -> products.ExpertProduct:
 
 
 def _head_product(x_head: int) -> products.HeadProduct:
-    """Slices of 2048 values, of 16 heads."""
+    """Return products of slices of 2048 values, for 16 heads."""
     return products.HeadProduct(
         K=2048, N=512, X_STRIDE=16 * x_head, Y_STRIDE=16 * 512, HEADS=16, X_HEAD=x_head, COUNT_AT=0
     )
 
 
 def _products(name: str, architecture: str) -> list[Labelled]:
-    """Every product with a matrix of a format."""
+    """Return every product with a matrix of a format."""
     width = BLOCKS if name in formats.QUANTIZED else 2048
     own, experts, wide = _product(width), _expert_product(width), width
     found: list[Labelled] = [
@@ -124,7 +124,7 @@ def _products(name: str, architecture: str) -> list[Labelled]:
 
 
 def _together(name: str, x_stride: int) -> list[Labelled]:
-    """Several matrices of a format in one launch."""
+    """Return products with several matrices of a format in one launch."""
     to = DELIVERIES["blocks" if name in formats.QUANTIZED else "floats"]
     shape: dict[str, Any] = {
         "format": name, "K": 2048, "N": 2048, "X_STRIDE": x_stride, "RESIDUAL_STRIDE": 2048, "FACTOR": 1.0,
@@ -168,7 +168,9 @@ def _attention(
 
 
 def _sparse(key_type: str) -> list[Labelled]:
-    """Indexer and attention of DeepSeek 3.2, of MiniMax M3's blocks, and of DeepSeek 4's window and pools."""
+    """Return the indexer and attention of DeepSeek 3.2, of MiniMax M3's blocks, and of DeepSeek 4's window and
+    pools.
+    """
     cache, found = CacheTypes(key_type, key_type), list[Labelled]()
     near = CacheLayer(1, 512, 512, pooled=True, prefix=True)
     for of, keys, heads, count, block, local in (
@@ -210,7 +212,7 @@ def _sparse(key_type: str) -> list[Labelled]:
 
 
 def _cache(name: str) -> list[Labelled]:
-    """Keys and values of a type, and queries for them."""
+    """Return kernels for keys and values of a type, and their queries."""
     cache = attention.cache_shape(CacheTypes(name, name), CacheLayer(8, 64, 64))
     shape: dict[str, Any] = {"MAX_ROWS": ROWS, "cache": cache, "SLOTS_AT": 2}
     rotated = attention.AppendRotated(Q_STRIDE=2048, N_ROT=64, NEOX=True, NORMED=True, EPS=1e-5, **shape)
@@ -305,7 +307,7 @@ def _experts() -> list[Labelled]:
 
 
 def _recurrent() -> list[Labelled]:
-    """Convolution and states of Qwen 3.5 9B, Mamba-2 of Granite 4 H Tiny, and Mamba-1."""
+    """Return convolution and states of Qwen 3.5 9B, Mamba-2 of Granite 4 H Tiny, and Mamba-1."""
     stored = recurrence.Stored(MAX_ROWS=ROWS, SLOTS_AT=6, TABLE_STRIDE_AT=3)
     strides = {f"{each}_STRIDE": 8192 for each in "QKVGBY"}
     found: list[Labelled] = [
@@ -343,7 +345,7 @@ def _recurrent() -> list[Labelled]:
 
 
 def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel[Any]) -> dict[str, Any]:
-    """A line of the report; `error` holds the compiler's words where it refuses."""
+    """Return a line of the report; `error` holds the compiler's message if it fails."""
     start = perf_counter()
     line: dict[str, Any] = {"kernel": label, "function": kernel.name, "architecture": architecture}
     line |= {"nvrtc": nvrtc.version, "local_bytes": kernel.local_bytes}

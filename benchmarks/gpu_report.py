@@ -1,4 +1,4 @@
-"""The report of benchmarks/gpu.py: rows in order, each with its stage; failed and skipped stages with their reason."""
+"""The report of benchmarks/gpu.py: rows in order, each with its stage; failed and skipped stages with the reason."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Report:
     out: Path | None
     common: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)
-    copy: float = 0.0  # bytes a second
-    dense: dict[str, float] = field(default_factory=dict)  # operations a second
+    copy: float = 0.0  # bytes per second
+    dense: dict[str, float] = field(default_factory=dict)  # operations per second
     start: float = field(default_factory=monotonic)
 
     @property
     def left(self) -> float:
-        """Seconds left."""
+        """Return the seconds left."""
         return 60 * self.minutes - (monotonic() - self.start)
 
     def row(self, stage: str, **numbers: Any) -> None:
@@ -41,7 +41,7 @@ class Report:
                 file.write(json.dumps({**self.common, **found}) + "\n")
 
     def stage(self, name: str, work: Callable[[Report], None], needs: float = 5.0, **of: Any) -> bool:
-        """Run a stage if there is time; returns whether it succeeded."""
+        """Run a stage if there is time; return whether it succeeded."""
         before = monotonic()
         try:
             if self.left < needs:
@@ -60,7 +60,7 @@ class Report:
 
 
 def run(command: Sequence[object], seconds: float, **options: Any) -> str:
-    """The output of a program; RuntimeError if it fails, Skipped if it takes too long."""
+    """Return the output of a program. Raise RuntimeError if it fails, Skipped if it takes too long."""
     try:
         done = subprocess.run(
             [str(word) for word in command], capture_output=True, encoding="utf-8", timeout=max(seconds, 1), **options
@@ -73,7 +73,7 @@ def run(command: Sequence[object], seconds: float, **options: Any) -> str:
 
 
 def table(report: Report) -> str:
-    """Markdown: a table for every kind of row that has numbers."""
+    """Return Markdown: a table for every kind of row that has numbers."""
     lines = [f"**{report.common['card']}**, {report.common['driver']}, localllm {report.common['commit']}"]
     for stage in dict.fromkeys(row["stage"] for row in report.rows):
         rows = [row for row in report.rows if row["stage"] == stage and "status" not in row]

@@ -22,7 +22,7 @@ from localllm.backends.gpu.executable import GpuExecutable
 from localllm.plan import BLOCK, Batch, Linear, Plan, Recorder
 from localllm.quant import row_bytes
 
-KEPT = 40  # number of largest logits that sampling reads
+KEPT = 40  # number of top logits that sampling reads
 DENSE = """
 import json, torch
 def rate(make, multiply, n=8192):
@@ -43,17 +43,17 @@ print(json.dumps(found))
 class Size:
     """The extent of the measurements."""
 
-    models: tuple[tuple[str, str], ...]  # geometry, type of its matrices; the most important first
+    models: tuple[tuple[str, str], ...]  # geometry and type of matrices; the most important first
     depths: tuple[int, ...]
     formats: tuple[str, ...]
-    shape: tuple[int, int]  # of the matrix that times a format's kernels
+    shape: tuple[int, int]  # shape of the matrix that times a format's kernels
     verified: tuple[int, ...]  # rows
     prompt: int  # rows of a prompt chunk
     steps: int
-    seconds: float  # maximum for a model; with less time left it is skipped
+    seconds: float  # maximum for a model; it is skipped if less time is left
     tests: tuple[str, ...]  # arguments of pytest
     peers: tuple[tuple[str, str], ...]  # models that llama.cpp also runs
-    bench: tuple[object, ...]  # and their tests, by the options of `localllm bench` and llama-bench
+    bench: tuple[object, ...]  # their tests, by the options of `localllm bench` and llama-bench
 
 
 TYPES = ("Q4_K_M", "Q4_0", "Q8_0", "F16")
@@ -88,20 +88,20 @@ def dense(report: Report) -> None:
 
 
 def batch(rows: int, depth: int, wanted: Iterable[int], blocks: int) -> Batch:
-    """Rows of one sequence after `depth` tokens; its blocks are in order."""
+    """Return rows of one sequence after `depth` tokens; its blocks are in order."""
     positions = np.arange(depth, depth + rows, dtype=np.int32)
     tables, logit_rows = np.arange(blocks, dtype=np.int32)[None], np.array(list(wanted), np.int32)
     return Batch(np.full(rows, 5, np.int32), positions, positions, np.zeros(rows, np.int32), tables, logit_rows)
 
 
 def device_seconds(device: Any, executable: GpuExecutable, times: int) -> float:
-    """Device seconds of the launches of the last step, without the host's time."""
+    """Return the device seconds of the last step's launches, without the host's time."""
     executable.replay()
     return min(device.seconds(lambda: [executable.replay() for _ in range(times)]) / times for _ in range(3))  # type: ignore[arg-type, return-value]
 
 
 def kernel(backend: Any, weights: Weights, name: str, size: Size) -> Callable[[Report], None]:
-    """Products of a matrix with one row, with eight rows, and with a prompt chunk."""
+    """Time products of a matrix with one row, with eight rows, and with a prompt chunk."""
 
     def work(report: Report) -> None:
         (n, k), recorder = size.shape, Recorder()
@@ -129,7 +129,7 @@ def kernel(backend: Any, weights: Weights, name: str, size: Size) -> Callable[[R
 
 
 def model(backend: Any, weights: Weights, geometry: str, type_name: str, size: Size) -> Callable[[Report], None]:
-    """Time decoding at every depth, verifying, and prompts."""
+    """Time decode at every depth, verify, and prefill."""
 
     def work(report: Report) -> None:
         blocks = -(-(max(size.depths) + size.prompt + size.steps) // BLOCK)
@@ -189,8 +189,10 @@ def prefill(
     blocks: int,
     of: dict[str, Any],
 ) -> None:
-    """The operations count matrices alone, but the time includes attention, so the share of the dense rate is not
-    flattered."""
+    """Time prompt chunks.
+
+    Operations count matrices only, but the time includes attention, so the share of the dense rate is a lower bound.
+    """
     walls = []
     for _ in range(4):
         start = perf_counter()

@@ -1,4 +1,4 @@
-"""Models of a real geometry whose weights exist in memory only: a few random rows stand for all rows of a matrix.
+"""Models of a real geometry whose weights exist in memory only: a few random rows are repeated for each matrix.
 
 Speed depends only on sizes and types, and writing a file of 16 GB takes longer than measuring with it.
 """
@@ -68,7 +68,7 @@ class Weights:
 
 
 def plan_of(geometry: str, type_name: str, weights: Weights, context: int) -> Plan:
-    """The plan of a geometry of `make_model` with every matrix in a type, or in the mix of that name."""
+    """Return the plan of a geometry of `make_model` with every matrix in a type, or in the mix of that name."""
     g = GEOMETRIES[geometry]
     found = {}
     for tensor in tensors(g, type_name, 0):

@@ -1,10 +1,10 @@
-"""Times the CPU's matrix kernels against their roofs: format x {1, 4, 512 rows}.
+"""Time the CPU's matrix kernels against the hardware limits: format x {1, 4, 512 rows}.
 
     python benchmarks/kernels.py [--formats Q4_0,Q4_K] [-t 2] [--rounds 3]
 
-One row is bound by memory: GB/s of packed weights are compared with a loop that only reads, in the same round. 512 rows
-are bound by arithmetic: billions of operations a second (two per weight and row) are compared with a loop that only
-multiplies bytes. Weights are random and larger than any cache. One JSON line per format goes to benchmarks/results/.
+One row is limited by memory: GB/s of packed weights are compared with a read-only loop in the same round. 512 rows are
+limited by arithmetic: billions of operations per second (two per weight and row) are compared with a loop of int8
+products. Weights are random and larger than any cache. One JSON line per format goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def best(function: Callable[[], object], repeat: int = 3) -> float:
 
 
 def byte_peak(backend: CpuBackend) -> float:
-    """Operations a second of a loop that only multiplies and adds bytes, on all threads."""
+    """Return the operations per second of a loop that only multiplies and adds bytes, on all threads."""
     return max(product_rates(backend.library, backend.pool, TURNS, 3))
 
 
@@ -75,7 +75,7 @@ def batch(rows: int) -> Batch:
 
 
 def product_seconds(executable: CpuExecutable, rows: int) -> float:
-    """Seconds of a step that embeds tokens, quantizes their rows and multiplies; the product takes nearly all of it."""
+    """Return the seconds of a step that embeds tokens, quantizes their rows and multiplies; the product dominates."""
     step = batch(rows)
     executable.step(step)
     return best(lambda: executable.step(step), 1 if rows > 4 else 3)

@@ -27,7 +27,7 @@ COPIED = 512  # tokens whose rows fill the cache with --copies
 
 
 class Peer:
-    """A model and a context of llama.cpp; SystemExit with one line if llama.cpp cannot run it."""
+    """A model and a context of llama.cpp. Raises SystemExit with one line if llama.cpp cannot run it."""
 
     def __init__(self, api: Any, options: argparse.Namespace) -> None:
         self._api = api
@@ -65,7 +65,7 @@ class Peer:
         self._api.llama_synchronize(self._context)
 
     def lengthen(self, cells: int) -> None:
-        """Repeat the rows of the cache until it has `cells`."""
+        """Repeat the rows of the cache until it has `cells` cells."""
         data = llama_cpp_state.repeated(self._state(), cells)
         self.clear()
         array = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
@@ -86,7 +86,7 @@ def _type(api: Any, name: str) -> int:
 
 
 def samples(peer: Peer, prompt: int, answer: int, depth: int, repetitions: int, copies: bool = False) -> list[int]:
-    """Nanoseconds of each repetition."""
+    """Return the nanoseconds of each repetition."""
     chance = random.Random(0)
 
     def tokens(count: int) -> list[int]:

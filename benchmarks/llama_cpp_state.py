@@ -1,12 +1,12 @@
-"""Lengthen the saved state of a llama.cpp sequence: its cells again and again, at the positions that follow.
+"""Lengthen the saved state of a llama.cpp sequence by repeating its cells at the following positions.
 
-A prompt of 65536 tokens takes llama.cpp hours on two cores where attention is wide. What a step takes at that depth
-depends on how many cells there are, not on what they hold. So a benchmark evaluates a short prompt, saves the state,
-and loads it with its rows repeated.
+A prompt of 65536 tokens takes llama.cpp hours on two cores with wide attention. The time of a step at that depth
+depends on the number of cells, not on their content. So a benchmark evaluates a short prompt, saves the state, and
+loads it with its rows repeated.
 
-A state is a mark, the sequence's number, and one part per cache: the number of streams (1), the number of cells, the
-position and the sequence of each cell; whether values are transposed, the number of layers; then the keys of each layer
-with the type and the size of a row, and the values in the same way, of caches that have values.
+A state is a magic number, the sequence's number, and one part per cache: the number of streams (1), the number of
+cells, the position and the sequence of each cell; whether values are transposed, the number of layers; then the keys of
+each layer with the type and the size of a row, and likewise the values, for caches that have values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")]
 
 
 class _Mismatch(Exception):
-    """The bytes do not mean what was assumed."""
+    """The bytes do not have the expected meaning."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Reader:
 
 
 def repeated(state: bytes, cells: int) -> bytes:
-    """Return a state of `cells` cells; ValueError if the state is not in the form that this module knows."""
+    """Return a state of `cells` cells. Raise ValueError if the state does not have the known format."""
     for caches in (1, 2):
         for values in product((False, True), repeat=caches):
             try:

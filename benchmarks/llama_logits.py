@@ -1,4 +1,4 @@
-"""Builds and runs `llama_logits.cpp`: llama.cpp's logits of a GGUF file, for programs that compare with them."""
+"""Build and run `llama_logits.cpp`: llama.cpp's logits of a GGUF file, for comparisons."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Load tools of others on localllm serve: servebench and llama-benchy from the package index, and their reports.
+"""Third-party load tools on localllm serve: servebench and llama-benchy from the package index, and their reports.
 
     python benchmarks/load_tools.py MODEL [-t 2] [--clients 1,4,8] [--input 256] [--output 64]
-        [--servebench PATH] [--llama-benchy PATH]
+    [--servebench PATH] [--llama-benchy PATH]
 
-Install each in an environment of its own. Each runs against a server of its own with as many slots as clients; what it
-prints goes to benchmarks/results/servebench.txt and llama_benchy.txt, with the command lines on top. Both count tokens
-by the `usage` of the server. llama-benchy cuts its prompts from a text with the model's tokenizer; both are made here:
-the pages of docs/, and tokenizer.json from the model's file, which must have byte-level BPE.
+Install each in a separate environment. Each runs against a separate server with as many slots as clients; its output
+goes to benchmarks/results/servebench.txt and llama_benchy.txt, after the command lines. Both count tokens by the
+server's `usage`. llama-benchy cuts its prompts from a text with the model's tokenizer; both are created here: the pages
+of docs/, and tokenizer.json from the model's file, which must have byte-level BPE.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-BOOK = "http://localhost/docs"  # never asked: the tool finds the text in its cache
+BOOK = "http://localhost/docs"  # never requested: the tool finds the text in its cache
 ERRORS = re.compile(r"Traceback|HTTP [45]\d\d|incomplete stream|Error|\bfailed: [1-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program, its file of results, and its words for a server's address."""
+    """A program, its file of results, and its options for a server's address."""
 
     program: str
     result: str
@@ -62,7 +62,7 @@ def write_tokenizer(model: str, folder: Path) -> None:
 
 
 def write_book(home: Path) -> None:
-    """Put a text where llama-benchy keeps what it has downloaded."""
+    """Put a text into llama-benchy's download cache."""
     cache = home / ".cache" / "llama-benchy"
     cache.mkdir(parents=True)
     text = "\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
@@ -71,7 +71,7 @@ def write_book(home: Path) -> None:
 
 @contextmanager
 def serving(words: Sequence[str], log: Path) -> Iterator[str]:
-    """Run the server; give its address."""
+    """Run the server; yield its address."""
     with log.open("wb") as to:
         process = subprocess.Popen([sys.executable, "-m", "localllm", *words], cwd=ROOT, stdout=to, stderr=to)
     try:
@@ -86,7 +86,7 @@ def serving(words: Sequence[str], log: Path) -> Iterator[str]:
 
 
 def run(tool: Tool, serve: Sequence[str]) -> bool:
-    """Run a tool against a server of its own; keep what it prints. Return whether that tells of no error."""
+    """Run a tool against a separate server; store its output. Return whether the output reports no error."""
     found = shutil.which(tool.program)
     if found is None:
         print(f"{tool.program} is not installed; give its path")

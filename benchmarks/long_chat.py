@@ -40,7 +40,7 @@ QUESTIONS = (
 
 
 def chat(model: localllm.Model, turns: int, answer: int) -> list[dict[str, Any]]:
-    """One row per turn."""
+    """Return one row per turn."""
     notes: list[str] = []
     sampling = localllm.SamplingOptions(temperature=0.5, seed=1)
     conversation = Conversation(
@@ -71,7 +71,7 @@ def chat(model: localllm.Model, turns: int, answer: int) -> list[dict[str, Any]]
 
 
 def cold(model: localllm.Model, prompt: list[int]) -> float:
-    """Seconds to evaluate a prompt with an empty cache."""
+    """Return the seconds to evaluate a prompt with an empty cache."""
 
     def evaluate() -> float:
         session = model.session()
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=RESULTS / "long_chat.jsonl")
     arguments = parser.parse_args()
-    # Twice the context, for the second session; the conversation keeps to `context`.
+    # Twice the context, for the second session; the conversation is limited to `context`.
     with localllm.load(arguments.model, threads=arguments.threads, ctx_size=2 * arguments.context + 64) as model:
         model.context = arguments.context
         rows = chat(model, arguments.turns, arguments.answer)

@@ -1,4 +1,4 @@
-"""Writes a model file of a real geometry with random weights, to time against any program that reads GGUF.
+"""Write a model file of a real geometry with random weights, to time any program that reads GGUF.
 
     python benchmarks/make_model.py llama-1b Q4_0 /tmp/llama-1b-q4_0.gguf [--vocab ggml-vocab-llama-bpe.gguf]
 
@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.quant import FORMATS, quantize
 
-PIECE = 1024  # random rows of a matrix
+PIECE = 1024  # random rows per matrix
 CHUNK = 4096  # rows written at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A Llama-architecture model's sizes."""
+    """Sizes of a model with the Llama architecture."""
 
     layers: int
     width: int
@@ -52,7 +52,7 @@ GEOMETRIES = {
     "llama-8b": Geometry(32, 4096, 14336, 32, 8, 128, 128256, tied=False),
     "llama-1b-layer": Geometry(1, 2048, 8192, 32, 8, 64, 512, tied=True),  # for slow measurements
     "llama-4l": Geometry(4, 2048, 8192, 32, 8, 64, 128256, tied=True),
-    "mha-4l": Geometry(4, 2048, 8192, 16, 16, 128, 50304, tied=True),  # a quarter of OLMo 1B: own keys for every head
+    "mha-4l": Geometry(4, 2048, 8192, 16, 16, 128, 50304, tied=True),  # a quarter of OLMo 1B: as many KV heads as heads
     "tiny": Geometry(2, 256, 512, 4, 2, 64, 512, tied=True, context=1024),
 }
 
@@ -79,7 +79,9 @@ class Rows:
 
 
 def more_bits(layer: int, layers: int) -> bool:
-    """Layers whose value and down matrices get Q6_K in a Q4_K_M file: the first and last eighth, and every third."""
+    """Return the layers whose value and down matrices get Q6_K in a Q4_K_M file: the first and last eighth, and every
+    third.
+    """
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
@@ -111,7 +113,7 @@ def tensors(g: Geometry, type_name: str, seed: int) -> Iterator[NewTensor]:
 
 
 def byte_vocabulary(size: int) -> dict[str, Any]:
-    """A byte-level vocabulary: 256 bytes, one merge (readers expect some), BOS, EOS, fillers."""
+    """Return a byte-level vocabulary: 256 bytes, one merge (readers expect some), BOS, EOS, fillers."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {b: chr(b) for b in printable} | {
         b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in printable)
@@ -131,7 +133,7 @@ def byte_vocabulary(size: int) -> dict[str, Any]:
 
 
 def tokenizer_of(path: Path, size: int) -> dict[str, Any]:
-    """The tokenizer keys of another file; its vocabulary must have the geometry's size."""
+    """Return the tokenizer keys of another file; its vocabulary must have the geometry's size."""
     with open_gguf(path) as file:
         keys = {k: v for k, v in file.metadata.items() if k.startswith("tokenizer.")}
         found = {k: v.to_list() if hasattr(v, "to_list") else v for k, v in keys.items()}

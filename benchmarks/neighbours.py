@@ -1,12 +1,12 @@
-"""Times decoding beside busy processes: localllm with and without sleeping at barriers, and llama-bench, in turn.
+"""Time decode next to busy processes: localllm with and without sleeping at barriers, alternating with llama-bench.
 
     python benchmarks/neighbours.py MODEL.gguf ... [--llama-bench PATH] [-t 1,2] [--busy 0,1,2] [--rounds 3]
     python benchmarks/neighbours.py --table
 
-A neighbour is a Python process that counts for ever, at usual priority, on whichever processor it gets. A round is
-localllm as it is (a thread that waits longer than some 50 microseconds sleeps), localllm whose threads spin without
-end, then llama-bench; every part lasts some seconds. One JSON line per model, number of threads and number of
-neighbours goes to benchmarks/results/neighbours.jsonl, with every sample.
+A neighbour is a Python process that counts for ever, at normal priority, on any processor. A round is localllm as it is
+(a thread that waits longer than some 50 microseconds sleeps), localllm with threads that only spin, then llama-bench;
+every part takes some seconds. One JSON line per model, number of threads and number of neighbours goes to
+benchmarks/results/neighbours.jsonl, with every sample.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from localllm.backends.cpu.backend import CpuExecutable
 from localllm.backends.cpu.kernels import executor
 from localllm.box import resolve
 
-FOREVER = 1 << 60  # turns of spinning: threads never sleep at a barrier
-DEPTH, TOKENS = 16, 64  # tokens before those that are decoded, and how many are decoded before starting over
+FOREVER = 1 << 60  # spin iterations: threads never sleep at a barrier
+DEPTH, TOKENS = 16, 64  # cached tokens at the start, and tokens decoded before a restart
 BUSY = "while True: pass"
 
 
 @dataclass(slots=True)
 class Cell:
-    """All samples of one model, number of threads and number of busy neighbours; tokens a second, one per round."""
+    """All samples of one model, number of threads and number of busy neighbours; tokens per second, one per round."""
 
     model: str
     threads: int
@@ -65,7 +65,7 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def decode(session: localllm.Session, seconds: float) -> float:
-    """Decode for some seconds, and return tokens per second."""
+    """Decode for some seconds; return tokens per second."""
     tokens, began = 0, perf_counter()
     while perf_counter() - began < seconds:
         if session.length == DEPTH + TOKENS:
@@ -76,7 +76,7 @@ def decode(session: localllm.Session, seconds: float) -> float:
 
 
 def peer(cell: Cell, path: Path, bench: Sequence[str], seconds: float) -> None:
-    """Add llama-bench's rate, of as many repetitions as take about `seconds` at our rate."""
+    """Add llama-bench's rate, with as many repetitions as fit into about `seconds` at our rate."""
     repetitions = max(1, round(seconds * cell.sleeping[-1] / TOKENS))
     options = ["-p", "0", "-n", str(TOKENS), "-d", str(DEPTH), "-r", str(repetitions), "-o", "json"]
     [result], _ = run([*bench, "-m", str(path), "-t", str(cell.threads), *options])
@@ -113,7 +113,7 @@ def measure(
 
 
 def table(cells: Sequence[Cell]) -> str:
-    """The Markdown of docs/speed.md: a table per device, a line per model and number of threads."""
+    """Return the Markdown of docs/speed.md: a table per device, a line per model and number of threads."""
     parts = []
     for device in dict.fromkeys(_chip(cell) for cell in cells):
         here = [cell for cell in cells if _chip(cell) == device]
@@ -134,7 +134,7 @@ def table(cells: Sequence[Cell]) -> str:
 
 
 def _chip(cell: Cell) -> str:
-    """The device without its number of threads."""
+    """Return the device without its number of threads."""
     return cell.device.rpartition(", ")[0]
 
 
@@ -144,7 +144,9 @@ def _shown(cell: Cell) -> str:
 
 
 def stored(path: Path) -> list[Cell]:
-    """The newest cell of every device, model, number of threads and of neighbours, in the order first measured."""
+    """Return the newest cell of every device, model, number of threads and of neighbours, in the order first
+    measured.
+    """
     names = {f.name for f in fields(Cell)}
     cells: dict[tuple[str, str, int, int], Cell] = {}
     for line in path.read_text().splitlines() if path.exists() else ():

@@ -1,13 +1,13 @@
-"""How long a client waits for a short answer while another one does its worst: one row for each attack.
+"""The time that a client waits for a short answer while another client attacks the server: one row for each attack.
 
     python benchmarks/neighbours_attacked.py [MODEL] [--only WORD ...] [--seconds 30] [--checkout FOLDER] [--label TEXT]
     python benchmarks/neighbours_attacked.py --table [--all]
 
-The server listens on 127.0.0.1 and has the usual options. The attacker's address is 127.0.0.1, the neighbour's
-127.0.0.2. The neighbour asks for 4 tokens again and again: alone at first, then while the attack's requests are open,
-for at most `--seconds`. The next attack gets a new server if this one has not recovered. `--checkout` is the folder of
-the server's source: an older one gives the times before a change. With a large context (`-c`), large texts are not
-refused but tokenized. One JSON line per attack goes to benchmarks/results/neighbours_attacked.jsonl.
+The server listens on 127.0.0.1 with the default options. The attacker's address is 127.0.0.1, the neighbour's
+127.0.0.2. The neighbour requests 4 tokens repeatedly: alone at first, then while the attack's requests are open, for at
+most `--seconds`. The next attack gets a new server if this one has not recovered. `--checkout` is the folder of the
+server's source: an older one gives the times before a change. With a large context (`-c`), large texts are tokenized
+instead of rejected. One JSON line per attack goes to benchmarks/results/neighbours_attacked.jsonl.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from neighbours_attacks import ATTACKS, Held, Sent
 
 OUT = RESULTS / "neighbours_attacked.jsonl"
 ATTACKER, NEIGHBOUR = "127.0.0.1", "127.0.0.2"
-MOST = 2.0  # seconds that a neighbour may wait beyond its time alone
-ALONE = 10  # answers without an attack
+MOST = 2.0  # maximum seconds that a neighbour may wait beyond its time alone
+ALONE = 10  # number of answers without an attack
 
 
 @dataclass(slots=True)
@@ -50,9 +50,9 @@ class Row:
     alone: list[float]
     waits: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # of the neighbour
-    statuses: list[int] = field(default_factory=list)  # of the attacker; -1: cut off, or the time was over
+    statuses: list[int] = field(default_factory=list)  # of the attacker; -1: disconnected, or timed out
     seconds: float = 0.0  # of the attack
-    memory: int = 0  # of the server after it, in MiB
+    memory: int = 0  # of the server afterwards, in MiB
 
     @property
     def kind(self) -> str:
@@ -60,11 +60,11 @@ class Row:
 
     @property
     def worst(self) -> tuple[int, float]:
-        """How bad it is: failures, then the longest wait."""
+        """Return a sort key for severity: failures, then the longest wait."""
         return len(self.failures), max(self.waits, default=0.0)
 
     def cell(self, named: bool) -> str:
-        """The waits as a table has them: alone, median, longest; with the attack if `named`."""
+        """Return the waits as table cells: alone, median, longest; with the attack if `named`."""
         failed = f", {len(self.failures)} of {len(self.waits)} failed" if self.failures else ""
         name = f"{self.attack.removeprefix(self.kind).strip()}: " if named else ""
         waits = self.waits or [0.0]
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def beyond(self) -> float:
-        """The longest wait beyond the time alone."""
+        """Return the longest wait beyond the time alone."""
         return max(self.waits, default=0.0) - median(self.alone)
 
 
@@ -91,13 +91,13 @@ def ask(port: int, path: str, body: Any, source: str, seconds: float) -> tuple[i
 
 
 class Neighbour:
-    """A client that asks for 4 tokens again and again."""
+    """A client that requests 4 tokens repeatedly."""
 
     def __init__(self, port: int) -> None:
         self._port, self._number = port, 0
 
     def once(self, row: Row | None = None, seconds: float = 60) -> float:
-        """Ask once; return how long it took."""
+        """Send one request; return its duration."""
         self._number += 1
         body = {"messages": [{"role": "user", "content": f"canary {self._number}"}], "max_tokens": 4}
         began = time.perf_counter()
@@ -112,7 +112,7 @@ class Neighbour:
 
 @contextmanager
 def serving(model: str, checkout: Path, options: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run the server of a checkout; give its process and port."""
+    """Run the server of a checkout; yield its process and port."""
     with tempfile.NamedTemporaryFile("wb") as log:
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         words = [sys.executable, "-m", "localllm", "serve", model, "--port", "0", *options]
@@ -129,7 +129,7 @@ def serving(model: str, checkout: Path, options: list[str]) -> Iterator[tuple[su
 
 
 def memory(process: subprocess.Popen[bytes]) -> int:
-    """The memory of a process in MiB; 0 where the system does not tell."""
+    """Return the memory of a process in MiB; 0 if the system does not report it."""
     with suppress(OSError):
         found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
         return int(found[1]) >> 10 if found else 0
@@ -192,7 +192,7 @@ def attacked(port: int, name: str, row: Row, seconds: float) -> None:
 
 def measure(model: str, checkout: Path, label: str, names: list[str], seconds: float, options: list[str]) -> list[Row]:
     rows: list[Row] = []
-    while len(rows) < len(names):  # a new server whenever the old one has not recovered
+    while len(rows) < len(names):  # a new server if the old one has not recovered
         with serving(model, checkout, options) as (process, port):
             neighbour, alone = Neighbour(port), list[float]()
             for name in names[len(rows) :]:
@@ -226,7 +226,7 @@ def line(row: Row) -> str:
 
 
 def stored() -> list[Row]:
-    """The newest row of every label and attack."""
+    """Return the newest row of every label and attack."""
     rows: dict[tuple[str, str], Row] = {}
     for text in OUT.read_text().splitlines() if OUT.exists() else ():
         found = json.loads(text)
@@ -235,7 +235,7 @@ def stored() -> list[Row]:
 
 
 def table(rows: list[Row], whole: bool = False) -> str:
-    """The Markdown of docs/serve.md: the attack of each kind that the neighbour waits for longest; `whole`: all."""
+    """Return the Markdown of docs/serve.md: the attack of each kind with the neighbour's longest wait; `whole`: all."""
     labels = list(dict.fromkeys(row.label for row in rows))
     lines = [f"| attack | {' | '.join(labels)} |", f"|---|{'---|' * len(labels)}"]
     names = [row.attack for row in rows]

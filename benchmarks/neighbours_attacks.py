@@ -1,6 +1,6 @@
-"""What one client does to a server so that others wait: for neighbours_attacked.py.
+"""Requests of one client that make a server's other clients wait, for neighbours_attacked.py.
 
-An attack is a list of requests that are sent at once, or connections that are held. Names begin with the kind: `text`
+An attack is a list of simultaneous requests, or connections that are held open. Names begin with the kind: `text`
 (large texts and lists), `grammar`, `schema`, `regex`, `queue` (many answers) and `wire` (connections).
 """
 
@@ -15,7 +15,7 @@ Body = dict[str, Any] | bytes
 HELLO = [{"role": "user", "content": "a"}]
 STORY = {"max_tokens": 900, "ignore_eos": True}
 
-megabytes = 30.0  # of a large text; the command line may set another
+megabytes = 30.0  # size of a large text; a command line option changes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def long_text(unit: str) -> str:
 
 
 def many(count: int, **fields: Any) -> Sent:
-    """Long answers. `user` gets a number after it, so that every request names another user."""
+    """Return requests for long answers. A number is appended to `user`, so that every request names another user."""
 
     def requests() -> Iterator[tuple[str, Body]]:
         for number in range(count):
@@ -125,7 +125,7 @@ def schema_fields(value: Any) -> dict[str, Any]:
 
 
 def rules(count: int) -> str:
-    """Rules that each name the next one three times."""
+    """Return rules that each name the next one three times."""
     return "\n".join(
         ["root ::= r0", *(f"r{n} ::= r{n + 1} r{n + 1} | r{n + 1}" for n in range(count)), f'r{count} ::= "a"']
     )

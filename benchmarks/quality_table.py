@@ -1,11 +1,11 @@
-"""The cost of quantizing: type x {size, perplexity, KL divergence, same top token}, ours beside llama-quantize's file.
+"""The cost of quantizing: type x {size, perplexity, KL divergence, same top token}, ours next to llama-quantize's file.
 
     python benchmarks/quality_table.py --llama-quantize PATH [--texts ../shared/data/text] [--windows 40] [--only REGEX]
 
 The model in the box, its matrices as F32, is the source and the base. Calibration (imatrix, awq, gptq, --fit) uses the
-first parts of stories and dialogues. Measurements use wikitext-2 and the end of another file of stories, which no
-calibration saw. Both programs get the same importance matrix. The gain of a calibration is the divergence of the plain
-file minus that of the calibrated one, token by token; its error is the error of that difference. Every row goes to
+first parts of stories and dialogues. Measurements use wikitext-2 and the end of another file of stories, which
+calibration does not use. Both programs get the same importance matrix. The gain of a calibration is the divergence of
+the plain file minus the calibrated file's, token by token; its error is the error of that difference. Every row goes to
 results/quality.jsonl when it is done; `--table` prints the stored rows as Markdown.
 """
 
@@ -38,7 +38,7 @@ PLAIN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1",
 PLAIN += ("Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K")
 CALIBRATED = ("Q4_K_M", "Q4_K_S", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_M", "Q3_K_S", "IQ3_S", "Q2_K")
 NEED_IMATRIX = ("IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")  # llama-quantize requires one
-SIZES = ("2.8MB", "2.4MB", "2.0MB")  # of --fit; each is near a type in size
+SIZES = ("2.8MB", "2.4MB", "2.0MB")  # for --fit; each is near a type in size
 CALIBRATION_BYTES = 25_000  # of each text
 
 
@@ -75,7 +75,7 @@ class Yardstick:
         self._file = LogitsFile(folder / name)
 
     def measure(self, path: Path) -> tuple[dict[str, float], np.ndarray]:
-        """Means and their errors, and the divergence of every token."""
+        """Return means and their errors, and the divergence of every token."""
         with load(path, ctx_size=CONTEXT) as model:
             scores = Scores.join(list(evaluate(self.windows, ModelSource(model, self.windows), self._file)))
         result, divergence = statistics(scores)
@@ -151,7 +151,7 @@ def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
 
 
 def against(plain: list[np.ndarray], tokens: list[np.ndarray], sticks: list[Yardstick]) -> dict[str, dict[str, float]]:
-    """By text: the decrease of the divergence from the plain file's, and the error of the decrease."""
+    """Return by text the decrease of the divergence from the plain file's, and the error of the decrease."""
     means = [mean_of(before - after) for before, after in zip(plain, tokens, strict=True)]
     return {stick.name: {"kld": m.value, "kld_error": m.error} for stick, m in zip(sticks, means, strict=True)}
 

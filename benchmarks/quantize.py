@@ -1,10 +1,10 @@
-"""Times `localllm quantize` and `llama-quantize` in turn on the same file, with peak memory, and compares the files.
+"""Time `localllm quantize` and `llama-quantize` alternately on the same file, with peak memory, and compare the files.
 
     python benchmarks/quantize.py MODEL-F16.gguf --llama-quantize PATH [--types Q4_K_M,Q8_0] [-t 2] [--rounds 3]
-                                 [--imatrix FILE]
+    [--imatrix FILE]
 
-Times whole processes, as a user does. Ours also hashes the file and waits until it is on the disk; the peer does
-neither. So the folder of the results should be in memory (--folder, default /dev/shm).
+Times whole processes, as a user runs them. Ours also hashes the file and syncs it to the disk; the peer does neither.
+So the output folder should be in memory (--folder, default /dev/shm).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMPARED = 1 << 24  # bytes of a tensor compared at a time
 
 
 def equal_tensors(one: Path, other: Path) -> tuple[int, int]:
-    """The number of tensors with the same name, format, shape and bytes in both files, and the total."""
+    """Return the number of tensors with the same name, format, shape and bytes in both files, and the total."""
     with open_gguf(one) as a, open_gguf(other) as b:
         same = 0
         for name, tensor in a.tensors.items():
@@ -43,7 +43,7 @@ def equal_tensors(one: Path, other: Path) -> tuple[int, int]:
 
 
 def measure(model: Path, kind: str, arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """One row of results."""
+    """Return one row of results."""
     files = [folder / "ours.gguf", folder / "peer.gguf"]
     threads = str(arguments.threads)
     ours = [sys.executable, "-m", "localllm", "quantize", str(model), str(files[0]), kind, "-t", threads, "--force"]

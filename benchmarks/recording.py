@@ -1,10 +1,10 @@
-"""Records a session in a terminal: docs/pictures/session.cast for asciinema, session.svg (it moves) for the README.
+"""Record a session in a terminal: docs/pictures/session.cast for asciinema, session.svg (animated) for the README.
 
     pip install pexpect pyte
     python benchmarks/recording.py
 
 The program runs in a pseudo-terminal of 80 by 24 characters, keys come at a person's pace, and pauses are cut to two
-seconds. Nothing is edited: what is shown is what the program printed.
+seconds. Nothing is edited: the pictures show the program's output.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import pyte
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 COLUMNS, ROWS = 80, 24
-PAUSE = 2.0  # the longest, in seconds
+PAUSE = 2.0  # maximum pause in seconds
 KEYS = 0.06  # seconds between two keys
 PROMPT = r">>> "
-# What is typed, and the output to wait for afterwards.
+# Typed input, and the output to wait for afterwards.
 SESSION = (
     ("localllm chat --temp 0\r", PROMPT),
     ("Hello!\r", PROMPT),
@@ -41,7 +41,7 @@ SESSION = (
     ("\x04", r"\$ $"),
     ("localllm bench demo -p 128 -n 64 -r 3\r", r"\n[^\n]*\$ $"),
 )
-WIDTH, HEIGHT, MARGIN = 8.4, 18, 12  # of a character, in the picture
+WIDTH, HEIGHT, MARGIN = 8.4, 18, 12  # size of a character, and the margin, in the picture
 COLOURS = {
     "black": "#1d1f21", "red": "#cc6666", "green": "#98b869", "brown": "#d9b26b", "blue": "#81a2be",
     "magenta": "#b294bb", "cyan": "#8abeb7", "white": "#c5c8c6", "default": "#d8dee4",
@@ -50,7 +50,7 @@ COLOURS = {
 
 @dataclass(slots=True)
 class Recording:
-    """What came out of the terminal, and when, in seconds since the start."""
+    """The terminal's output, with times in seconds since the start."""
 
     events: list[tuple[float, str]] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ def record() -> Recording:
                 made.events.append((time.monotonic() - began, text))
                 seen += text
                 stream.feed(text)
-                if "\x1b[6n" in text:  # a terminal is asked where its cursor is
+                if "\x1b[6n" in text:  # the program asks the terminal for its cursor position
                     shell.send(f"\x1b[{screen.cursor.y + 1};{screen.cursor.x + 1}R")
             assert not pattern, f"{pattern!r} did not come: {seen!r}"
 
@@ -131,7 +131,7 @@ def screens(recording: Recording) -> Iterator[tuple[float, list[list[Any]]]]:
 
 
 def svg(recording: Recording) -> str:
-    """Return a picture that plays the recording without end."""
+    """Return a picture that plays the recording in a loop."""
     frames = list(screens(recording))
     length = frames[-1][0] + 4.0
     known: dict[tuple[int, str], str] = {}  # a line that many screens share is drawn once

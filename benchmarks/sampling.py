@@ -1,9 +1,9 @@
-"""Times the choice of the next tokens of a step: rows of logits in memory, no model.
+"""Time the sampling of a step's next tokens: rows of logits in memory, without a model.
 
     python benchmarks/sampling.py [--against CHECKOUT]
 
-`--against` times another checkout in turn (ours, other, ours, other). 300 tokens are likely; the others share 2 to 8 %
-of the probability in half of the rows and less in the rest, as in models at the start of a word and within one. One
+`--against` alternates with another checkout (ours, other, ours, other). 300 tokens are likely; the others share 2 to 8
+% of the probability in half of the rows and less in the rest, as in models at the start of a word and within one. One
 JSON line per case and checkout goes to benchmarks/results/sampling.jsonl.
 """
 
@@ -52,7 +52,7 @@ def child() -> None:
     from localllm.sampling.sampler import Sampler
 
     def choose(samplers: list[Sampler], found: np.ndarray) -> list[Any]:
-        """Do what a step of the scheduler does."""
+        """Sample as a step of the scheduler does."""
         count = samplers[0].looks_at
         if count:
             picked = [largest_of(row[None], count) for row in found]

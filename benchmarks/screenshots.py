@@ -1,10 +1,10 @@
-"""Makes the pictures of the web page, and a page of `localllm explain` with pictures, in docs/pictures.
+"""Make the pictures of the web page, and a page of `localllm explain` with pictures, in docs/pictures.
 
     pip install playwright pillow
     python benchmarks/screenshots.py [--out FOLDER]
 
-Needs Chromium on the PATH. The answers on the web page are written here: these pictures show the page, not a model.
-The page of `explain` is of the model in the box, measured now: run it on a quiet machine.
+Needs Chromium on the PATH. The answers on the web page are scripted: these pictures show the page, not a model. The
+page of `explain` shows the model in the box, measured now: run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.localllm.server.calls import served  # noqa: E402
 from tests.localllm.server.scripted import Model, ScriptedService, Step, said, thought  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
-COLOURS = 256  # of a picture's palette: text stays sharp, and the file small
+COLOURS = 256  # size of a picture's palette: text stays sharp, and the file small
 BISECT = """\
 **Binary search** halves the range at each step, so a million entries take 20 steps:
 
@@ -83,7 +83,7 @@ def save(picture: bytes, to: Path) -> None:
 
 
 def shoot(page: Any, url: str, out: Path) -> None:
-    """Talk, then take the pictures."""
+    """Chat, then take the pictures."""
     page.goto(url)
     page.wait_for_selector("html[data-ready]")
     for question in TALKS:

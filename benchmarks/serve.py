@@ -1,4 +1,4 @@
-"""Load on localllm serve and llama-server in turn: the same file, threads, slots and requests.
+"""Load on localllm serve and llama-server alternately: the same file, threads, slots and requests.
 
     python benchmarks/make_model.py llama-1b Q4_K_M 1b.gguf --vocab VOCABULARY.gguf
     python benchmarks/serve.py 1b.gguf --llama-server PATH [-t 2] [--clients 1,4,8,16] [--rounds 2]
@@ -8,10 +8,10 @@
 The file needs a real vocabulary: servers send nothing for a token without text, and its time would be missing.
 
 A trace is a fixed list of requests; every client takes the next one when its answer ends. `chat`: prompts of about 200
-tokens without anything in common, answers of 96. `agent`: a shared beginning of 4000 tokens, 100 of one's own, answers
-of 48. Answers are greedy and ignore the end-of-text token, so both servers write the same number of tokens. `stories`:
+tokens without a common prefix, answers of 96. `agent`: a shared prefix of 4000 tokens, 100 different ones, answers of
+48. Answers are greedy and ignore the end-of-text token, so both servers write the same number of tokens. `stories`:
 questions in words, answers up to their end or 192 tokens. It is for a trained model, and with --model-draft for its
-draft, which random tokens would give no chance.
+draft, which would fail on random tokens.
 
 TTFT is the time to the first token, ITL the time between two, TPOT their mean in an answer. Goodput counts tokens of
 answers with TTFT under 5 s and TPOT under 200 ms. One JSON line per server, trace and number of clients goes to
@@ -61,7 +61,7 @@ class Trace:
 
 
 def traces(vocabulary: int, requests: int, seed: int) -> dict[str, Trace]:
-    """Return the traces. Prompts are random tokens, so no server gains by its vocabulary; stories are words."""
+    """Return the traces. Prompts are random tokens, so no server benefits from its vocabulary; stories are words."""
     chance = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -82,7 +82,7 @@ def _story(hero: str) -> str:
 
 @dataclass(slots=True)
 class Answer:
-    """When the pieces of an answer arrived, in seconds since it was asked for."""
+    """The arrival times of an answer's pieces, in seconds since the request."""
 
     times: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -125,7 +125,7 @@ async def ask(client: httpx.AsyncClient, prompt: list[int] | str, count: int, en
         "stream_options": {"include_usage": True}, "cache_prompt": True,
     }  # fmt: skip
     answer, began = Answer(), time.perf_counter()
-    # llama-server closes idle connections, so each request has one of its own.
+    # llama-server closes idle connections, so each request has a new one.
     async with client.stream("POST", "/v1/completions", json=body, headers={"Connection": "close"}) as response:
         if response.status_code != 200:
             raise SystemExit(f"{response.status_code}: {(await response.aread())[:500]!r}")
@@ -158,7 +158,7 @@ async def load(url: str, trace: Trace, clients: int) -> tuple[list[Answer], floa
 
 @contextmanager
 def server(command: Sequence[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until the end of the `with`."""
+    """Run a server within the block."""
     with Path(f"/tmp/serve-{port}.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:
@@ -216,7 +216,9 @@ def stored(path: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The Markdown of docs/serve.md: by device, a line per trace, number of clients and server; medians over rounds."""
+    """Return the Markdown of docs/serve.md: by device, a line per trace, number of clients and server; medians over
+    rounds.
+    """
     cells: dict[str, dict[tuple[Any, ...], list[dict[str, Any]]]] = {}
     for one in rows:
         key = (one["model"].removesuffix(".gguf"), one["trace"], one["clients"], one["server"])
@@ -243,7 +245,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _median(rows: Sequence[dict[str, Any]], *keys: str) -> float:
-    """The median of a figure over rounds."""
+    """Return the median of a figure over rounds."""
     values = []
     for one in rows:
         found: Any = one
@@ -292,7 +294,7 @@ def main() -> None:
             for name, command in list(commands.items()) * arguments.rounds:
                 with server(command, port) as process:
                     url = f"http://127.0.0.1:{port}"
-                    asyncio.run(load(url, Trace([[7] * 8], 4), 1))  # warm
+                    asyncio.run(load(url, Trace([[7] * 8], 4), 1))  # warm up
                     answers, seconds = asyncio.run(load(url, prompts, clients))
                     found = row(name, arguments, trace, clients, answers, seconds, process.pid)
                 with RESULTS.open("a") as file:

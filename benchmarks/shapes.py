@@ -1,10 +1,10 @@
-"""Writes files of the true shapes of recurrent, latent and mixture models with random weights, to time.
+"""Write files with the true shapes of recurrent, latent and mixture models and random weights, for timing.
 
     python benchmarks/shapes.py lfm2-1.2b /tmp/lfm2.gguf [--layers N]
 
-Matrices are in the mix Q4_K_M as `make_model.py` makes it: Q6_K for the output, for value and down matrices of half of
-the layers, Q4_K for the rest; mixtures of gpt-oss are in MXFP4, beside Q8_0. Small tensors are F32. `--layers` keeps
-whole layers only: so many of the first.
+Matrices are in the mix Q4_K_M as in `make_model.py`: Q6_K for the output, for value and down matrices of half of the
+layers, Q4_K for the rest; mixtures of gpt-oss are in MXFP4, other matrices in Q8_0. Small tensors are F32. `--layers`
+writes only the first N layers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Model:
     tied: bool = False
     output_norm: str = "output_norm"
     experts: str = ""  # format of the experts' matrices; "": the format of the other matrices
-    extra: Shapes = field(default_factory=dict)  # further tensors outside the layers
+    extra: Shapes = field(default_factory=dict)  # more tensors outside the layers
 
 
 def attention(width: int, heads: int, kv_heads: int, dim: int, gate: bool = False, norms: bool = False) -> Shapes:
@@ -262,7 +262,7 @@ def tensors(model: Model, layers: int, seed: int) -> Iterator[NewTensor]:
             numbers = random.uniform(low, high, shape).astype(np.float32)
             return NewTensor(name, "F32", shape, numbers.reshape(-1, shape[-1]).view(np.uint8))
         format = model.experts if model.experts and "_exps" in name else better if sensitive else usual
-        if format.endswith("_K") and shape[-1] % 256:  # llama-quantize does so if rows do not fill super-blocks
+        if format.endswith("_K") and shape[-1] % 256:  # as llama-quantize does if rows do not fill super-blocks
             format = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}[format]
         return NewTensor(name, format, shape, lambda: source.of(prod(shape[:-1]), shape[-1], format))
 

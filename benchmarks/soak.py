@@ -2,18 +2,19 @@
 
     python benchmarks/soak.py [MODEL] [--minutes 60] [--workers 6] [--pause 0.2]
 
-Workers send requests of all four APIs (`soak_requests.py`), others vanish (`soak_vanishing.py`). Three fixed requests
-run among them, greedy and with a seed, and must always give the same tokens. After every minute all of them stop, the
-server becomes idle, and its memory, descriptors, threads and cache blocks are read. At the end:
+Workers send requests of all four APIs (`soak_requests.py`), others disconnect (`soak_vanishing.py`). Three fixed
+requests run among them, greedy and with a seed, and must always give the same tokens. After every minute all of them
+pause, the server becomes idle, and its memory, descriptors, threads and cache blocks are read. At the end:
 
-- no answer was wrong: 5xx, a broken stream, an error without its API's shape, or no end
-- memory (RSS) of the last sixth of the minutes is at most that of the second sixth, and 2 % and 4 MiB
-- descriptors and threads are not more in the last sixth than in the second; no block of the cache is lost
+- no answer was wrong: 5xx, a broken stream, an error without its API's format, or no end
+- memory (RSS) of the last sixth of the minutes is at most that of the second sixth, plus 2 % and 4 MiB
+- descriptors and threads have not increased from the second sixth to the last; no block of the cache is lost
 - the server stops when told to, and its log has no error
 
 A minute is 60 ticks of about a second, counted while this program runs. If it and the server are suspended together,
-nothing is late: requests that lasted through it and failed are counted apart. Ctrl-C or SIGTERM ends the run after the
-current minute, and judges what there is. One JSON line per run goes to benchmarks/results/soak.jsonl.
+nothing is late: requests that spanned the suspension and failed are counted separately. Ctrl-C or SIGTERM ends the
+run after the current minute, and evaluates the results so far. One JSON line per run goes to
+benchmarks/results/soak.jsonl.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from soak_requests import MAKERS, WORDS, Wanted, Wrong, check
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "soak.jsonl"
-GROWTH, MARGIN = 1.02, 4 << 20  # of memory
-LONGEST = 240  # ticks that a request may take
-SEND_SECONDS = 10  # of the server: after this, a client that does not read is cut off
+GROWTH, MARGIN = 1.02, 4 << 20  # maximum growth of memory
+LONGEST = 240  # maximum ticks of a request
+SEND_SECONDS = 10  # the server's limit: it disconnects a client that does not read for longer
 SAID = {"prompt": " ".join(WORDS[:20]), "n_predict": 64, "return_tokens": True}
 CHAT = {"messages": [{"role": "user", "content": "I want to book a table for two."}], "max_tokens": 48}
-FIXED = (  # requests whose answers never change, and what of the answer is compared
+FIXED = (  # requests whose answers never change, and the part of the answer that is compared
     ("/completion", {**SAID, "temperature": 0}, lambda body: body["tokens"]),
     ("/completion", {**SAID, "temperature": 0, "cache_prompt": False}, lambda body: body["tokens"]),
     ("/v1/chat/completions", {**CHAT, "temperature": 0.9, "seed": 5}, lambda body: body["choices"][0]["message"]),
@@ -57,7 +58,7 @@ FIXED = (  # requests whose answers never change, and what of the answer is comp
 
 @dataclass(slots=True)
 class Clock:
-    """Counts ticks of about a second. A longer one means that this program was suspended."""
+    """Counts ticks of about a second. A longer tick means that this program was suspended."""
 
     ticks: float = 0.0
     suspended: int = 0
@@ -93,7 +94,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Soak:
-    """A run: what its clients did, and what they found."""
+    """A run: the actions of its clients, and the faults that they found."""
 
     port: int
     pid: int
@@ -142,7 +143,7 @@ class Soak:
             await self.clock.wait(chance.expovariate(1 / (self.pause + 0.3)))
 
     async def _one(self, kind: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do one thing, and note what is wrong with it."""
+        """Perform one random action, and record faults."""
         self.busy += 1
         began, before = self.clock.ticks, self.clock.suspended
         task = asyncio.create_task(work)
@@ -170,7 +171,7 @@ class Soak:
             raise Wrong(f"{error!r}; asked {one.path} {one.content[:300]!r}") from None
 
     async def _sent(self, http: httpx.AsyncClient, path: str, content: bytes) -> httpx.Response:
-        """Post; once more if a connection that was kept had been closed, as every client does."""
+        """Post a request; retry once if a kept connection had been closed, as every client does."""
         for last in (False, True):
             try:
                 return await http.post(path, content=content, headers={"Content-Type": "application/json"})
@@ -194,7 +195,7 @@ class Soak:
     # -- samples ---------------------------------------------------------------------------------------------------
 
     async def run(self, minutes: int, workers: int) -> None:
-        """Let them work, and look at the server after every minute."""
+        """Run the clients, and sample the server after every minute."""
         for sign in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(sign, self._stop)
         ticking = asyncio.create_task(self.clock.run())
@@ -226,7 +227,7 @@ class Soak:
         self.stopping = True
 
     async def _sample(self, minute: int, seconds: float) -> None:
-        """Wait until nothing runs and connections are closed; then read."""
+        """Wait until nothing runs and connections are closed; then sample."""
         before = self.samples[-1].descriptors if self.samples else 0
         for attempt in range(LONGEST):
             numbers = await self._numbers()
@@ -288,7 +289,7 @@ def _children(pid: int) -> list[int]:
 
 
 def growth(samples: list[Sample]) -> list[str]:
-    """Return what grew between the second sixth of the minutes and the last one."""
+    """Return the values that grew from the second sixth of the minutes to the last."""
     if not samples:
         return ["no minute was sampled"]
     part = max(1, len(samples) // 6)
@@ -309,12 +310,12 @@ def growth(samples: list[Sample]) -> list[str]:
 
 @contextmanager
 def serving(model: str, threads: int, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run the server; give its process and port."""
+    """Run the server; yield its process and port."""
     words = ["serve", model, "--port", "0", "-t", str(threads), "--timeout", str(SEND_SECONDS)]
     with log.open("wb") as to:
         process = subprocess.Popen(
             [sys.executable, "-m", "localllm", *words], cwd=ROOT, stdout=to, stderr=to, start_new_session=True
-        )  # Ctrl-C is for this program alone
+        )  # Ctrl-C should reach only this program
     try:
         while not (found := re.search(r"listening on http://127.0.0.1:(\d+)", log.read_text())):
             if process.poll() is not None:

@@ -1,6 +1,6 @@
-"""The requests of `soak.py`: all four APIs, whole and streamed, refused ones, and what a right answer looks like.
+"""The requests of `soak.py`: all four APIs, whole and streamed, invalid ones, and the checks of right answers.
 
-Each maker takes random numbers and returns a `Wanted`; `check` raises `Wrong` for an answer that is not as it must be.
+Each maker takes random numbers and returns a `Wanted`; `check` raises `Wrong` for a wrong answer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ OPENAI_TOOL = {"type": "function", "function": FUNCTION}
 
 
 class Wrong(Exception):
-    """An answer that is not as it must be."""
+    """Raised for a wrong answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request. `refused`: it must be, with an error in its API's shape. `parse`: checks the text of the answer."""
+    """A request.
+
+    `refused`: it must be rejected with an error in its API's format. `parse`: checks the text of the answer.
+    """
 
     kind: str
     path: str
@@ -50,7 +53,7 @@ class Wanted:
         return not isinstance(self.body, bytes) and bool(self.body.get("stream"))
 
 
-PATHS = (  # the first that fits
+PATHS = (  # the first match counts
     ("/v1/messages", "anthropic"),
     ("/v1/responses", "responses"),
     ("/v1/", "openai"),
@@ -64,7 +67,7 @@ SHARED = [" ".join(Random(length).choices(WORDS, k=length)) for length in (40, 1
 
 
 def text(chance: Random) -> str:
-    """Return a text of 1 to 450 words; two in three begin like others do."""
+    """Return a text of 1 to 450 words; two in three share prefixes with others."""
     own = " ".join(chance.choices(WORDS, k=chance.randrange(1, 50)))
     return f"{chance.choice(SHARED)} {own}" if chance.random() < 0.66 else own
 
@@ -87,13 +90,14 @@ def usual(chance: Random) -> dict[str, Any]:
 
 
 def schema(chance: Random) -> dict[str, Any]:
-    """Return a schema, seldom the same: grammars are kept, and must not be kept for ever."""
+    """Return a schema, rarely a repeated one: grammars are cached, and the cache must stay bounded."""
     key = f"key{chance.randrange(10_000)}"
     shape = {"type": "object", "properties": {key: {"enum": [1, 2, 3]}}, "required": [key]}
     return {**shape, "additionalProperties": False}
 
 
-# -- answers that are wanted -----------------------------------------------------------------------------------------
+# -- valid requests
+# -----------------------------------------------------------------------------------------------------
 
 
 def openai_chat(chance: Random) -> Wanted:
@@ -142,7 +146,7 @@ def _ollama(chance: Random) -> dict[str, Any]:
 
 
 def ollama_chat(chance: Random) -> Wanted:
-    """Without tools: Ollama's API refuses them for a model whose template knows none."""
+    """Without tools: Ollama's API rejects them for a model whose template does not support them."""
     return Wanted("ollama chat", "/api/chat", {"messages": messages(chance), **_ollama(chance)})
 
 
@@ -166,7 +170,8 @@ def llama_schema(chance: Random) -> Wanted:
     return Wanted("llama.cpp schema", "/completion", body)
 
 
-# -- what must be refused --------------------------------------------------------------------------------------------
+# -- invalid requests
+# ---------------------------------------------------------------------------------------------------
 
 VECTORS = (
     ("/v1/embeddings", {"input": "a cat"}),
@@ -245,7 +250,7 @@ def _is_error(api: str, body: Any) -> bool:
 
 
 def events(body: bytes) -> list[Any]:
-    """Return the events of a stream: of server-sent events the data, or the lines of JSON."""
+    """Return the events of a stream: the data of server-sent events, or the lines of JSON."""
     lines = body.decode().splitlines()
     if any(line.startswith("data:") for line in lines):
         lines = [line[5:].strip() for line in lines if line.startswith("data:")]
@@ -253,7 +258,7 @@ def events(body: bytes) -> list[Any]:
 
 
 def _finishes(found: list[Any]) -> list[str]:
-    """Return why each of OpenAI's choices ended."""
+    """Return the finish reasons of OpenAI's choices."""
     choices = [choice for event in found if isinstance(event, dict) for choice in event.get("choices", ())]
     return [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
 
@@ -280,7 +285,7 @@ WHOLE_ENDS: Mapping[str, Callable[[list[Any]], bool]] = {
 
 
 def _parsed(one: Wanted, found: list[Any]) -> None:
-    """Parse the text, or the arguments of calls, of an answer that came to its own end."""
+    """Parse the text, or the arguments of calls, of an answer that was not cut off."""
     if "length" in _finishes(found):
         return
     assert one.parse is not None

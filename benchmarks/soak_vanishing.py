@@ -1,4 +1,4 @@
-"""Clients of `soak.py` that go away: before, inside and after their request, and those that never read."""
+"""Clients of `soak.py` that disconnect before, within and after their request, and those that never read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def after_a_few_tokens(port: int, chance: Random, wait: Wait) -> None:
 
 
 async def never_reads(port: int, chance: Random, wait: Wait) -> None:
-    """Ask for large events and take none, for longer than the server waits."""
+    """Request large events and read none, for longer than the server waits."""
     connection = await _open(port, small=True)
     body = {"prompt": text(chance), "n_predict": 400, **LONG, "n_probs": 50}
     connection[1].write(request("/completion", json.dumps(body).encode()))

@@ -1,7 +1,8 @@
-"""Shapes of models whose indexer chooses what attention reads, for `benchmarks/deep.py`.
+"""Shapes of models whose indexer selects the positions that attention reads, for `benchmarks/deep.py`.
 
 Attention and indexer have the true sizes. Width, experts and vocabulary are small and layers few, so that the models
-fit and attention takes most of the time at depth. All layers of MiniMax M3 are sparse here; it has three that are not.
+fit and attention takes most of the time at depth. All layers of MiniMax M3 are sparse here; the published model has
+three dense ones.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def _fed(layer: int, lead: int = 1) -> Shapes:
 
 
 def _latent(heads: int, rank: int, plain: int, value: int, index_heads: int) -> Model:
-    """Attention to latent rows of 512 + 64; queries come from `rank` numbers, a head has `plain` + 64."""
+    """Return attention to latent rows of 512 + 64.
+
+    Queries come from rows of `rank` numbers; a head has `plain` + 64.
+    """
 
     def layer(number: int) -> Shapes:
         return {
@@ -53,7 +57,7 @@ def _latent(heads: int, rank: int, plain: int, value: int, index_heads: int) -> 
 
 
 def _with_types(model: Model) -> Model:
-    """GLM: the file says which layers have an indexer."""
+    """Return the model as glm-dsa, whose file lists the layers with an indexer."""
     keys = {**model.keys, "attention.indexer.types": np.ones(model.layers, bool)}
     return Model("glm-dsa", model.layers, model.width, model.vocabulary, keys, model.layer)
 
@@ -66,11 +70,13 @@ def _minimax(layer: int) -> Shapes:
     }  # fmt: skip
 
 
-POOLS = (4, 128)  # positions of a pool, by layer
+POOLS = (4, 128)  # positions per pool, by layer
 
 
 def _compressed(layer: int) -> Shapes:
-    """64 heads of 512 numbers read one row; pools of 4 overlap, and an indexer of 64 heads chooses some."""
+    """Return layers of 64 heads of 512 numbers that read one KV head; pools of 4 overlap, and an indexer of 64 heads
+    selects some.
+    """
     heads, dim, rank, groups, streams, pool = 64, 512, 1024, 8, 4, POOLS[layer]
     mixing = 2 * streams + streams * streams
 

@@ -1,14 +1,14 @@
-"""Speculation side by side: plain, draft model, n-grams, auto, and llama.cpp's draft mode, in turn on the same prompts.
+"""Compare speculation: plain, draft model, n-grams, auto, and llama.cpp's draft mode, alternately on the same prompts.
 
     python benchmarks/speculation_pair.py FOLDER
     python benchmarks/speculation.py FOLDER/target-80.gguf --draft FOLDER/draft.gguf [--peer llama-speculative-simple]
     python benchmarks/speculation.py demo --draft draft
     python benchmarks/speculation.py --table
 
-A round answers every prompt once in every mode; each answer starts with nothing learned. Rates are tokens a second from
-the first token of an answer to its last, all work included. Ratios are medians over rounds of mode / plain in the same
-round. One JSON line per prompt and temperature goes to benchmarks/results/speculation.jsonl; further lines with the
-same keys are further rounds.
+A round answers every prompt once in every mode; each answer starts without learned state. Rates are tokens per second
+from the first token of an answer to its last, all work included. Ratios are medians over rounds of mode / plain in the
+same round. One JSON line per prompt and temperature goes to benchmarks/results/speculation.jsonl; more lines with the
+same keys are more rounds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ACCEPTED = re.compile(r"n_drafted\s*=\s*(\d+)\s+.*?n_accept\s*=\s*(\d+)", re.DOT
 
 @dataclass(slots=True)
 class Row:
-    """Samples of one prompt and temperature, a rate per round for each mode; guesses of the last round."""
+    """Samples of one prompt and temperature, a rate per round for each mode; drafts of the last round."""
 
     model: str
     prompt: str
@@ -69,7 +69,7 @@ def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) ->
         name = str(draft.file.path) if draft is not None and mode != "ngram" else ""
         reader = draft.reader() if draft is not None and name else None
         model.draft_with(Speculation(model.reader(), SpeculationOptions(name, mode), reader))
-    model.new_core(SchedulerLimits())  # with an empty cache, and nothing learned
+    model.new_core(SchedulerLimits())  # with an empty cache and without learned state
     ids = model.tokenize(PROMPTS[row.prompt], parse_special=True)
     warm = model.session()  # earlier loading and timing have changed the processor's caches
     for _ in range(WARM if model.executable.memory.weights < SMALL else 0):
@@ -143,7 +143,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def stored(path: Path) -> list[Row]:
-    """A row for every model, prompt, temperature and number of threads, with the rounds of all its lines."""
+    """Return a row for every model, prompt, temperature and number of threads, with the rounds of all its lines."""
     rows: dict[tuple[str, str, float, int], Row] = {}
     for line in path.read_text().splitlines():
         found = {key: value for key, value in json.loads(line).items() if key in Row.__dataclass_fields__}

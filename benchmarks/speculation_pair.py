@@ -1,10 +1,10 @@
-"""Writes a 1B-class model and a small draft model with chosen acceptance rates, to time speculation.
+"""Write a 1B-class model and a small draft model with given acceptance rates, to time speculation.
 
     python benchmarks/speculation_pair.py FOLDER --acceptance 60 80 95
 
-Both hold the model in the box, laid into wider layers and padded with zeros, so that they write text. The target has
-twelve more layers of random weights. What these add to the residual stream is scaled until the draft's top token equals
-the target's at the given share of positions of the target's greedy answers. Q4_0, 0.54 GB and 24 MB.
+Both contain the model in the box, embedded in wider layers and padded with zeros, so that they write text. The target
+has twelve more layers of random weights. Their contribution to the residual stream is scaled until the draft's top
+token equals the target's at the given share of positions of the target's greedy answers. Q4_0, 0.54 GB and 24 MB.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ PROMPTS = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The geometry that the model in the box is laid into."""
+    """The geometry that the model in the box is embedded in."""
 
     width: int
     ffn: int
     heads: int
     kv_heads: int
-    extra: int  # layers of random weights after the four
+    extra: int  # number of random layers after the four
 
 
 TARGET = Shape(2048, 8192, 32, 8, 12)
@@ -71,7 +71,7 @@ def numbers(box: GGUFFile, name: str) -> Floats:
 
 
 def into(values: Floats, rows: int, columns: int, row_at: list[int] | None = None) -> Floats:
-    """Zeros with `values` in the corner, or with its blocks of 64 rows at `row_at`."""
+    """Return zeros with `values` in the corner, or with its blocks of 64 rows at `row_at`."""
     result = np.zeros((rows, columns), np.float32)
     if row_at is None:
         result[: values.shape[0], : values.shape[1]] = values
@@ -82,7 +82,7 @@ def into(values: Floats, rows: int, columns: int, row_at: list[int] | None = Non
 
 
 def layer_tensors(box: GGUFFile, shape: Shape, layer: int) -> Iterator[tuple[str, Floats]]:
-    """A layer of the model in the box, widened; norms compensate for the zeros that they average over."""
+    """Return a layer of the model in the box, widened; norms compensate for the zeros that they average over."""
 
     def read(name: str) -> Floats:
         return numbers(box, f"blk.{layer}.{name}.weight")
@@ -108,7 +108,7 @@ def widened(norm: Floats, width: int) -> Floats:
 
 
 def random_tensors(shape: Shape, rng: np.random.Generator) -> Iterator[tuple[str, Floats]]:
-    """A random layer that adds to the 256 dimensions in use."""
+    """Return a random layer that adds to the 256 dimensions in use."""
     kv = shape.kv_heads * HEAD
     for name, rows, columns in (
         ("attn_q", shape.width, shape.width), ("attn_k", kv, shape.width), ("attn_v", kv, shape.width),
@@ -184,7 +184,7 @@ class Scales:
 
 
 def agreement(target: Path, draft: Path, tokens: int) -> float:
-    """Share of tokens in the target's greedy answers that are also the draft's top token."""
+    """Return the share of tokens in the target's greedy answers that are also the draft's top token."""
     same = seen = 0
     with localllm.load(target, ctx_size=512) as model, localllm.load(draft, ctx_size=512) as small:
         for prompt in PROMPTS.values():
@@ -196,7 +196,7 @@ def agreement(target: Path, draft: Path, tokens: int) -> float:
 
 
 def tune(target: Path, draft: Path, wanted: float, tokens: int) -> tuple[float, float]:
-    """Scale the target's extra layers; returns (factor, agreement)."""
+    """Scale the target's extra layers; return (factor, agreement)."""
     scales, low, high = Scales(target), 1.0, 16.0
     best = (0.0, 1.0)
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""Times whole processes in turn: `localllm run MODEL hi -n 1` and `llama-completion -n 1`, with their peak memory.
+"""Time whole processes alternately: `localllm run MODEL hi -n 1` and `llama-completion -n 1`, with their peak memory.
 
     python benchmarks/startup.py MODEL.gguf --llama-completion PATH [-t 2] [--rounds 5]
 
@@ -24,7 +24,7 @@ from compare import RESULTS, ROOT, machine
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> tuple[float, int]:
-    """Seconds and peak resident bytes of one process."""
+    """Return the seconds and peak resident bytes of one process."""
     start = perf_counter()
     process = subprocess.Popen(
         command,

@@ -1,9 +1,9 @@
-"""Splits the time of a decode step: kernels by kind, waiting at barriers, and time outside the plan.
+"""Split the time of a decode step: kernels by kind, waiting at barriers, and time outside the plan.
 
     python benchmarks/step.py MODEL.gguf ... [-t 2] [--depth 128]
 
-The plan's own clock counts thread 0's cycles; the rest of a step's wall time is Python and NumPy around it. One JSON
-line per model goes to benchmarks/results/step.jsonl.
+The plan's clock counts thread 0's cycles; the rest of a step's wall time is Python and NumPy. One JSON line per model
+goes to benchmarks/results/step.jsonl.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ STEPS = 64
 
 
 def kind(label: str) -> str:
-    """Matrices by role in any layer; other operations by name."""
+    """Return the role of a matrix in any layer; of other operations the name."""
     return ".".join(part for part in label.split(".") if not part.isdigit())
 
 
 def clocked(call: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     start = perf_counter()
     call()
     return perf_counter() - start
@@ -52,7 +52,7 @@ def measure(path: Path, threads: int, depth: int) -> dict[str, object]:
         session.evaluate([1], logits=False)
         executable.entries[:, [Entry.ticks, Entry.waited]] = 0
         whole, plan = [], []
-        for _ in range(STEPS):  # in turn: the bandwidth of a shared machine drifts between one loop and the next
+        for _ in range(STEPS):  # alternate, because the bandwidth of a shared machine drifts
             whole.append(clocked(lambda: session.evaluate([1], logits=False)))
             plan.append(clocked(executable.replay))
         # The counter's rate is unknown, so the plan's share of the time is measured by replaying the plan alone.

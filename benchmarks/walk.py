@@ -1,13 +1,13 @@
-"""Counts the files of localllm that a token and an HTTP request enter: Python functions called, in any thread.
+"""Count the files of localllm that a token and an HTTP request enter: Python functions called, in any thread.
 
     python benchmarks/walk.py [--model demo] [--port 9400] [--out benchmarks/results/walk.jsonl] [--commit NAME]
 
-The localllm of the interpreter is measured, so a commit is compared in its own environment. The token of a chat enters
-the files that are in at least a fifth of the walks between two tokens, in the second half of a sampled answer of
+The localllm of the interpreter is measured, so a commit is compared in a separate environment. The token of a chat
+enters the files that are in at least a fifth of the walks between two tokens, in the second half of a sampled answer of
 `localllm chat` in a pipe: a fast model makes some tokens before the first is shown. The server writes in another
-thread, so its tokens are taken together: those of the second half of a streamed chat completion. The request is a
+thread, so its tokens are counted together: all of the second half of a streamed chat completion. The request is a
 streamed chat completion after a first one, from its first byte to its last. Files in backends/, plan/ and quant/ are
-below the engine and counted apart. What compiled code and child processes do is not seen.
+below the engine and counted separately. Compiled code and child processes are not observed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ BELOW = ("backends/", "plan/", "quant/")
 TOKENS = 60
 MESSAGES = [{"role": "user", "content": "Hello! Who are you?"}]
 LENGTH = {"max_tokens": TOKENS, "ignore_eos": True}
-MARK = "tokenizer/tokenizer.py:push"  # the function that begins a token: it makes text of it
+MARK = "tokenizer/tokenizer.py:push"  # the function that starts a token by converting it to text
 WALKS = ("token of a chat", "token of an HTTP answer", "HTTP request")
 
 
 class Files:
-    """Notes the files of functions that are called. Begin before other threads do."""
+    """Records the files of called functions. Start it before other threads do."""
 
     def __init__(self) -> None:
         import localllm
@@ -94,7 +94,7 @@ def one_request(model: str, port: int, token: bool) -> frozenset[str]:
         sys.setprofile(None)
         wait(port)
         ask(port)
-        time.sleep(0.5)  # what follows the first request
+        time.sleep(0.5)  # let the first request finish
         files.now = set()
         files.between.clear()
         ask(port)
@@ -128,7 +128,7 @@ def wait(port: int) -> None:
 
 
 def ask(port: int) -> None:
-    """Ask for a streamed answer and read it."""
+    """Request a streamed answer and read it."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body = json.dumps({"messages": MESSAGES, "stream": True, "temperature": 0.8, "seed": 1} | LENGTH)
     connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--one", choices=WALKS, help=argparse.SUPPRESS)
     parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one:  # each walk has a process of its own
+    if arguments.one:  # each walk has a separate process
         if arguments.one == WALKS[0]:
             found = one_token(arguments.model)
         else:

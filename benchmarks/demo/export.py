@@ -1,4 +1,4 @@
-"""Write a trained demo model as a GGUF file: F32 weights, tokenizer, chat template and temperature inside.
+"""Write a trained demo model as a GGUF file: F32 weights, tokenizer, chat template and temperature.
 
 Used by train.py. The parameters already have GGUF's names and layout, so nothing is permuted.
 """

@@ -2,10 +2,10 @@
 
     python benchmarks/demo/measure.py [--count 500] [--texts FOLDER]
 
-Answers are greedy. A task is right if the answer is the expected text; lists and sentences are left out, because many
-are right. A call is in form if it is JSON with a name and arguments between the tags. Its name may be defined, and it
-is right if it is the expected JSON. Tasks are drawn from a seed that training does not use, but most facts in them
-(capitals, opposites) were also in training, in other words or order.
+Answers are greedy. A task is right if the answer is the expected text; lists and sentences are excluded, because many
+answers are right. A call is well-formed if it is JSON with a name and arguments between the tags. It is further counted
+whether its name is defined, and whether it is the expected JSON. Tasks are drawn from a seed that training does not
+use, but most facts in them (capitals, opposites) were also in training, in other words or order.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _same(answer: str, expected: str) -> bool:
-    """Whether two answers say the same: the last words and numbers decide where there are several forms."""
+    """Return whether two answers agree: if there are several forms, by the last words and numbers."""
     return _plain(answer) == _plain(expected) or _core(answer) == _core(expected)
 
 
@@ -76,7 +76,7 @@ def _plain(text: str) -> str:
 
 
 def _core(text: str) -> str:
-    """Return what is left of "The capital of X is Y." or "a plus b is c": Y, c."""
+    """Return the essential part of "The capital of X is Y." or "a plus b is c": Y, c."""
     found = re.search(r"(?:is|called a|rhymes with|says|has|means) (\"?[\w ]+\"?)[.!]?$", _plain(text))
     return found.group(1).strip('" ') if found else _plain(text).strip('" ')
 

@@ -1,9 +1,9 @@
-"""Print what llama.cpp's tools say about the models in the box: the numbers that tests compare with.
+"""Print the results of llama.cpp's tools for the models in the box, with which tests compare.
 
     python benchmarks/demo/peers.py FOLDER     (which holds llama-quantize, llama-perplexity and llama-imatrix)
 
 A new model needs them in tests/localllm/quantize/test_conversion.py, tests/localllm/evaluation/test_likelihood.py and
-tests/localllm/calibration/test_imatrix.py; `--write` puts in those of the first and the last.
+tests/localllm/calibration/test_imatrix.py; `--write` updates the first and the last.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
             "--kl-divergence",
         ]
         compared = ""
-        while "Same top p" not in compared[compared.find("Minimum KLD") :]:  # its last lines are lost at times
+        while "Same top p" not in compared[compared.find("Minimum KLD") :]:  # its last lines are sometimes lost
             compared = run("llama-perplexity", *words)
         run("llama-imatrix", "-m", TARGET, "-f", TEXT, "-c", "128", "--chunks", "8", "-o", matrix)
         found = read(matrix)

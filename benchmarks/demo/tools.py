@@ -1,6 +1,6 @@
 """Chats with tools for the demo model: definitions in the system turn, a call, the tool's response, an answer.
 
-Names of functions and parameters vary, so the model must copy them from the definitions, as it must with any tools.
+Names of functions and parameters vary, so the model must copy them from the definitions, as with real tools.
 """
 
 import json
@@ -220,7 +220,7 @@ def _value(expression: str) -> float | int:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tool with the names it has in one chat."""
+    """A tool with its names in one chat."""
 
     tool: Tool
     name: str
@@ -240,7 +240,9 @@ class Named:
 
 
 def with_names(tool: Tool, rng: random.Random, odd: float = 0.0) -> Named:
-    """Return the tool with one of its usual names, or with the chance `odd` an unusual one, which cannot be guessed."""
+    """Return the tool with one of its usual names, or with probability `odd` an unusual one, which cannot be
+    guessed.
+    """
     name = rng.choice(tool.names)
     parameters = tuple(rng.choice(names) for names, _, _ in tool.parameters)
     if rng.random() < odd:
@@ -271,7 +273,7 @@ def call_turn(name: str, arguments: Values) -> str:
 
 
 def response_turn(content: str) -> str:
-    """Return the turn that brings a tool's result."""
+    """Return the turn with a tool's result."""
     return f"<tool_response>\n{content}\n</tool_response>"
 
 
@@ -291,7 +293,7 @@ def exchange(named: Named, rng: random.Random) -> list[Turn]:
 
 
 def chat_with_tools(rng: random.Random, other: Callable[[], list[Turn]], system: str, odd: float = 0.0) -> list[Turn]:
-    """Return a chat with one to three tools; `other` returns an exchange that needs none; `odd` as in `with_names`."""
+    """Return a chat with one to three tools; `other` returns an exchange without a call; `odd` as in `with_names`."""
     tools = [with_names(tool, rng, odd) for tool in rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3)))]
     if len({named.name for named in tools}) < len(tools):
         tools = tools[:1]

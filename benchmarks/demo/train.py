@@ -31,7 +31,7 @@ CALIBRATION_CHATS = 600
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How to train: batch in tokens, peak learning rates, and the shares of the run that warm up and decay."""
+    """How to train: batch in tokens, peak learning rates, and the shares of the run for warm-up and decay."""
 
     minutes: float
     tokens: int | None = None  # the length of the run, instead of minutes
@@ -45,7 +45,7 @@ class Schedule:
     other_rate: float = 3e-3
 
     def done(self, active: float, tokens: int) -> float:
-        """Return the share of the run that is over after `active` seconds and `tokens` tokens."""
+        """Return the share of the run completed after `active` seconds and `tokens` tokens."""
         return tokens / self.tokens if self.tokens else active / (60 * self.minutes)
 
     def rate(self, done: float) -> float:
@@ -114,7 +114,8 @@ def _gradient(value: torch.Tensor) -> torch.Tensor:
 
 class Batches:
     """Endless rows of training tokens: epoch after epoch, each shuffled and cut into rows regardless of chat
-    boundaries."""
+    boundaries.
+    """
 
     def __init__(
         self,

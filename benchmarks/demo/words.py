@@ -1,4 +1,4 @@
-"""Words and small facts that the demo model's tasks are made of. All of it is common knowledge, written down here."""
+"""Words and simple facts for the demo model's tasks. All of it is common knowledge, written down here."""
 
 LISTS = {
     "animal": "cat dog horse cow sheep pig lion tiger bear fox wolf rabbit mouse elephant monkey duck frog goat",

@@ -1,4 +1,4 @@
-"""Shared by the tests of the engine: random steps of many sequences, each compared with the same sequence alone."""
+"""Helpers for tests of the engine: random steps of many sequences, each compared with the same sequence alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.models.tiny_families import FAMILIES
 WINDOW = 24
 LIMITS = Limits(rows=128, logit_rows=64, blocks=22, positions=5 * BLOCK, window_blocks=20)
 ALONE = replace(LIMITS, logit_rows=128)
-FEW = 16  # maximum tokens of a sequence in a step for which a card sums in one order
+FEW = 16  # maximum tokens of a sequence in a step that a GPU sums in a fixed order
 
 
 def windowed(family: str) -> Plan:
@@ -86,9 +86,9 @@ class Live:
 
 
 class Schedule:
-    """Random steps of up to `most` sequences; every result is compared with `alone`, which has one sequence at a time.
+    """Random steps of up to `most` sequences; every result is compared with `alone`, which runs one sequence at a time.
 
-    `long`: tokens of the chunks whose results are compared; `longest`: of the others.
+    `long`: chunk sizes whose results are compared; `longest`: of the others.
     """
 
     def __init__(self, engine: Engine, alone: Engine, vocabulary: int, seed: int, long: int, longest: int) -> None:
@@ -175,7 +175,7 @@ class Schedule:
         self.counts["together"] = max(self.counts["together"], len(parts))
 
     def part(self, one: Live) -> Rows:
-        """The next chunk of a prompt; then a decoded token, or a few to verify."""
+        """Return the next chunk of a prompt; then a decoded token, or a few to verify."""
         if one.prompt:
             count = min(len(one.prompt), self.random.randint(1, (self.long if one.compared else self.longest) + 1))
             tokens, one.prompt = one.prompt[:count], one.prompt[count:]
@@ -190,7 +190,7 @@ class Schedule:
         self.engine.release(one.sequence)
 
     def check(self, one: Live) -> None:
-        """A sequence's results equal those of the sequence alone, in other chunks."""
+        """Compare a sequence's results with those of the sequence alone, in other chunks."""
         assert one.sequence.tokens == one.tokens
         if not one.compared or not (one.logits or one.largest):
             return
@@ -205,7 +205,7 @@ class Schedule:
 
 
 def alone(engine: Engine, tokens: list[int], size: int) -> np.ndarray:
-    """Logits (T, vocabulary) of one sequence in its own engine, `size` tokens at a time."""
+    """Return logits (T, vocabulary) of one sequence in a separate engine, `size` tokens at a time."""
     sequence = engine.add()
     parts = [
         engine.step([Rows(sequence, tokens[at : at + size], "all")])[0].logits.copy()
@@ -216,7 +216,7 @@ def alone(engine: Engine, tokens: list[int], size: int) -> np.ndarray:
 
 
 def state(engine: Engine, live: list[Live]) -> object:
-    """Everything that a refused step must not change."""
+    """Return everything that a refused step must not change."""
     pools = engine.pool.pools
     return (
         [(one.sequence.tokens.copy(), [t.tolist() for t in one.sequence.tables()]) for one in live],

@@ -1,4 +1,4 @@
-"""Shared by the tests of the program: a model file made on the spot, and the program run as users run it."""
+"""Helpers for tests of the program: a model file made on the spot, and the program run as users run it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 def write_model(
     path: Path, *, template: str | None = CHATML, context: int = 512, extra: dict[str, Any] | None = None
 ) -> Path:
-    """A llama of one layer with random weights that writes printable ASCII: the output rows of other tokens are
-    zero."""
+    """Write a llama of one layer with random weights that generates printable ASCII: other tokens have zero output
+    rows.
+    """
     random = np.random.RandomState(11)
     letters = [chr(c) for c in range(33, 127)]
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters]
@@ -94,7 +95,7 @@ def default_signals() -> None:
 def localllm(
     *words: object, stdin: str | None = None, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program; without `stdin` its input is empty. `environ`: variables besides those of the tests."""
+    """Run the program; without `stdin` its input is empty. `environ`: additional variables."""
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
     given["env"] = {**os.environ, **(environ or {})}
     return subprocess.run(
@@ -105,14 +106,14 @@ def localllm(
 class Terminal:
     """The program on a pseudo-terminal: its input, its output and its end.
 
-    `seen` is the output that no `wait_for` has returned, without the sequences that move the cursor and colour text;
-    `written` is all of the output as it came.
+    `seen` is the output that no `wait_for` has returned yet, without cursor movements and colours; `written` is all of
+    the raw output.
     """
 
     def __init__(
         self, *words: object, environ: Mapping[str, str] | None = None, columns: int = 0, shell: bool = False
     ) -> None:
-        """`shell`: a shell runs the program, so that it can be suspended."""
+        """`shell`: run the program from a shell, so that it can be suspended."""
         self.master, slave = pty.openpty()
         if columns:
             fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
@@ -129,7 +130,7 @@ class Terminal:
         )
         os.close(slave)
         self.seen = self.written = ""
-        self._part = ""  # the beginning of a sequence
+        self._part = ""  # the beginning of an escape sequence
         if shell:
             self.type(shlex.join([*PROGRAM, *map(str, words)]) + "\n")
 
@@ -142,11 +143,11 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def resize(self, columns: int) -> None:
-        """Give the terminal another width, and tell the program."""
+        """Resize the terminal, and notify the program."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
 
     def wait_for(self, pattern: str, seconds: float = 60) -> str:
-        """The output up to and including a match; the next call continues after it."""
+        """Return the output up to and including a match; the next call continues after it."""
         end = monotonic() + seconds
         while (found := re.search(pattern, self.seen)) is None:
             assert monotonic() < end, f"{pattern!r} did not come: {self.seen!r}"

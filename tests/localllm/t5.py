@@ -1,8 +1,7 @@
-"""Tiny T5 models of the kit as files with a vocabulary, and what llama-completion answered with them.
+"""Tiny T5 models of the kit as files with a vocabulary, and the answers of llama-completion with them.
 
-Made with llama.cpp of 2026-10-01, from files of `write_t5`:
-
-    llama-completion -m FILE -p PROMPT -n 20 --temp 0 -no-cnv -t 1 -ctk f32 -ctv f32 -fa off --special
+Made with llama.cpp of 2026-10-01, from files of `write_t5`: llama-completion -m FILE -p PROMPT -n 20 --temp 0 -no-cnv
+-t 1 -ctk f32 -ctv f32 -fa off --special
 """
 
 from __future__ import annotations
@@ -24,5 +23,5 @@ START, END = 0, 1
 
 
 def write(folder: Path, name: str = "t5-gated") -> Path:
-    """A file of the kit's model of this name."""
+    """Write the kit's model of this name to a file."""
     return write_t5(folder / f"{name}.gguf", name, KIT[name])

@@ -1,4 +1,4 @@
-"""The conversation behind `chat`: what a turn evaluates, what it keeps, and what becomes of a full context."""
+"""The conversation behind `chat`: the tokens that a turn evaluates and keeps, and the handling of a full context."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GREEDY = api.SamplingOptions(temperature=0.0, frequency_penalty=0.5, repeat_last
 
 
 class Script:
-    """A sampler that says what it is told to, an answer after the other."""
+    """A sampler that produces scripted answers, one after another."""
 
     looks_at, options = 0, GREEDY
 
@@ -65,13 +65,13 @@ def demo(opened_demo: api.Model) -> Iterator[api.Model]:
 
 @pytest.fixture
 def tiny(opened_tiny: api.Model) -> Iterator[api.Model]:
-    """128 tokens of context; every letter is a token."""
+    """A model with 128 tokens of context; every letter is a token."""
     yield opened_tiny
     empty(opened_tiny)
 
 
 def empty(model: api.Model) -> None:
-    """Forget what the model's cache keeps. Conversations hold no blocks, so every block is free then."""
+    """Clear the model's cache. Conversations hold no blocks, so every block is free afterwards."""
     model.new_core(SchedulerLimits())
     assert model.pool.free_blocks == model.pool.blocks
 
@@ -95,7 +95,7 @@ def finish(reply: Reply) -> tuple[str, Usage]:
 
 
 def by_bytes(model: api.Model, text: str) -> list[int]:
-    """The text in tokens of one byte each, as no tokenizer would write it; then the end of the turn."""
+    """Return the text as tokens of one byte each, unlike any tokenizer, followed by the end of the turn."""
     words = model.tokenizer
     assert words is not None
     single = {words.piece(token): token for token in range(words.vocab_size) if len(words.piece(token)) == 1}
@@ -127,7 +127,7 @@ def test_an_answer_stays_in_the_cache_in_the_tokens_it_was_written_in(demo: api.
 
 
 def test_an_answer_that_the_template_shortens_is_evaluated_again_and_nothing_before_it(demo: api.Model) -> None:
-    """As templates do that leave thoughts out, or white space."""
+    """As with templates that remove reasoning or white space."""
     template, _ = template_of(demo)
     trimming = ChatTemplate(
         template.source.replace("message['content']", "message['content'].split('|')[-1]"),
@@ -182,7 +182,7 @@ def test_a_full_context_is_not_cut_in_silence(tiny: api.Model) -> None:
     with pytest.raises(ContextFull, match="the context holds 128"):
         finish(conversation.say("two"))
     assert conversation.messages == before
-    assert conversation.shift() == 0  # there is one turn only
+    assert conversation.shift() == 0  # there is only one turn
 
 
 def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_before(tiny: api.Model) -> None:
@@ -204,7 +204,7 @@ def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_bef
 
 @pytest.mark.parametrize("turns", range(2, 9))
 def test_a_shift_drops_as_few_turns_as_possible(tiny: api.Model, turns: int) -> None:
-    """Until the rest fits half of the context; the newest turn stays in any case."""
+    """Until the rest fits half of the context; the newest turn always stays."""
     conversation = talk(tiny)
     messages = [{"role": role, "content": str(n) * (3 + n)} for n in range(turns) for role in ("user", "assistant")]
     lengths = []
@@ -218,7 +218,7 @@ def test_a_shift_drops_as_few_turns_as_possible(tiny: api.Model, turns: int) -> 
 
 
 def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
-    """Shifted in the middle of an answer: the same tokens as after a fresh prompt of what is left."""
+    """A shift in the middle of an answer gives the same tokens as a fresh prompt of the remaining turns."""
     conversation = talk(tiny, ignore_eos=True, context_shift=True)
     scripted(conversation, [*range(300, 330), 4], [*range(300, 350)] + [310] * 200)
     conversation._ignore_eos = False
@@ -227,14 +227,14 @@ def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
     reply = conversation.say("two")
     text, usage = finish(reply)
     assert [m["content"] for m in conversation.messages] == ["two", text]
-    assert reply.end.reason == "context"  # nothing older is left to drop
+    assert reply.end.reason == "context"  # no older turn is left to drop
     assert tiny.tokenize("x" + text, add_special=False)[-len(text) :] == conversation._answered
     assert usage.answer_tokens == len(conversation._answered)
     assert len(conversation.tokens) == 128
 
 
 class Euros:
-    """Writes the three bytes of a character again and again, going by what it is told was written."""
+    """Samples the three bytes of a character repeatedly, based on the tokens so far."""
 
     looks_at, options = 0, GREEDY
 
@@ -267,7 +267,7 @@ class Euros:
 
 @pytest.mark.parametrize("more", range(3))
 def test_half_a_character_is_not_lost_in_a_shift(tiny: api.Model, more: int) -> None:
-    """The context ends between the bytes of a character, which are then sampled anew."""
+    """The context ends between the bytes of a character, which are then sampled again."""
     conversation = talk(tiny, context_shift=True)
     scripted(conversation, [*range(300, 330), 4])
     finish(conversation.say("one"))

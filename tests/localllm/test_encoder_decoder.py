@@ -1,4 +1,4 @@
-"""T5 from Python, from the command line and behind a server: a text is read at once, then answered token by token."""
+"""T5 from Python, from the command line and behind a server: the text is encoded at once, the answer decoded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_tokens_of_llama_completion(model: Model, prompt: str) -> None:
 
 
 def test_a_given_beginning_of_the_answer(model: Model) -> None:
-    """What follows the token that starts the answer is part of it."""
+    """Text after the token that starts the answer is part of the answer."""
     ids, whole = model.tokenize(PROMPTS[0]), answer(model, PROMPTS[0])
     assert answer(model, [*ids, t5.START, *whole[:5]], 15) == whole[5:]
 
@@ -96,7 +96,7 @@ def test_sequences_fork_and_go_back(model: Model) -> None:
     assert int(result.logits.argmax()) == whole[0]
     assert first.border == border
     second = engine.fork(first)
-    for number, token in enumerate(whole[:-1]):  # the fork and the first one in turn, beside another text's answer
+    for number, token in enumerate(whole[:-1]):  # the fork and its origin alternately, beside another text's answer
         rows = [Rows(second, [token]), Rows(first, [token]), Rows(other, [token])]
         results = engine.step(rows)
         assert [int(one.logits.argmax()) for one in results[:2]] == [whole[number + 1]] * 2
@@ -104,7 +104,7 @@ def test_sequences_fork_and_go_back(model: Model) -> None:
     assert engine.truncate(first, border + 4) == border + 4
     [result] = engine.step([Rows(first, whole[3:6], "all")])
     assert result.logits.argmax(axis=1).tolist() == whole[4:7]
-    assert engine.truncate(second, border) == 0  # a text is kept whole, with the token after it
+    assert engine.truncate(second, border) == 0  # the encoder's text is kept whole, with the token after it
     assert second.border == 0
     [result] = engine.step([Rows(second, [*ids, *whole[:2]], (border, border + 2))])
     assert result.logits.argmax(axis=1).tolist() == [whole[0], whole[2]]
@@ -133,7 +133,7 @@ def test_wrong_steps_change_nothing(model: Model) -> None:
 def test_requests_together_and_alone(model: Model) -> None:
     """Texts of different lengths come and go; each answer has the tokens that it has alone.
 
-    A text comes in one step even where the patience of those who read an answer allows only a part of it.
+    A text is encoded in one step even if the step's time budget allows only a part of it.
     """
     texts = [PROMPTS[0], LONG, "z", PROMPTS[1], PROMPTS[0], LONG]
     alone = {text: answer(model, text, 30) for text in set(texts)}
@@ -177,7 +177,7 @@ def test_the_encoder_alone_embeds(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t5-gated", "t5encoder"])
 def test_the_server_embeds(name: str, tmp_path: Path) -> None:
-    """The mean of the encoder's rows, of a whole T5 and of an encoder alone; a T5 that embeds does not answer."""
+    """The mean of the encoder's rows, of a whole T5 and of an encoder; a T5 in embedding mode does not answer."""
     path = t5.write(tmp_path, name) if name == "t5-gated" else write_t5(tmp_path / "t5encoder.gguf")
 
     def load(path: Path) -> Served:

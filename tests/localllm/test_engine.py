@@ -1,4 +1,4 @@
-"""Many sequences in one step: each gets the bits it has alone, and a step that does not fit changes nothing."""
+"""Many sequences in one step: each has the bits that it has alone, and a step that does not fit changes nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def card() -> Iterator[Backend]:
 
 @pytest.fixture
 def small(cpu: CpuBackend) -> Iterator[Engine]:
-    """Four blocks, which two sequences of three blocks do not fit."""
+    """A cache of four blocks, too small for two sequences of three blocks."""
     engine = engine_of(cpu, PLANS["llama"](), Limits(rows=80, logit_rows=16, blocks=4, positions=3 * BLOCK))
     yield engine
     engine.executable.close()
@@ -81,7 +81,7 @@ def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: 
     ("name", "cache"), [*(("llama", cache) for cache in CACHE_TYPES), ("experts and windows", "q8_0")]
 )
 def test_decoded_rows_on_a_card_get_the_bits_they_have_alone(card: Backend, name: str, cache: str) -> None:
-    """Beside each other and beside long chunks of prompts; up to 16 tokens of a sequence are decoded rows."""
+    """Alone, beside each other and beside long prompt chunks; up to 16 tokens of a sequence count as decoded rows."""
     plan = PLANS[name]()
     engines = engine_of(card, plan, LIMITS, cache), engine_of(card, plan, ALONE, cache)
     for seed, (most, steps) in enumerate([(2, 8), (16, 30)]):
@@ -94,7 +94,7 @@ def test_decoded_rows_on_a_card_get_the_bits_they_have_alone(card: Backend, name
 
 
 def test_largest_of_says_what_the_device_says() -> None:
-    """Equal ones by id, NaN first, zeros of one sign."""
+    """Ties by id, NaN first, one sign for zeros."""
     logits = np.array([[1, 3, 3, -np.inf, 2], [5, np.nan, 5, np.nan, np.inf], [-0.0, 0.0, -1, -0.0, -2]], np.float32)
     found = largest_of(logits, 3)
     assert found.ids.tolist() == [[1, 2, 4], [1, 3, 4], [0, 1, 3]]
@@ -110,7 +110,7 @@ def test_a_step_that_does_not_fit_the_cache_changes_nothing(small: Engine) -> No
     one, two = small.add(), small.add()
     small.step([Rows(one, [1] * 40), Rows(two, [2] * 40)])
     assert (small.free_blocks, small.room(one)) == (2, 3 * BLOCK - 40)
-    fork = small.fork(one)  # shares its block: both writing takes one more
+    fork = small.fork(one)  # shares its block: if both write, it takes one more
     live = [Live(one), Live(two), Live(fork)]
     before = state(small, live)
     wanted = [Rows(one, [1] * 25), Rows(two, [2] * 25), Rows(fork, [3] * 2)]
@@ -125,7 +125,7 @@ def test_a_step_that_does_not_fit_the_cache_changes_nothing(small: Engine) -> No
 
 
 def test_the_last_that_shares_a_block_needs_no_copy(small: Engine) -> None:
-    """Four blocks hold four that go on from the same tokens, and no fifth."""
+    """Four blocks hold four sequences that continue from the same tokens, but not a fifth."""
     first = small.add()
     small.step([Rows(first, [1, 2, 3])])
     four = [first, *(small.fork(first) for _ in range(3))]
@@ -157,7 +157,7 @@ def test_more_than_a_step_or_a_sequence_takes(small: Engine) -> None:
 
 
 def test_a_step_that_fails_takes_all_its_tokens_back(small: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one whose copies of shared blocks fail: they are made by the next step."""
+    """If copies of shared blocks fail too, the next step makes them."""
     one = small.add()
     small.step([Rows(one, [1, 2, 3])])
     two, other = small.fork(one), small.add()
@@ -185,7 +185,7 @@ def test_a_step_that_fails_takes_all_its_tokens_back(small: Engine, monkeypatch:
 def test_a_block_still_to_be_copied_is_copied_before_it_is_filled(
     small: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a conversation is taken up from a file into blocks that another has just given back."""
+    """As when a conversation is restored from a file into blocks that another one has just freed."""
     tokens = [1, 2, 3, 4, 5] * 14
     truth = alone(small, [*tokens, 6], 16)[-1:]
     one = small.add()

@@ -1,4 +1,4 @@
-"""Answers that are held to a schema, a grammar or a limit of thought, with the demo model: exact with speculation."""
+"""Answers constrained by a schema, a grammar or a reasoning budget, with the demo model: exact with speculation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SCHEMA: dict[str, Any] = {
     "required": ["animals", "count"],
     "additionalProperties": False,
 }
-LIST = 'root ::= item{2,9} "end"\nitem ::= "- " ("red" | "green" | "blue") " fish swims\\n"\n'  # it repeats itself
-THINKER = (  # a template that begins a thought, with markers that the demo's vocabulary spells
+LIST = 'root ::= item{2,9} "end"\nitem ::= "- " ("red" | "green" | "blue") " fish swims\\n"\n'  # it is repetitive
+THINKER = (  # a template that begins the reasoning, with markers that the demo's vocabulary spells
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
     "{% if enable_thinking %}<think>{% endif %}{# </think> #}"
 )
@@ -39,7 +39,7 @@ def demo() -> Iterator[localllm.Model]:
 
 @pytest.fixture(scope="module")
 def guessing() -> Iterator[localllm.Model]:
-    """The demo with drafts from repetitions and from the small model."""
+    """The demo with drafts by n-grams and by the small model."""
     with localllm.load("demo", threads=1, model_draft="draft") as opened:
         yield opened
 
@@ -54,7 +54,7 @@ def tokens_of(model: localllm.Model, prompt: str, **options: Any) -> tuple[list[
 
 
 def check(value: Any) -> None:
-    """What SCHEMA says, by hand."""
+    """Check the constraints of SCHEMA by hand."""
     assert list(value) == ["animals", "count"]
     assert 2 <= len(value["animals"]) <= 5
     assert set(value["animals"]) <= {"cat", "dog", "cow"}
@@ -74,7 +74,7 @@ def test_an_answer_ends_with_its_grammar(demo: localllm.Model) -> None:
     assert pieces[-1].finished.reason == "end"
 
 
-ENDS = {0: 100.0, 1: 100.0}  # the tokens that end an answer come as soon as they may
+ENDS = {0: 100.0, 1: 100.0}  # biases that end an answer as soon as possible
 
 
 def test_ignore_eos_holds_while_a_grammar_allows_anything_else(demo: localllm.Model) -> None:
@@ -113,7 +113,7 @@ def test_grammars_of_both_kinds(demo: localllm.Model, source: str) -> None:
     "options", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}, {"temperature": 1.0, "top_k": 5}]
 )
 def test_drafts_change_no_token(demo: localllm.Model, guessing: localllm.Model, options: dict[str, Any]) -> None:
-    """A draft is accepted if it is the token that is chosen anyway, so sampled tokens stay those of plain decoding."""
+    """A draft is accepted if it equals the sampled token, so sampled tokens equal those of plain decoding."""
     assert guessing.speculation is not None
     held = {"grammar": LIST, "max_tokens": 60, "seed": 1, **options}
     plain, _ = tokens_of(demo, "Fish:\n", **held)
@@ -164,7 +164,7 @@ def test_a_thought_is_limited_and_not_shown_before_a_structure(demo: localllm.Mo
     demo.__dict__["template"] = (ChatTemplate(THINKER, "", "<|im_end|>"), None)
     try:
         check(json.loads(text_of(demo.chat("Which?", json_schema=SCHEMA, think=12, seed=1))))
-        on = {0: -100.0, 1: -100.0}  # the tokens that end an answer
+        on = {0: -100.0, 1: -100.0}  # biases against the end tokens
         reply = demo.chat("Which?", think=12, max_tokens=60, seed=1, logit_bias=on)
         thought, end, content = "".join(piece.raw for piece in reply).partition("</think>")
         assert end

@@ -1,4 +1,4 @@
-"""Several answers at a time on one `Model`: interleaved or in threads, each has the tokens of alone."""
+"""Several answers at a time on one `Model`: interleaved or in threads, each has the tokens that it has alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPTS = (
     "a b a b",
 )
 CACHES = ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "fp8")
-SOURCES: dict[str, dict[str, Any]] = {  # of drafts
+SOURCES: dict[str, dict[str, Any]] = {  # draft sources
     "none": {},
     "n-grams": {"spec": "ngram"},
     "draft model": {"spec": "draft", "model_draft": "draft"},
@@ -40,7 +40,7 @@ SOURCES: dict[str, dict[str, Any]] = {  # of drafts
 
 
 class Asked(NamedTuple):
-    """An answer: its prompt, and a seed, or None for the likeliest tokens."""
+    """An answer: its prompt, and a seed; None means greedy."""
 
     prompt: int
     seed: int | None
@@ -72,9 +72,9 @@ OPENED: list[localllm.Model] = []
 
 @cache
 def opened(name: str, source: str, cache_type: str) -> localllm.Model:
-    """The model in the box, or one of the kit; all drafts are verified."""
+    """Open the model in the box, or one of the kit; all drafts are verified."""
     with TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that drafts do not pay
+        warnings.simplefilter("ignore")  # the warning that drafts cost more than they save
         path = name if name == "demo" else KIT[name].write(Path(folder) / "m.gguf")
         types = {"cache_type_k": cache_type, "cache_type_v": cache_type, "any_cache": True}
         model = localllm.load(path, ctx_size=512, threads=1, **types, **SOURCES[source])  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def opened(name: str, source: str, cache_type: str) -> localllm.Model:
 
 @cache
 def alone(name: str, cache_type: str, asked: Asked) -> list[int]:
-    """The tokens of an answer that nothing interrupts and nothing drafts."""
+    """Return the tokens of an answer without interruption and without drafts."""
     return tokens(asked.begin(opened(name, "none", cache_type)))
 
 
@@ -107,7 +107,7 @@ ASKED = st.builds(Asked, st.integers(0, 2), st.sampled_from([None, 7]), st.integ
 def test_interleaved_answers_are_those_alone(
     model: tuple[str, str, str], asked: list[Asked], order: list[int], dropped: set[int]
 ) -> None:
-    """With every source of drafts, in every cache, in any order, and after an answer is dropped midway."""
+    """With every draft source and every cache type, in any order, and after an answer is dropped midway."""
     check(model, asked, order, dropped)
 
 
@@ -121,7 +121,7 @@ def test_two_drafters_at_once(asked: list[Asked], order: list[int]) -> None:
 
 
 def check(model: tuple[str, str, str], asked: list[Asked], order: list[int], dropped: set[int]) -> None:
-    """Request pieces in this order, again and again until all answers have ended; `dropped` ones are closed midway."""
+    """Request pieces in this order, repeatedly until all answers have ended; `dropped` ones are closed midway."""
     shared = opened(*model)
     free = all_free(shared)
     running = {number: one.begin(shared) for number, one in enumerate(asked)}
@@ -170,7 +170,7 @@ def test_both_answers_of_one_thread_go_on_from_row_to_row() -> None:
     asked=st.lists(ASKED, min_size=2, max_size=6),
 )
 def test_threads_get_the_tokens_of_alone(model: tuple[str, str, str], asked: list[Asked]) -> None:
-    """With every source of drafts, in every cache, greedy and with a seed."""
+    """With every draft source and every cache type, greedy and with a seed."""
     shared = opened(*model)
     free = all_free(shared)
     assert in_threads(shared, asked) == [alone(model[0], model[2], one) for one in asked]
@@ -178,7 +178,7 @@ def test_threads_get_the_tokens_of_alone(model: tuple[str, str, str], asked: lis
 
 
 def in_threads(model: localllm.Model, asked: list[Asked]) -> list[list[int]]:
-    """The tokens of answers that begin at the same time, each in a thread of its own."""
+    """Return the tokens of answers that start at the same time, each in a separate thread."""
     found: list[list[int]] = [[] for _ in asked]
     start = threading.Barrier(len(asked))
 
@@ -221,7 +221,7 @@ def test_threads_share_steps() -> None:
 
 
 class Gate(threading.Event):
-    """A cancel event that stops its answer inside the step of this piece, until `go_on` is set."""
+    """A cancel event that blocks its answer inside the step of this piece, until `go_on` is set."""
 
     def __init__(self, piece: int) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class Gate(threading.Event):
 
 @contextmanager
 def stopped_inside(model: localllm.Model, asked: Asked) -> Iterator[list[Any]]:
-    """Inside the block another thread is within a step of an answer. Its tokens are in the list after the block."""
+    """Within the block, another thread is inside a step of an answer. The yielded list has its tokens afterwards."""
     gate, found = Gate(5), list[Any]()
 
     def work() -> None:
@@ -283,7 +283,7 @@ def test_a_second_thread_waits_for_the_step_of_the_first(use: str, source: str) 
 
 @contextmanager
 def used_elsewhere(model: localllm.Model) -> Iterator[None]:
-    """Inside the block another thread is in the engine."""
+    """Within the block, another thread uses the engine."""
     inside, leave = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -339,7 +339,7 @@ def test_tokenizing_goes_on_in_other_threads() -> None:
 
 
 def test_an_answer_that_is_dropped_gives_its_blocks_back() -> None:
-    """Though another thread is within a step; the blocks are free when it leaves."""
+    """Even if another thread is inside a step; the blocks are free when it leaves."""
     model, asked = opened("demo", "draft model", "f16"), Asked(1, None, 20)
     free = all_free(model)
     dropped, closed = Asked(0, None, 20).begin(model), Asked(2, None, 20).begin(model)
@@ -372,7 +372,7 @@ def test_closing_waits_for_the_step_of_another_thread(source: str) -> None:
 
 
 def read_on(number: int, model: localllm.Model, found: list[Any], begun: threading.Barrier) -> None:
-    """Read an answer; its text or its error is in `found`."""
+    """Read an answer; store its text or its error in `found`."""
     reply = Asked(number, 7 if number else None, 400).begin(model)
     next(reply)
     begun.wait(60)
@@ -407,7 +407,7 @@ def test_closing_while_threads_read_gives_each_one_error() -> None:
 
 
 def test_threads_may_take_turns() -> None:
-    """Two answers in two threads, one step after the other."""
+    """Two answers in two threads that alternate step by step."""
     model = opened("demo", "draft model", "f16")
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
     asked, found = [Asked(0, None, 20), Asked(1, 7, 20)], [list[int](), list[int]()]

@@ -1,4 +1,4 @@
-"""The Python API: what `localllm.load` opens, and what a model answers."""
+"""The Python API: models that `localllm.load` opens, and their answers."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_an_answer_of_a_closed_model_cannot_continue(path: Path, spec: Any) -> N
 
 
 def test_the_device_is_named(model: localllm.Model) -> None:
-    why = r"( \([^()]*\))?"  # no card is used, if one was expected
+    why = r"( \([^()]*\))?"  # why no GPU is used, if one was expected
     assert re.fullmatch(rf"cpu: [^()]*, 2 threads{why}", model.device)
 
 
@@ -129,7 +129,7 @@ def test_the_device_is_named(model: localllm.Model) -> None:
 
 def test_tokens_and_text(model: localllm.Model) -> None:
     found = model.tokenize("a b")
-    assert found[0] == 1  # the file asks for BOS
+    assert found[0] == 1  # the file adds BOS
     assert model.tokenize("a b", add_special=False) == found[1:]
     assert model.detokenize(found[1:]).strip() == "a b"
     assert model.tokenize("</s>", add_special=False, parse_special=True) == [2]
@@ -137,7 +137,7 @@ def test_tokens_and_text(model: localllm.Model) -> None:
 
 
 def test_logits_are_those_of_the_reference(bare: Path, path: Path) -> None:
-    """F32 weights: but for halves of the cache that round the other way; Q8_0: but for int8 activations."""
+    """Differences: F32 weights by the rounding of the cache's halves; Q8_0 weights by int8 activations."""
     for file, vocabulary, limit in ((bare, 97, 2e-8), (path, 356, 1e-3)):
         sequence = [int(token) for token in tokens(80, vocabulary)]
         with localllm.load(file, threads=2) as ours, localllm.load(file, backend="reference") as theirs:
@@ -147,7 +147,7 @@ def test_logits_are_those_of_the_reference(bare: Path, path: Path) -> None:
 
 
 def test_logits_of_more_than_a_batch(model: localllm.Model) -> None:
-    """Every pass is fresh, and how it is cut does not show."""
+    """Every pass starts from an empty cache, and the cuts do not change the result."""
     sequence = [int(token) for token in tokens(200, 356)]
     whole = model.logits(sequence)
     model.batch_rows, before = 7, model.batch_rows
@@ -210,7 +210,7 @@ def test_a_seed_repeats_an_answer(model: localllm.Model) -> None:
 
     assert answer(1) == answer(1)
     assert answer(1) != answer(2)
-    assert answer(-1) != answer(-1)  # a fresh one every time
+    assert answer(-1) != answer(-1)  # a new seed every time
 
 
 def test_keywords_change_a_full_set_of_options(model: localllm.Model) -> None:
@@ -229,7 +229,7 @@ def test_the_end_of_generation_is_not_shown(model: localllm.Model) -> None:
 
 
 def test_stop_strings(model: localllm.Model) -> None:
-    """All is shown up to the stop, wherever tokens end; the stop itself is not, and what only begins like it is."""
+    """The text up to the stop is shown, whatever the token boundaries; the stop is not, a partial match is."""
     whole = text(greedy(model))
     stop = whole[8:11]
     assert whole.index(stop) == 8, "the random model repeats itself: choose another place"
@@ -243,7 +243,7 @@ def test_the_end_of_the_context_is_said(path: Path) -> None:
         prompt = small.tokenize("x" * 30)
         pieces = greedy(small, prompt, max_tokens=None)
         assert end_of(pieces).reason == "context"
-        assert len(prompt) + len(ids(pieces)) == 41  # the last token is chosen, but no room is left to go on from it
+        assert len(prompt) + len(ids(pieces)) == 41  # the last token is sampled, but no room is left
         exactly = (prompt * 2)[:40]
         assert len(ids(greedy(small, exactly, max_tokens=None))) == 1
         with pytest.raises(ContextFull, match="the prompt has 41 tokens, the context holds 40"):
@@ -279,7 +279,8 @@ def test_an_empty_prompt_is_refused(model: localllm.Model) -> None:
         greedy(model, [])
 
 
-# -- files that hold less --------------------------------------------------------------------------------------------
+# -- files without weights
+# ----------------------------------------------------------------------------------------------
 
 
 def test_a_model_without_tokenizer_takes_ids(bare: Path) -> None:
@@ -315,7 +316,7 @@ def test_an_unknown_tokenizer_rule_is_refused_and_force_takes_the_nearest(tmp_pa
         assert "qwen2 is used instead" in words.tokenizer.note
     refused, taken = program("run", target, "hi"), program("run", target, "hi", "--force")
     assert "the nearest known is qwen2, and --force takes it" in refused.stderr
-    assert "holds a vocabulary but no weights" in taken.stderr  # the next obstacle
+    assert "holds a vocabulary but no weights" in taken.stderr  # the next error
 
 
 def test_a_reference_vocabulary_tokenizes() -> None:
@@ -336,7 +337,7 @@ def test_greedy_text_is_that_of_llama_cpp(name: str, threads: int) -> None:
 
 
 def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenized(model: localllm.Model) -> None:
-    """By its characters; one that might fit is counted in tokens."""
+    """Judged by its length in characters; a text that might fit is counted in tokens."""
     most = model.context * model.tokenizer.longest
     with pytest.raises(ContextFull, match=f"has {most + 1} characters, the context of {model.context} tokens holds"):
         next(model.generate("a" * (most + 1)))

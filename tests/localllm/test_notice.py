@@ -1,4 +1,4 @@
-"""Messages that name options: Python's spelling as a string, the command line's when it asks."""
+"""Messages that name options: in Python's spelling as strings, in the command line's on request."""
 
 from __future__ import annotations
 

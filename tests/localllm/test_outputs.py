@@ -1,4 +1,4 @@
-"""Files that commands write: nothing is replaced unasked, what is read never, and no exit leaves half a file."""
+"""Files that commands write: never replaced without --force, never an input file, and never partial."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_link_is_replaced_and_not_what_it_means(tmp_path: Path) -> None:
 
 
 def test_only_a_file_is_replaced(tmp_path: Path) -> None:
-    """`quantize m.gguf /dev/null --force` as root would put a file in the place of the device."""
+    """`quantize m.gguf /dev/null --force` as root would replace the device by a file."""
     os.mkfifo(tmp_path / "pipe")
     for path in (Path("/dev/null"), tmp_path / "pipe"):
         with pytest.raises(OutputError, match="is a device or a pipe, which cannot be replaced"):
@@ -113,7 +113,8 @@ def test_a_file_keeps_the_permissions_of_the_one_before(tmp_path: Path) -> None:
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
-# -- what fails ----------------------------------------------------------------------------------------------------
+# -- failures
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, OSError])
@@ -136,7 +137,7 @@ def test_an_error_of_the_writer_leaves_nothing_and_passes(tmp_path: Path, error:
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
-@pytest.mark.parametrize("size", [100, 20_000])  # fails when what was buffered is flushed, and in the middle
+@pytest.mark.parametrize("size", [100, 20_000])  # fails when the buffer is flushed, and in the middle
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path, size: int) -> None:
     (tmp_path / "a").write_bytes(b"old")
 
@@ -153,7 +154,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path, size:
 
 
 def commands(model: Path, out: Path) -> dict[str, list[str]]:
-    """Every command that writes, by name."""
+    """Return every command that writes, by name."""
     measured = ["-f", str(TEXT), "-c", "64", "--chunks", "2"]
     return {
         "perplexity": ["perplexity", str(model), *measured, "--save-base", str(out)],
@@ -219,7 +220,7 @@ def test_base_logits_that_are_read_are_not_replaced(
 
 
 def split(folder: Path) -> list[Path]:
-    """The two parts of a model."""
+    """Write the two parts of a model."""
     parts = [folder / f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
     with open_gguf(write_model(folder / "whole.gguf")) as file:
         tensors = [NewTensor(t.name, t.format, t.shape, t.read(0, t.rows)) for t in file.tensors.values()]
@@ -241,7 +242,7 @@ def test_no_part_of_a_split_model_is_replaced(name: str, tmp_path: Path, capsys:
 
 
 def writing(out: Path, *before: str) -> subprocess.Popen[bytes]:
-    """`perplexity --save-base` in the middle of its work."""
+    """Start `perplexity --save-base` and wait until it is writing."""
     words = ["perplexity", "demo", "-f", str(TEXT), "-c", "4", "--chunks", "100000", "--save-base", str(out / "base")]
     text = out.parent / "long.txt"
     text.write_text(TEXT.read_text() * 20)
@@ -268,7 +269,7 @@ def test_a_signal_leaves_no_file(number: signal.Signals, code: int, tmp_path: Pa
         _, err = process.communicate(timeout=60)
     assert process.returncode == code
     stopped = rb"(stopped: the numbers are those of \d+ of \d+ windows; .*base was not written\n)?"
-    assert re.fullmatch(stopped if number == signal.SIGINT else b"", err)  # nothing if no window was done
+    assert re.fullmatch(stopped if number == signal.SIGINT else b"", err)  # empty if no window was finished
     assert list(out.iterdir()) == []
 
 
@@ -299,7 +300,7 @@ def test_a_second_signal_does_not_interrupt_the_cleaning_up(tmp_path: Path) -> N
 
 
 def test_a_file_that_appears_at_the_last_moment_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the last look, before the new name."""
+    """It appears between the last check and the rename."""
     path = tmp_path / "a"
     path.write_bytes(b"theirs")
     monkeypatch.setattr(outputs, "check_target", lambda path, force: None)

@@ -1,4 +1,4 @@
-"""Reads at a position: with the system's call and without, the same bytes, from many threads."""
+"""Positioned reads: with and without the system call, the same bytes, from many threads."""
 
 from __future__ import annotations
 

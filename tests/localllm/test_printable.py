@@ -1,4 +1,4 @@
-"""What reaches a person: text as it is, and what would steer a terminal escaped."""
+"""Output for a person: text is unchanged, and control characters are escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Opening files of others: pipes, sockets, devices, folders and foreign files are refused at once, in plain words."""
+"""Opening untrusted files: pipes, sockets, devices, folders and foreign files are refused at once, with a clear
+message.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has non
 
 @pytest.fixture(autouse=True)
 def impatient() -> Iterator[None]:
-    """What waits for a pipe's writer fails instead of hanging."""
+    """Fail instead of hanging if the test waits for a pipe's writer."""
 
     def late(*_: object) -> None:
         raise AssertionError("opening waits")

@@ -1,4 +1,6 @@
-"""Answers: what they evaluate, what stays in the cache, and what they show when tokens, characters and stops cross."""
+"""Answers: the tokens that they evaluate and leave in the cache, and the text if tokens, characters and stops
+overlap.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,14 @@ def letters(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
-    """Four blocks of context."""
+    """A model with four blocks of context."""
     with localllm.load(write_model(tmp_path_factory.mktemp("m") / "m.gguf", context=4 * BLOCK), threads=2) as opened:
         yield opened
 
 
 @pytest.fixture
 def session(model: localllm.Model) -> Iterator[Session]:
-    """A sequence, with a cache that holds nothing else."""
+    """A sequence, with an otherwise empty cache."""
     model.new_core(SchedulerLimits())
     opened = Session(model.engine)
     yield opened
@@ -52,7 +54,7 @@ def session(model: localllm.Model) -> Iterator[Session]:
 
 
 class Script:
-    """A sampler that says what it is told to, so that a test chooses the tokens of an answer."""
+    """A sampler that returns scripted tokens."""
 
     looks_at = 0
 
@@ -100,7 +102,7 @@ def texts(pieces: list[localllm.Piece]) -> list[str]:
 
 
 def cached(model: localllm.Model) -> list[list[int]]:
-    """Return what stays in the cache, the newest first."""
+    """Return the cached sequences, the newest first."""
     return [list(sequence.tokens) for sequence in reversed(list(model.stepper.core.running.prefixes))]
 
 
@@ -111,7 +113,8 @@ def fresh(model: localllm.Model) -> localllm.Model:
     return model
 
 
-# -- what is shown ---------------------------------------------------------------------------------------------------
+# -- shown text
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_half_a_character_is_never_shown(fresh: localllm.Model) -> None:
@@ -126,16 +129,16 @@ def test_a_character_that_stays_half_ends_as_a_replacement(fresh: localllm.Model
 
 
 def test_a_stop_that_comes_in_pieces(fresh: localllm.Model) -> None:
-    """Held back while it may become one, shown when it does not, and its rest never shown."""
+    """Possible starts of a stop are held back, and shown if it does not follow; the stop is never shown."""
     pieces = say(fresh, letters("abENoEND!"), stop=("END", "zzz"))
     assert texts(pieces) == ["a", "b", "", "", "ENo", "", "", ""]
     assert end_of(pieces).reason == "stop"
-    assert end_of(pieces).usage.answer_tokens == 8  # the one that completes the stop is part of the answer
+    assert end_of(pieces).usage.answer_tokens == 8  # includes the token that completes the stop
 
 
 def test_what_was_held_back_is_shown_at_the_end(fresh: localllm.Model) -> None:
     assert texts(say(fresh, letters("abEN"), stop=("END",), max_tokens=4)) == ["a", "b", "", "", "EN"]
-    pieces = say(fresh, [*letters("EN"), 4], stop=("END",))  # 4 ends the generation
+    pieces = say(fresh, [*letters("EN"), 4], stop=("END",))  # token 4 ends the generation
     assert (texts(pieces), end_of(pieces).reason) == (["", "", "EN"], "end")
 
 
@@ -150,13 +153,14 @@ def test_the_sampler_hears_of_prompt_and_answer(fresh: localllm.Model) -> None:
     assert script.accepted == [1, 70, 71, 100, 101]
 
 
-# -- what is kept ----------------------------------------------------------------------------------------------------
+# -- cached tokens
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_the_next_turn_evaluates_only_what_is_new(fresh: localllm.Model) -> None:
     first = say(fresh, [80, 81, 82], prompt=range(10, 60), max_tokens=3)
     assert end_of(first).usage.reused_tokens == 0
-    assert end_of(first).held == 52  # the last token has not been needed yet
+    assert end_of(first).held == 52  # the last token has not been evaluated yet
     assert cached(fresh) == [[*range(10, 60), 80, 81]]
     longer = [*range(10, 60), 80, 81, 82, 90, 91]
     second = end_of(say(fresh, [83], prompt=longer, max_tokens=1)).usage
@@ -187,7 +191,7 @@ def test_reuse_does_not_show_in_the_logits(model: localllm.Model, session: Sessi
 
 
 def test_an_answer_that_is_not_read_on(fresh: localllm.Model) -> None:
-    """What it has evaluated serves later ones."""
+    """Later answers reuse the evaluated tokens."""
     request = Request([1, 70, 71], SamplingOptions())
     answer = fresh.stepper.stream(request, sampler=Script([*range(80, 96)]))  # type: ignore[arg-type]
     pieces = pieces_of(answer)
@@ -202,7 +206,8 @@ def test_an_answer_that_is_not_read_on(fresh: localllm.Model) -> None:
     assert reply.usage.reused_tokens == 4
 
 
-# -- what does not fit -----------------------------------------------------------------------------------------------
+# -- requests that do not fit
+# -------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_evaluated_is_not_kept(session: Session) -> None:
@@ -218,7 +223,7 @@ def test_what_cannot_be_evaluated_is_not_kept(session: Session) -> None:
 
 def test_a_long_prompt_goes_in_batches_and_can_be_cancelled_between(model: localllm.Model) -> None:
     class After:
-        """Set from the third time that it is asked on."""
+        """A cancel event that is set from the third check on."""
 
         asked = 0
 
@@ -256,7 +261,7 @@ def test_several_conversations_share_the_cache_until_it_is_full(model: localllm.
 
 
 def test_conversations_do_not_hear_each_other(model: localllm.Model, tmp_path: Path) -> None:
-    """Two, in turn, a token at a time: each as if alone."""
+    """Two, interleaved token by token, equal the same conversations alone."""
     a, b = [1, *letters("one two three")], [1, *letters("vier fünf sechs".replace("ü", "u"))]
     truth = [model.logits(a), model.logits(b)]
     sessions = [Session(model.engine), Session(model.engine)]

@@ -1,4 +1,4 @@
-"""Tables that stay in the model's file: what they take and tell, and where their rows come from."""
+"""Tables that stay in the model's file: their reported memory, and the source of their rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new(tensors: dict[str, MemoryWeight]) -> list[NewTensor]:
 
 
 def write(path: Path, times: int = 1) -> Path:
-    """A model whose table has that many times the rows; no hash leads to those that are more."""
+    """Write a model whose table has this multiple of the rows; no hash selects the additional ones."""
     table = TENSORS[NAME]
     more = replace(table, shape=(times * ROWS, 16), rows=np.tile(table.rows, (times, 1)))
     write_gguf(path, METADATA, new(TENSORS | {NAME: more}))
@@ -50,7 +50,7 @@ def facts(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_a_table_takes_no_memory_and_show_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short, long = (write(tmp_path / f"{times}.gguf", times) for times in (1, 100))
     told, more = (facts(path, capsys) for path in (short, long))
-    of_file = {"tables_in_file": ROWS * ROW, "tables_read_per_token": 6 * ROW}  # two heads of each order
+    of_file = {"tables_in_file": ROWS * ROW, "tables_read_per_token": 6 * ROW}  # two heads of each n-gram order
     assert of_file.items() <= told["memory"].items()
     assert more["memory"] == told["memory"] | {"tables_in_file": 100 * ROWS * ROW}
     assert more["model"]["parameters"] - told["model"]["parameters"] == 99 * ROWS * 16
@@ -72,7 +72,7 @@ def test_a_server_has_the_memory_that_a_table_does_not_take(tmp_path: Path, monk
 
 
 def test_a_table_in_a_later_part_is_read_there(tmp_path: Path) -> None:
-    """As much of it as a step needs. Files that were deleted meanwhile are read on."""
+    """Only the rows that a step needs. Files that were deleted meanwhile can still be read."""
     split = {"split.count": np.uint16(2), "split.tensors.count": np.int32(len(TENSORS))}
     names = [tmp_path / f"m-{i:05d}-of-00002.gguf" for i in (1, 2)]
     others = new({name: tensor for name, tensor in TENSORS.items() if name != NAME})
@@ -90,7 +90,7 @@ def test_a_table_in_a_later_part_is_read_there(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_cut_fails_answers_and_no_server(tmp_path: Path) -> None:
-    """Answers to come are right again once the file is whole."""
+    """Later answers are right again once the file is restored."""
     path = write(tmp_path / "model.gguf")
     whole, request = path.read_bytes(), Request([*IDS], SamplingOptions(temperature=0.0), 20)
     with (

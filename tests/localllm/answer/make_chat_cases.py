@@ -2,7 +2,7 @@
 
     python -m tests.localllm.answer.make_chat_cases DUMP
 
-Every template becomes a sketch: the few texts of it by which its format is found. So the cases run without templates.
+Every template is reduced to a sketch: the few texts that identify its format. So the cases run without templates.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from localllm.answer.formats import ROWS, THOUGHTS, find_format
 from tests.conftest import SHARED_DATA
 
 DATA = Path(__file__).with_name("data") / "chat_cases.json"
-BREAK = r"\n"  # as the strings of a template spell it
-CONTENT = 3  # `continue`: the answer continues the content of the last message, not its thought
+BREAK = r"\n"  # as a template's strings spell it
+CONTENT = 3  # `continue`: the answer continues the content of the last message, not its reasoning
 REQUIRED = 1  # `tool_choice`
 
 
@@ -36,7 +36,7 @@ def sketch(template: str) -> str:
 
 
 def case_of(row: dict[str, Any], tools: list[Any]) -> dict[str, Any]:
-    """Return a case without what is empty or as usual."""
+    """Return a case without empty and default fields."""
     expected = row["expect"]
     offered = [_number(tools, tool) for tool in row["tools"] or ()]
     calls = [[call["name"], call["arguments"], *([call["id"]] if call["id"] else [])] for call in expected["calls"]]
@@ -60,7 +60,7 @@ def case_of(row: dict[str, Any], tools: list[Any]) -> dict[str, Any]:
 
 
 def _number(tools: list[Any], tool: Any) -> int:
-    """Return the number of a tool, which is added if it is new."""
+    """Return the number of a tool, adding it if it is new."""
     if tool not in tools:
         tools.append(tool)
     return tools.index(tool)
@@ -73,7 +73,7 @@ def prompt_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begun(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of an answer that the prompt begins: llama.cpp's prompt, and the one without that part."""
+    """Return the part of an answer that the prompt begins, from llama.cpp's prompt and the prompt without that part."""
     last = row["messages"][-1]
     content = last["content"] if row["continue"] == CONTENT else None
     return {

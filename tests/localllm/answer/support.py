@@ -1,4 +1,4 @@
-"""Shared by the tests of answers: tools, reading a text to the end, and what comes out of it."""
+"""Helpers for tests of answers: tools, reading a complete text, and the result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TOOLS: list[dict[str, Any]] = [
 
 @dataclass
 class Read:
-    """The parts of an answer, joined: a call is (name, JSON of its arguments)."""
+    """The joined parts of an answer; a call is (name, JSON of its arguments)."""
 
     reasoning: str = ""
     content: str = ""
@@ -86,7 +86,7 @@ class Read:
 
     @property
     def values(self) -> list[tuple[str, Any]]:
-        """The calls with their arguments as values."""
+        """Return the calls with their arguments as values."""
         return [(name, json.loads(arguments)) for name, arguments in self.calls]
 
 
@@ -100,7 +100,7 @@ def read(
     inline: bool = False,
     resumed: bool = False,
 ) -> Read:
-    """Read a text that arrives in pieces, cut at these places."""
+    """Read a text that arrives in pieces, cut at these positions."""
     numbers = count()
     reader = AnswerReader(format_, tools, tail, make_id=lambda: f"id{next(numbers)}", inline=inline, resumed=resumed)
     places = [0, *sorted(cuts), len(text)]
@@ -110,7 +110,7 @@ def read(
 
 
 def named(name: str, thought: str = "<think>") -> Format:
-    """The format of a row, as for a template that contains its texts and that of a thought."""
+    """Return the format of a row, as for a template that contains its markers and reasoning markers."""
     row = next(row for row in ROWS if row.name == name)
     found = find_format(f"tools {' '.join(row.texts)} {thought}")
     assert found.name == name
@@ -118,9 +118,9 @@ def named(name: str, thought: str = "<think>") -> Format:
 
 
 def byte_tokenizer(*control: str, joined: Sequence[str] = ()) -> Tokenizer:
-    """A tokenizer with a token for each byte, these control tokens, and <|end|>, which ends a text.
+    """Return a tokenizer with a token for each byte, these control tokens, and <|end|>, which ends a text.
 
-    There are tokens for the `joined` texts, too, though none is made of a text.
+    The `joined` texts have tokens, too, but encoding never produces them.
     """
     letters = [letter for _, letter in sorted((byte, letter) for letter, byte in _BYTE_OF.items())]
     letters += ["".join(letters[byte] for byte in text.encode()) for text in joined if len(text) > 1]
@@ -138,7 +138,9 @@ def byte_tokenizer(*control: str, joined: Sequence[str] = ()) -> Tokenizer:
 
 
 def follows(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> int | None:
-    """How many characters of an ASCII text a constraint lets come before it refuses one; None if it takes all."""
+    """Return the number of characters of an ASCII text that a constraint accepts before it rejects one; None if it
+    accepts all.
+    """
     constraint = make()
     for place, token in enumerate(tokenizer.encode(text, add_special=False, parse_special=True)):
         allowed = constraint.allowed()
@@ -149,7 +151,7 @@ def follows(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> 
 
 
 def may_end(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> bool:
-    """Whether an answer may end after a text."""
+    """Return whether an answer may end after a text."""
     constraint = make()
     for token in tokenizer.encode(text, add_special=False, parse_special=True):
         constraint.accept(token)

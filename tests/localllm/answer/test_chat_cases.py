@@ -1,8 +1,8 @@
-"""The cases of llama.cpp's test-chat.cpp: 463 answers, and how 105 continued answers begin.
+"""The cases of llama.cpp's test-chat.cpp: 463 answers, and the prompts of 105 continued answers.
 
-As there, white space at both ends of reasoning and content does not count, and arguments are compared as values.
-`ANSWERS` and `PROMPTS` list where we differ, and why. A difference that is not listed fails, and so does a listed one
-that is gone.
+As there, white space at both ends of reasoning and content is ignored, and arguments are compared as values. `ANSWERS`
+and `PROMPTS` list our differences with reasons. An unlisted difference fails, and so does a listed one that no longer
+exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.localllm.answer.support import Read, read
 DATA: dict[str, Any] = json.loads((Path(__file__).with_name("data") / "chat_cases.json").read_text(encoding="utf-8"))
 CASES: list[dict[str, Any]] = DATA["cases"]
 BEGUN = [case for case in (*DATA["prompts"], *CASES) if "begun" in case]
-TAILS = {  # (template, whether thinking is off, what it writes before an answer)
+TAILS = {  # (template, whether thinking is off, the text before an answer)
     (case["template"], case.get("off", False), case.get("tail", ""))
     for case in (*DATA["prompts"], *CASES)
     if "begun" not in case
@@ -63,7 +63,7 @@ PROMPTS: dict[str, str] = {  # template
 
 
 def answered(case: dict[str, Any], text: str, cuts: list[int] | range = range(0)) -> Read:
-    """Read an answer that comes in pieces; `text` is all of it, or its start."""
+    """Read an answer that arrives in pieces; `text` is all of it, or its start."""
     format_, tail = find_format(DATA["templates"][case["template"]]), case.get("tail", "")
     if "begun" in case:
         tail = prompted(case)[1]
@@ -72,7 +72,7 @@ def answered(case: dict[str, Any], text: str, cuts: list[int] | range = range(0)
 
 
 def prompted(case: dict[str, Any]) -> tuple[str, str]:
-    """Return how the prompt of a continued answer ends, and that without what it continues."""
+    """Return the end of a continued answer's prompt, and the same without the continued text."""
     format_, tail = find_format(DATA["templates"][case["template"]]), case.get("tail", "")
     found = begin(format_, tail, *case["begun"])
     opened = tail[: len(tail) - found.cut] + found.opening
@@ -81,7 +81,7 @@ def prompted(case: dict[str, Any]) -> tuple[str, str]:
 
 
 def values(calls: list[tuple[str, str]], whole: bool) -> list[tuple[str, Any]]:
-    """Return calls with their arguments as values, or as texts without spaces if they are not whole."""
+    """Return calls with their arguments as values, or as texts without spaces if they are incomplete."""
     return [(name, json.loads(text or "{}") if whole else text.replace(" ", "")) for name, text in calls]
 
 
@@ -114,7 +114,7 @@ def test_answers(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cuts_do_not_change_an_answer(name: str) -> None:
-    """At every character, at random places, and for answers that break off."""
+    """At every character, at random positions, and for truncated answers."""
     chance = random.Random(name)
     for case in (case for case in CASES if case["template"] == name):
         text = case["text"]
@@ -126,7 +126,7 @@ def test_cuts_do_not_change_an_answer(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({case["template"] for case in BEGUN}))
 def test_prompts_of_continued_answers(name: str) -> None:
-    """White space around a mark is the template's: llama.cpp leaves it out for some families."""
+    """White space around a marker is the template's: llama.cpp omits it for some families."""
     cases = [case for case in BEGUN if case["template"] == name]
     differing = [case for case in cases if "".join(prompted(case)[0].split()) != "".join(case["prompt"].split())]
     assert bool(differing) == (name in PROMPTS), differing
@@ -139,7 +139,7 @@ def _confined() -> Confined:
 
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in TAILS}))
 def test_prompts_think_unless_told_otherwise(name: str) -> None:
-    """What a template writes before an answer: models that can think do, also where it takes silence for "off"."""
+    """Prompt endings: models that support thinking think, even if the template takes a missing option for "off"."""
     source = reference("templates", f"{name}.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, "<s>", "</s>", confined=_confined())
     for off, tail in ((off, tail) for other, off, tail in TAILS if other == name):

@@ -1,4 +1,4 @@
-"""Grammars of strangers: a child compiles them first, within limits, and refusals are remembered.
+"""Untrusted grammars: a child compiles them first, within limits, and refusals are cached.
 
 `rules` takes minutes of work for a few kilobytes: each rule names the next one three times.
 """
@@ -48,7 +48,7 @@ def child(words: Tokenizer) -> Iterator[GrammarChild]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The requests that children get."""
+    """Record the requests to children."""
     found: list[dict[str, Any]] = []
     real = Confined.call
 
@@ -121,7 +121,7 @@ def test_refusals_are_remembered(
             view.begin(made)
         messages.append(str(raised.value))
     assert len(set(messages)) == 1
-    assert sum("grammar" in call and call["grammar"] == made.source for call in calls) <= 2  # once with a vocabulary
+    assert sum("grammar" in call and call["grammar"] == made.source for call in calls) <= 2  # once per vocabulary
 
 
 def test_a_grammar_that_takes_too_long_ends_and_the_next_one_is_compiled(
@@ -138,7 +138,7 @@ def test_a_grammar_that_takes_too_long_ends_and_the_next_one_is_compiled(
 def test_a_child_that_was_killed_says_nothing_about_the_grammar(
     vocabulary: GrammarVocabulary, child: GrammarChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock, or a system without memory, may end a child: the same grammar is accepted the next time."""
+    """A timeout, or a system without memory, may kill the child: the same grammar is accepted the next time."""
     checked, made = vocabulary.checked(child, threading.Event()), grammar(gbnf=rules(400))  # longer than a kill takes
     monkeypatch.setattr(child_module, "_LIMITS", ResourceLimits(seconds=60, wall=0, memory=256 << 20))
     with pytest.raises(StructureError, match="killed, or takes more than 0 s on the clock; try again"):
@@ -160,7 +160,7 @@ def test_a_compilation_ends_when_nobody_waits_for_it(vocabulary: GrammarVocabula
     stop.set()
     with pytest.raises(ConfinedStopped):
         vocabulary.checked(child, stop).begin(made)
-    with pytest.raises(NotCompiled):  # not refused: the next client may ask for it
+    with pytest.raises(NotCompiled):  # not cached as refused: the next client may try it
         vocabulary.known().begin(made)
 
 
@@ -191,7 +191,7 @@ def test_an_answer_that_exhausts_a_grammar_leaves_the_next_one_a_fresh_copy(voca
 
 
 def _two_steps(constraint: GrammarConstraint, token: int) -> None:
-    """The first or the second one fails."""
+    """Fail in the first or the second step."""
     assert constraint.allowed()[token]
     constraint.accept(token)
     constraint.allowed()
@@ -200,7 +200,7 @@ def _two_steps(constraint: GrammarConstraint, token: int) -> None:
 def test_control_tokens_are_found_in_long_texts_in_linear_time(vocabulary: GrammarVocabulary) -> None:
     mark, token = next((text, id_) for text, id_ in vocabulary.tokenizer.special.items()
                        if vocabulary.tokenizer.is_control(id_) and text)  # fmt: skip
-    text = "x" * 500_000  # the square of it would take hours
+    text = "x" * 500_000  # quadratic time would be hours
     assert vocabulary.parts(f"{text}{mark}{text}") == [text, token, text]
     assert vocabulary.spelled(f"a{mark}") == f'"a" <[{token}]>'
 
@@ -223,7 +223,7 @@ def test_a_grammar_has_a_size_where_freed_memory_is_used_again(child: GrammarChi
 def test_a_grammar_is_let_go_only_after_very_many_masks(
     vocabulary: GrammarVocabulary, answers: int, kept: bool
 ) -> None:
-    """States that lexers add with masks are not counted by llguidance."""
+    """llguidance does not count the states that lexers add with masks."""
     grammar = compile_structure(Structure(schema={"type": "array", "items": {"enum": [1]}}))
     make = vocabulary.begin(grammar)
     [one, comma, opened] = (vocabulary.tokenizer.encode(text, add_special=False)[-1] for text in ("1", ",", "["))

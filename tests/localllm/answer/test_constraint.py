@@ -1,4 +1,4 @@
-"""Structures as grammars over tokens: what they let through is what they say, in a vocabulary of any kind."""
+"""Structures as grammars over tokens: they accept exactly the matching texts, with any kind of vocabulary."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_structure_lets_through_what_matches(structure: Structure, texts: list
 
 
 def spaced_tokenizer() -> Tokenizer:
-    """A vocabulary that puts a space before a first word, as Llama 2's does."""
+    """Return a vocabulary that puts a space before a first word, as Llama 2's does."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁ab{}", "▁a", "aa", "▁b"]
     return Tokenizer.from_metadata(
         {
@@ -137,12 +137,12 @@ def test_control_tokens_are_no_text() -> None:
         True,
         False,
         False,
-    ]  # the end of the text may come; <think> is not its letters
+    ]  # the end of the text is allowed; <think> as a token is not its letters
     assert follows(begin(Structure(lark="start: <think>")), WORDS, "<think>") is None
 
 
 def checked(value: Any) -> None:
-    """What SCHEMA says, by hand."""
+    """Check the constraints of SCHEMA by hand."""
     assert set(value) <= {"name", "age", "tags"}
     assert isinstance(value["name"], str)
     assert len(value["name"]) <= 12
@@ -155,7 +155,7 @@ def checked(value: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_choice_of_allowed_tokens_ends_in_a_match(demo: GrammarVocabulary, seed: int) -> None:
-    """Tokens of the demo model chosen at random, as the worst model would."""
+    """Random tokens of the demo model, as from the worst possible model."""
     random_, constraint = random.Random(seed), demo.begin(compile_structure(Structure(schema=SCHEMA)))()
     tokens: list[int] = []
     while not constraint.finished:
@@ -174,7 +174,7 @@ def test_any_choice_of_allowed_tokens_ends_in_a_match(demo: GrammarVocabulary, s
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_refused_token_is_refused_by_the_text(demo: GrammarVocabulary, seed: int) -> None:
-    """Against Python's `re`: exactly the tokens whose text can go on to match are allowed."""
+    """Compared with Python's `re`: exactly the tokens are allowed whose text can still lead to a match."""
     random_, constraint = random.Random(seed), demo.begin(compile_structure(Structure(regex="(ab|a c|[x-z]{2})*")))()
     partial = re.compile(r"(?:ab|a c|[x-z]{2})*(?:a|a |[x-z])?")  # every start of a match
     text = ""

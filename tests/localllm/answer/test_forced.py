@@ -1,4 +1,4 @@
-"""Forced calls: whatever a model writes under the grammar of a format is read as calls that match the schemas."""
+"""Forced calls: any text under the grammar of a format is read as calls that match the schemas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from localllm.tokenizer import Tokenizer
 from tests.localllm.answer.support import TOOLS, Read, byte_tokenizer, follows, named, read
 
 NAMES = [row.name for row in ROWS]
-THOUGHTS = {  # the thoughts of formats whose rows leave them to the template
+THOUGHTS = {  # the reasoning markers of formats whose rows leave them to the template
     "command-r7b": "<|START_THINKING|>", "gemma-4": "<|channel>", "harmony": "<|channel|>", "mistral": "[THINK]",
     "minimax-m3": "<mm:think>", "muse": "<atem:", "seed": "<seed:think>",
 }  # fmt: skip
@@ -34,19 +34,19 @@ def format_of(name: str) -> Format:
 
 
 def tokens_of(format_: Format, special: bool) -> Tokenizer:
-    """A vocabulary in which the markers are control tokens, or are spelled."""
+    """Return a vocabulary in which the markers are control tokens, or are spelled."""
     return byte_tokenizer(*(marker for marker in format_.markers if special and len(marker) > 2))
 
 
 def closers(format_: Format) -> list[str]:
-    """Texts that end a value, or a string in it."""
+    """Return texts that end a value, or a string in it."""
     close = getattr(format_.calls, "close", "")
     elements = [f"]<]minimax[>[</{key}>" for key in ("city", "query", "t")]
     return [text for text in ('"', '<|"|>', close, f"\n{close}", *elements) if text.strip()]
 
 
 def written(make: Any, tokenizer: Tokenizer, seed: int, ends_of: list[str]) -> str:
-    """An answer of tokens at random, which ends texts that would go on for ever."""
+    """Return an answer of random tokens, which ends texts that would not terminate."""
     random_, constraint, tokens = random.Random(seed), make(), list[int]()
     ends = [found for text in ends_of if (found := tokenizer.encode(text, add_special=False, parse_special=True))]
     while not constraint.finished:
@@ -67,7 +67,7 @@ def written(make: Any, tokenizer: Tokenizer, seed: int, ends_of: list[str]) -> s
 
 
 def check(found: Read, single: bool = False) -> None:
-    """The calls match the schemas of TOOLS, checked by hand."""
+    """Check by hand that the calls match the schemas of TOOLS."""
     assert found.calls
     assert len(found.calls) == 1 or not single
     for name, arguments in found.values:
@@ -120,7 +120,7 @@ def test_a_model_that_wants_to_say_something_else_cannot() -> None:
 
 
 def hermes(text: str, tail: str, special: bool = True) -> int | None:
-    """Where a forced call of `search` is refused in a text."""
+    """Return the position at which a forced call of `search` rejects a text."""
     tokenizer = byte_tokenizer(*(("<think>", "</think>") if special else ()))
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
     make = constrained(vocabulary, named("hermes"), tail, Asked(tools=TOOLS[1:]))
@@ -138,7 +138,7 @@ def test_a_thought_comes_first(special: bool) -> None:
     assert hermes(CALL, "assistant\n", special) is None
     assert hermes(CALL, "<think>\n\n</think>\n\n", special) is None
     over = hermes(f"<think>Hm.</think>{CALL}", "<think>\n\n</think>\n\n", special)
-    assert over == (0 if special else len("<t"))  # where it is no <tool_call>
+    assert over == (0 if special else len("<t"))  # where it differs from <tool_call>
     assert hermes("<think>Hm.</think>No call.", "assistant\n", special) == (5 if special else 18)
 
 

@@ -1,4 +1,4 @@
-"""The table of formats: which template has which, and which control tokens its reader has to see."""
+"""The table of formats: the format of each template, and the control tokens that its reader must see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from localllm.answer.formats import ROWS, find_format
 from tests.conftest import SHARED_DATA, reference
 from tests.localllm.answer.support import named
 
-FAMILIES = {  # what the publishers say of their models
+FAMILIES = {  # as the publishers document their models
     "Apertus-8B-Instruct": "apertus",
     "CohereForAI-c4ai-command-r-plus-tool_use": "command-r-plus",
     "GLM-4.7-Flash": "glm",

@@ -1,4 +1,4 @@
-"""Calls that an answer may make: free before the marker of a call, held to the tools behind it."""
+"""Optional tool calls: unconstrained before a call's marker, constrained to the tools after it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_drafts_end_where_a_call_begins() -> None:
     [(("Well.", ".<tool", "_call>\n"), True), (("a", "<tool_call>"), True), (("x<<tool_call>",), False)],
 )
 def test_markers_begin_and_end_within_tokens(before: tuple[str, ...], held: bool) -> None:
-    """A token with two beginnings of a marker is left alone."""
+    """A token that contains two starts of a marker is not constrained."""
     words = byte_tokenizer(joined=(*before, '{"name": "se', "ek"))
 
     def tokens(*texts: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Values in answers: JSON goes through as it is, and what models write instead of JSON becomes JSON."""
+"""Values in answers: JSON passes unchanged, and other notations of models become JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_python_prints_is_the_same_value(value: Any) -> None:
 @settings(deadline=None)
 @given(VALUES, st.data())
 def test_a_part_of_json_is_the_start_of_json(value: Any, data: st.DataObject) -> None:
-    """What was shown when the text broke off is never a complete object, and never more than what came."""
+    """The shown part of a truncated text is never a complete object, and never longer than the text."""
     text = json.dumps({"key": value})
     cut = data.draw(st.integers(0, len(text) - 1))
     shown: list[str] = []
@@ -98,7 +98,8 @@ def test_what_follows_a_value_is_not_taken() -> None:
     assert incoming.take(9) == " rest"
 
 
-# -- arguments that are written as text ------------------------------------------------------------------------------
+# -- arguments written as text
+# ------------------------------------------------------------------------------------------
 
 
 def types(schema: Any, root: Any = None) -> frozenset[str] | None:

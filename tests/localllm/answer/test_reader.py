@@ -1,4 +1,4 @@
-"""The reader of answers: the same parts however the text is cut, and nothing lost of what is no call."""
+"""The reader of answers: the same parts however the text is cut, and no text outside calls is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shown(row: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("row", RENDERED, ids=shown)
 def test_rendered_messages_are_read_back(row: dict[str, Any]) -> None:
-    """The texts were rendered by the templates that they are named after (see test_templates)."""
+    """The templates that give the texts their names rendered them (see test_templates)."""
     found = read(named(row["format"], row["thought"]), row["text"], row["tail"])
     assert found.values == [tuple(call) for call in row["calls"]]
     assert (found.reasoning, found.content) == (row["reasoning"], row["content"])
@@ -39,7 +39,7 @@ def test_rendered_messages_are_read_back(row: dict[str, Any]) -> None:
 def test_cuts_change_nothing(row: dict[str, Any], data: st.DataObject) -> None:
     text, format_ = row["text"], named(row["format"], row["thought"])
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
-    end = data.draw(st.integers(0, len(text)))  # answers break off anywhere
+    end = data.draw(st.integers(0, len(text)))  # answers may end anywhere
     assert read(format_, text[:end], row["tail"], cuts=[cut for cut in cuts if cut < end]) == read(
         format_, text[:end], row["tail"]
     )
@@ -77,7 +77,7 @@ def test_scrambled_markers_are_read_the_same_way_however_they_are_cut(name: str,
     whole = read(format_, text, tail, **how)
     assert read(format_, text, tail, cuts=cuts, **how) == whole
     assert read(format_, text, tail, cuts=range(1, len(text)), **how) == whole
-    for _, arguments in whole.calls:  # complete, or the start of an object: never something else
+    for _, arguments in whole.calls:  # complete, or a prefix of an object
         assert arguments == "" or arguments.startswith("{")
 
 
@@ -144,14 +144,14 @@ def test_a_call_after_something_that_only_began_like_one() -> None:
     ],
 )
 def test_a_broken_call_has_incomplete_arguments(format_: Any, text: str, arguments: str) -> None:
-    """A client that runs every complete call must not run half of one."""
+    """A client that runs every complete call must not run a partial one."""
     found = read(format_, text)
     assert [call[1] for call in found.calls] == [arguments]
     with pytest.raises(ValueError):
         json.loads(found.calls[0][1])
 
 
-LENIENT = [  # what models get wrong, or write in other ways
+LENIENT = [  # mistakes and variants of models
     (HERMES, '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>'),
     (HERMES, '<tool_call>{"arguments": {"city": "Rome"}, "name": "get_weather"}</tool_call>'),
     (HERMES, "<tool_call>{'name': 'get_weather', 'arguments': {'city': 'Rome',}}</tool_call>"),
@@ -202,7 +202,7 @@ def test_the_ids_of_a_model_are_kept() -> None:
     assert read(named("kimi-k2"), kimi).ids == ["functions.search:0"]
     assert read(named("mistral-call-id"), mistral).ids == ["abcdef123"]
     short = '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "search", "parameters": {}}]<|END_ACTION|>'
-    assert read(named("command-r7b"), short).ids == ["id0"]  # "0" again in the next answer would not tell them apart
+    assert read(named("command-r7b"), short).ids == ["id0"]  # "0" again in the next answer would be ambiguous
 
 
 THOUGHTS = [  # (text, end of the prompt, reasoning, content)
@@ -253,7 +253,7 @@ def test_a_family_that_calls_without_ending_its_thought(more: str) -> None:
 
 
 def test_an_answer_that_is_cut_off_behind_a_call_in_a_thought() -> None:
-    """The model had more to say, so it is not known whether it only mentions the call."""
+    """The answer was cut off, so it is unknown whether it only mentions the call."""
     reader = AnswerReader(CODER, TOOLS, "<think>")
     parts = (*reader.push(f"E.g. {TAG_CALL}"), *reader.finish(cut=True))
     assert [type(part).__name__ for part in parts] == ["Reasoning"] * len(parts)
@@ -261,7 +261,7 @@ def test_an_answer_that_is_cut_off_behind_a_call_in_a_thought() -> None:
 
 @pytest.mark.parametrize("size", [100, 10_000])
 def test_a_long_call_in_an_unended_thought(size: int) -> None:
-    """Longer than what the reader goes back over, too."""
+    """Even longer than the text that the reader rescans."""
     call = TAG_CALL.replace("Rome", "R" * size)
     found = read(CODER, f"I look.\n{call}", "<think>")
     assert (found.reasoning, found.values) == ("I look.", [("get_weather", {"city": "R" * size})])
@@ -296,7 +296,7 @@ def test_content_that_goes_on_after_a_call_keeps_the_white_space(before: str, af
 
 @pytest.mark.parametrize("tail", ["<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n"])
 def test_thoughts_that_stay_in_the_content(tail: str) -> None:
-    """With their start, which may stand in the prompt; calls that they mention are no calls."""
+    """With their start marker, which may be in the prompt; calls mentioned in them are not calls."""
     text = f"E.g. {JSON_CALL}, no.\n</think>\n\nHi.\n"
     begun = "<think>\n"
     found = read(HERMES, (text if tail.endswith(begun) else begun + text) + JSON_CALL, tail, inline=True)
@@ -384,7 +384,7 @@ def test_without_tools_markers_of_calls_are_text() -> None:
     ids=["markers", "names", "brackets", "spaces", "escapes", "ends"],
 )
 def test_hostile_texts_take_linear_time(text: str) -> None:
-    """Far from what a quadratic reader would take: minutes."""
+    """Far below a quadratic reader's time, which is minutes."""
     assert len(text) > 100_000
 
     def run(part: str) -> float:

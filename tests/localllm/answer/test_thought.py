@@ -1,4 +1,4 @@
-"""Thoughts: what the end of a prompt says of them, and a budget that ends them."""
+"""Reasoning: its state at the end of a prompt, and a budget that ends it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HERMES, HARMONY = named("hermes"), named("harmony", "<|channel|>")
         (HERMES, "assistant\n<think>\n", "open"),
         (HERMES, "assistant\n<think>\n\n</think>\n\n", "over"),
         (HERMES, "What is <think>?\nassistant\n", "possible"),
-        (named("hermes", ""), "assistant\n", "over"),  # the template knows of none
+        (named("hermes", ""), "assistant\n", "over"),  # the template has no marker for it
         (HARMONY, "<|start|>assistant", "possible"),
         (HARMONY, "<|start|>assistant<|channel|>analysis<|message|>", "open"),
         (HARMONY, "<|start|>assistant<|channel|>final<|message|>", "over"),
@@ -51,7 +51,7 @@ def budget(
 
 
 def written(make: Callable[[], Constraint], tokenizer: Tokenizer, wanted: str) -> str:
-    """The answer of a model that wants to write a text, and is made to write others between."""
+    """Return the answer of a model that wants to write a text and is forced to write others in between."""
     constraint, left, answer = make(), tokenizer.encode(wanted, add_special=False, parse_special=True), list[int]()
     while left:
         allowed = constraint.allowed()
@@ -73,7 +73,7 @@ def written(make: Callable[[], Constraint], tokenizer: Tokenizer, wanted: str) -
     [
         (4, "<think>\n", "abcdefg", "abcd</think>efg"),
         (0, "<think>\n", "abc", "</think>abc"),
-        (4, "", "abcdefg", "abcdefg"),  # no thought
+        (4, "", "abcdefg", "abcdefg"),  # no reasoning
         (4, "", "<think>abcdefg", "<think>abcd</think>efg"),
         (9, "<think>\n", "ab</think>cdefghijklmn", "ab</think>cdefghijklmn"),
         (4, "<think></think>", "abcdefg", "abcdefg"),

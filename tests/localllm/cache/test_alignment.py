@@ -1,4 +1,4 @@
-"""Keeping the tokens that are held: the text stays what it was, and no token is given up without need."""
+"""Keeping cached tokens: the text stays the same, and as many tokens as possible are reused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPECIAL = frozenset({0})
 
 
 def text(tokens: list[int]) -> list[object]:
-    """Bytes, with special tokens standing apart."""
+    """Return the bytes of the tokens, with special tokens kept separate."""
     parts: list[object] = [b""]
     for token in tokens:
         if token in SPECIAL:
@@ -68,7 +68,7 @@ def test_the_text_is_never_changed(held: list[int], fresh: list[int]) -> None:
 
 @given(st.lists(st.integers(2, 9)), st.lists(st.integers(2, 9)))
 def test_all_of_an_answer_in_other_tokens_is_kept(answer: list[int], more: list[int]) -> None:
-    """`fresh` writes the same bytes one by one where the vocabulary has them, and goes on."""
+    """`fresh` writes the same bytes one by one if the vocabulary has them, and then continues."""
     single = {b"a": [2], b"b": [3], b"\xe2": [7]}
     joined = b"".join(PIECES[token] for token in answer)
     if b"\x82" in joined:

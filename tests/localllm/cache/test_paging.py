@@ -1,4 +1,4 @@
-"""The paged cache's bookkeeping against sequences that each own a list: every token reads as its own."""
+"""The paged cache's bookkeeping against sequences that each own a list: every token reads its own data."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ WINDOW, SLACK = 6, 8
 
 
 class Conversation:
-    """A sequence and what must be in it."""
+    """A sequence and its expected contents."""
 
     def __init__(self, sequence: Sequence, values: list[int]) -> None:
         self.sequence = sequence
         self.values = values
         self.slack = paging.SLACK
-        self.evaluated = 0  # values of which the step has been carried out
+        self.evaluated = 0  # number of values whose step has run
 
 
 class PagedCache(RuleBasedStateMachine):
     """Storage is one number per slot. Several sequences may be edited between two steps, as when a scheduler builds a
-    batch. Layers with a window have fewer blocks: what they see is always there, the rest while nobody needs it."""
+    batch.
+
+    Layers with a window have fewer blocks: the visible positions are always stored, others while blocks are free.
+    """
 
     conversations = Bundle("conversations")
 
@@ -71,7 +74,7 @@ class PagedCache(RuleBasedStateMachine):
 
     @rule(one=conversations, other=conversations, n=st.integers(1, 9), m=st.integers(1, 9))
     def append_together(self, one: Conversation, other: Conversation, n: int, m: int) -> None:
-        """Two in one step: what is said to fit beforehand does, and asking changes nothing."""
+        """Append to two sequences in one step. A predicted fit must be right, and predicting must change nothing."""
         if one is other:
             return
         self.step()
@@ -86,14 +89,14 @@ class PagedCache(RuleBasedStateMachine):
 
     @rule(who=conversations)
     def abort(self, who: Conversation) -> None:
-        """The step that was to evaluate the newest tokens does not happen, as after an error or Ctrl-C."""
+        """Cancel the step that was to evaluate the newest tokens, as after an error or Ctrl-C."""
         self.pending = [entry for entry in self.pending if entry[0] is not who]
         assert who.sequence.reach(who.evaluated) == who.evaluated
         self.cut(who, who.evaluated)
 
     @rule(who=conversations, back=st.integers(0, SLACK))
     def take_back(self, who: Conversation, back: int) -> None:
-        """As after rejected guesses: a few tokens can be taken back whatever has been given up."""
+        """Remove rejected draft tokens: a few tokens can be removed whatever blocks were freed."""
         self.abort(who)
         length = max(0, len(who.values) - min(back, who.slack))
         assert who.sequence.reach(length) == length
@@ -119,7 +122,7 @@ class PagedCache(RuleBasedStateMachine):
 
     @rule(target=conversations, who=conversations)
     def keep_and_take_up(self, who: Conversation) -> Conversation:
-        """As from a file: whole blocks, of the windowed layers those that are seen."""
+        """Save and restore as from a file: whole blocks; in windowed layers only the visible ones."""
         if who.evaluated < len(who.values):
             self.step()
         values = who.values[: len(who.values) // self.size * self.size]
@@ -147,7 +150,7 @@ class PagedCache(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        """All copies at once, then the writes: what a backend does."""
+        """Run all copies at once, then the writes, as a backend does."""
         for pool, storage in zip(self.pools, self.storage, strict=True):
             source, target = pool.take_copies()
             assert len(set(target.tolist())) == len(target)
@@ -156,7 +159,7 @@ class PagedCache(RuleBasedStateMachine):
         for _, slots, values in self.pending:
             for storage, places in zip(self.storage, slots, strict=True):
                 storage[places] = values
-        for who, _, values in self.pending:  # what the first of the new tokens sees, and what comes next will see
+        for who, _, values in self.pending:  # positions visible to the first new token, and to the next one
             start = len(who.values) - len(values)
             for n, length in ((0, 0), (1, max(0, start + 1 - WINDOW))):
                 assert self.read(who, n)[length:] == who.values[length:]
@@ -172,7 +175,9 @@ class PagedCache(RuleBasedStateMachine):
         return self.storage[n].reshape(-1, self.size)[table].ravel()[: len(who.values)].tolist()  # type: ignore[no-any-return]
 
     def seen(self, who: Conversation, n: int, length: int, end: int) -> tuple[int, list[int]]:
-        """From where the token after `length` others sees, whole blocks, and what is there up to `end`."""
+        """Return the first position visible after `length` tokens, in whole blocks, and the stored values up to
+        `end`.
+        """
         first = self.pools[n].first_seen(length) * self.size
         return first, self.read(who, n)[first:end]
 
@@ -224,7 +229,7 @@ def test_a_shared_block_is_copied_by_the_first_to_write() -> None:
     first.append(range(6))
     second = first.fork()
     assert second.append([9])[0].tolist() == [2 * 4 + 2]
-    assert first.append([8])[0].tolist() == [1 * 4 + 2]  # now alone in its block: no second copy
+    assert first.append([8])[0].tolist() == [1 * 4 + 2]  # now the only user of its block: no second copy
     assert [pairs.tolist() for pairs in pool.take_copies()] == [[1], [2]]
     assert [pairs.tolist() for pairs in pool.take_copies()] == [[], []]
     assert (first.tables()[0].tolist(), second.tables()[0].tolist()) == ([0, 1], [0, 2])
@@ -236,7 +241,7 @@ def test_a_copy_of_a_copy_that_is_still_to_be_made_reads_the_original() -> None:
     first.append(range(6))
     second = first.fork()
     second.append([9])
-    second.truncate(6)  # its step did not happen, nor did the copy 1 -> 2
+    second.truncate(6)  # its step did not run, nor did the copy 1 -> 2
     second.fork().append([9])
     assert [pairs.tolist() for pairs in pool.take_copies()] == [[1, 1], [2, 3]]
 
@@ -307,7 +312,7 @@ def test_what_has_fallen_out_of_the_window_makes_room(monkeypatch: pytest.Monkey
         assert len(tables[1]) == len(tables[0]) == token // 4 + 1
     assert len(set(tables[0].tolist())) == 30
     assert pool.windowed is not None
-    assert pool.windowed.free_blocks == 0  # nobody else needs what is not needed
+    assert pool.windowed.free_blocks == 0  # blocks outside the window are not needed
     assert (sequence.reach(118), sequence.reach(111), sequence.reach(100)) == (118, 111, 0)
     assert sequence.common_prefix(list(range(100))) == 0
     assert sequence.common_prefix(list(range(118))) == 118
@@ -315,7 +320,7 @@ def test_what_has_fallen_out_of_the_window_makes_room(monkeypatch: pytest.Monkey
     other.append([1])
     assert sequence.reach(111) == 0
     assert sequence.reach(118) == 118
-    assert other.room == 7  # in its block, and in one that may still be taken
+    assert other.room == 7  # in its block, and in one that it can still get
 
 
 def test_many_tokens_at_once_do_not_fit_a_small_pool_of_windowed_layers() -> None:

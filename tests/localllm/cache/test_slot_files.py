@@ -1,4 +1,4 @@
-"""Files of slots: plain names only, no links, nothing replaced that is not one, and errors without the folder."""
+"""Slot files: plain names only, no links, only slot files are replaced, and an error if the folder is missing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_other_files_stay_and_errors_do_not_name_the_folder(files: SlotFiles, mo
 
 
 def test_what_is_no_file_is_refused_at_once(files: SlotFiles, model: localllm.Model) -> None:
-    """Opening a pipe would wait for a writer, in the thread that computes everybody's tokens."""
+    """Opening a pipe would wait for a writer, in the thread that evaluates all requests."""
     os.mkfifo(files._folder / "pipe")
     (files._folder / "folder").mkdir()
     sequence = model.engine.add()

@@ -1,4 +1,4 @@
-"""Folding factors leaves the forward as it was, on every architecture; and the methods lower what quantizing costs."""
+"""Folding AWQ factors does not change the forward of any architecture; and the methods lower the quantization error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def random_factors(group: FoldGroup, tensors: dict[str, MemoryWeight]) -> np.nda
 
 
 def scaled(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> tuple[int, dict[str, MemoryWeight]]:
-    """How many groups there are, and the tensors after each was scaled at random."""
+    """Return the number of groups, and the tensors after each group was scaled at random."""
     found: dict[str, Scaling] = {}
     all_groups = groups(plan_of(metadata, tensors))
     for group in all_groups:
@@ -54,7 +54,7 @@ def scaled(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> tuple[
 
 @pytest.mark.parametrize("name", FILES)
 def test_folding_changes_no_logits_of_reference_models(name: str) -> None:
-    """Factors over three powers of two either way; float32 rounding is all that may differ."""
+    """Factors over three powers of two in both directions; results differ only by float32 rounding."""
     metadata, tensors = open_model(reference("archs", f"{name}.gguf"))
     count, others = scaled(metadata, tensors)
     assert count > 0
@@ -71,7 +71,7 @@ def test_folding_changes_no_logits_of_odd_models(variant: str) -> None:
 
 
 def test_folding_changes_no_logits_of_experts_with_biases() -> None:
-    """A bias of experts has as many numbers for each of them as `up` has rows."""
+    """The biases of an expert have one number per row of `up`."""
     shapes = NORMS | QKV | OUT | biased(experts(8, 24))
     metadata, tensors = family("llama", 5, shapes, expert_count=8, expert_used_count=2)
     (experts_group, *_) = (group for group in groups(plan_of(metadata, tensors)) if group.experts)
@@ -85,7 +85,7 @@ def test_folding_changes_no_logits_of_experts_with_biases() -> None:
 
 
 def test_where_a_llama_can_be_folded() -> None:
-    """Four places a layer, and the output norm; a tied table of embeddings is read as it stands, so not there."""
+    """Four places per layer, and the output norm; a tied embedding table is also read unscaled, so it is excluded."""
     metadata, tensors = VARIANTS["llama plain"]()
     names = [group.readers for group in groups(plan_of(metadata, tensors))]
     assert names[:1] == [("blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight")]
@@ -96,7 +96,7 @@ def test_where_a_llama_can_be_folded() -> None:
 
 
 def test_a_gate_that_is_cut_off_is_no_place() -> None:
-    """gpt-oss limits `up` and adds one to it: its experts cannot be folded, its norms can."""
+    """gpt-oss clamps `up` and adds one to it: its experts cannot be folded, its norms can."""
     metadata, tensors = open_model(reference("archs", "gpt-oss-moe.gguf"))
     assert not any(group.experts for group in groups(plan_of(metadata, tensors)))
     metadata, tensors = open_model(reference("archs", "llama-moe.gguf"))
@@ -107,7 +107,7 @@ def test_a_gate_that_is_cut_off_is_no_place() -> None:
 
 
 def test_moments_are_those_of_the_inputs() -> None:
-    """The diagonal is what the importance matrix sums; q, k and v share one array."""
+    """The diagonal equals the sums of the importance matrix; q, k and v share one array."""
     from localllm.calibration.imatrix import measure
 
     with load("demo", ctx_size=64, observe=True) as model:
@@ -131,7 +131,7 @@ def test_portions_fit_the_memory() -> None:
 
 
 def stored(model: Model, path: Path, format_name: str, method: str) -> Path:
-    """The model in the box with its first two layers stored as `format_name`; moments take more than one portion."""
+    """Write the model in the box with its first two layers in `format_name`; moments take more than one portion."""
     tensors, layers = model.file.tensors, ("blk.0.", "blk.1.")
     formats = {n: format_name if n.startswith(layers) and len(t.shape) > 1 else "F32" for n, t in tensors.items()}
     windows = cut(model, SMALLTALK.read_text(), 128, 12)
@@ -158,7 +158,10 @@ def divergence(path: Path, base: Model, windows: Windows) -> float:
 
 
 def test_gptq_halves_what_four_bits_cost(tmp_path: Path) -> None:
-    """On windows that were not used to quantize. The factors of AWQ are near 1 here, where no input stands out."""
+    """On windows that were not used for quantization.
+
+    AWQ's factors are near 1 here, because no input is much larger.
+    """
     with load("demo", ctx_size=128, observe=True) as model:
         held_out = Windows(cut(model, SMALLTALK.read_text(), 128).tokens[12:24])
         cost = {
@@ -170,11 +173,11 @@ def test_gptq_halves_what_four_bits_cost(tmp_path: Path) -> None:
 
 
 def test_awq_finds_the_inputs_that_stand_out(tmp_path: Path) -> None:
-    """A model that computes the same with two inputs made huge: the factors find them, and make them small again."""
+    """In an equivalent model with two very large inputs, the factors find these inputs and reduce them."""
     with load("demo", ctx_size=128, observe=True) as model:
         (group, *_) = groups(model.plan) if model.plan is not None else []
         scale = np.ones(512, np.float32)
-        scale[[3, 100]] = 1 / 64.0  # columns of weights made small, their inputs large
+        scale[[3, 100]] = 1 / 64.0  # small weight columns, whose inputs are large
         found: dict[str, Scaling] = {}
         _add(found, group, scale, model.file.tensors)
         new = []

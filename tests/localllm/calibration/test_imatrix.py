@@ -1,4 +1,4 @@
-"""Importance matrices: llama.cpp's numbers on the same text, every expert's own rows, and files of both formats."""
+"""Importance matrices: llama.cpp's numbers on the same text, separate rows per expert, and files of both formats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LLAMA_CPP = {
 
 
 def test_the_model_in_the_box_gives_llama_cpp_s_numbers(tmp_path: Path) -> None:
-    """Both sides round activations to 8 bits on the way, so single columns may differ by a percent."""
+    """Both sides round activations to 8 bits, so single columns may differ by a percent."""
     target = tmp_path / "out.gguf"
     words = ["imatrix", "demo", "-f", str(SMALLTALK), "-o", str(target), "-c", "128", "--chunks", "8"]
     assert main(words) == 0
@@ -49,13 +49,13 @@ def test_the_model_in_the_box_gives_llama_cpp_s_numbers(tmp_path: Path) -> None:
         assert values is not None
         assert values.sum() == pytest.approx(total, rel=3e-3), name
         assert values[0, 7] == pytest.approx(seventh, rel=2e-2), name
-    assert main(words) == 1  # not over the file that is there
-    assert main([*words, "--force", "--process-output"]) == 0  # of this model's tied output there is no tensor
+    assert main(words) == 1  # an existing file is not replaced
+    assert main([*words, "--force", "--process-output"]) == 0  # this model has no output tensor, because it is tied
 
 
 @pytest.mark.parametrize("arch", ["llama-moe", "gpt-oss-moe", "qwen2moe-moe"])
 def test_every_expert_counts_the_rows_it_got(arch: str) -> None:
-    """Mean squares and counts on the CPU backend are those of the reference backend's float64."""
+    """Mean squares and counts on the CPU backend equal those of the reference backend in float64."""
     path = reference("archs", f"{arch}.gguf")
     windows = Windows(np.random.RandomState(2).randint(0, 128, (2, 20)).astype(np.int32))
     found = []
@@ -80,7 +80,7 @@ def test_every_expert_counts_the_rows_it_got(arch: str) -> None:
 
 
 def test_an_expert_that_others_share_counts_the_rows_of_each(tmp_path: Path) -> None:
-    """Adjugate experts of Grove MoE run for each expert of their group: the file has one matrix for both."""
+    """Grove MoE's adjugate experts run for each expert of their group: the file has one matrix for both."""
     metadata, tensors = grove_moe()
     path = tmp_path / "model.gguf"
     write_gguf(path, metadata, [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values()])
@@ -106,7 +106,7 @@ def test_rows_of_a_matrix_that_is_read_in_parts_count_once() -> None:
 
 
 def test_windows_begin_with_bos(tmp_path: Path) -> None:
-    """Position 0 of every window is BOS where the vocabulary wants it, whatever the text has there."""
+    """Position 0 of every window is BOS if the vocabulary adds it, whatever the text has there."""
     path = reference("models", "stories260K-f32.gguf")
     with load(path, ctx_size=16, observe=True) as model:
         windows = cut(model, "Once upon a time there was a big dog and a little cat. " * 4, 16)
@@ -132,12 +132,12 @@ def test_what_was_written_is_read(tmp_path: Path, name: str) -> None:
     assert dense is not None
     assert mixed is not None
     assert dense.tolist() == [[0.5, 1.0, 2.0, 0.0]]
-    assert mixed.tolist() == [[1.0, 2.0], [1.0, 1.0]]  # an expert nobody asked counts its columns alike
+    assert mixed.tolist() == [[1.0, 2.0], [1.0, 1.0]]  # an unused expert weights its columns equally
     assert found.importance("blk.9.a.weight", 1, 4) is None
 
 
 def test_the_older_format_by_hand(tmp_path: Path) -> None:
-    """Entries of name, chunks, values; then chunks in all and the text's name, which may be missing."""
+    """Entries of name, chunks, values; then the total number of chunks and the text's name, which may be missing."""
     path = tmp_path / "a.dat"
     entry = struct.pack("<i", 1) + struct.pack("<i", 1) + b"x" + struct.pack("<ii2f", 4, 2, 8.0, 2.0)
     path.write_bytes(entry)
@@ -153,13 +153,13 @@ def test_the_older_format_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.gguf", "a.dat"])
 def test_names_are_bytes(tmp_path: Path, name: str) -> None:
-    """A text's name need not be UTF-8: it is that of a file."""
+    """A text's name need not be UTF-8, because it is a file name."""
     write(tmp_path / name, Imatrix({"x": DENSE}, 1, 1, ("wiki\udcff.txt",)))
     assert read(tmp_path / name).datasets == ("wiki\udcff.txt",)
 
 
 def test_a_number_of_windows_that_no_file_can_say_is_none(tmp_path: Path) -> None:
-    """What quantize writes of it is a uint32."""
+    """quantize writes it as a uint32."""
     for chunks in (np.uint64(1 << 40), np.int32(-1)):
         write_gguf(tmp_path / "a.gguf", {"imatrix.chunk_count": chunks}, _tensors("x"), force=True)
         found = read(tmp_path / "a.gguf")
@@ -202,7 +202,7 @@ def test_what_is_no_importance_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1e19, 3e38, -1e30, np.inf, np.nan])
 @pytest.mark.filterwarnings("error")
 def test_a_count_that_is_no_number_of_tokens_is_one_error(tmp_path: Path, count: float) -> None:
-    """Such a count does not fit an integer, and NumPy would warn of it on stderr."""
+    """Such a count does not fit an integer, and NumPy would print a warning on stderr."""
     numbers = {"in_sum2": np.ones((1, 4), np.float32), "counts": np.full((1, 1), count, np.float32)}
     tensors = [NewTensor(f"x.weight.{name}", "F32", value.shape, value.tobytes()) for name, value in numbers.items()]
     write_gguf(tmp_path / "a.gguf", {"general.type": "imatrix"}, tensors)

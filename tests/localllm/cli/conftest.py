@@ -1,4 +1,4 @@
-"""Somebody who configures the program."""
+"""The fixture of a user with a configuration."""
 
 from __future__ import annotations
 

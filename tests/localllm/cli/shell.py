@@ -1,4 +1,4 @@
-"""Commands in the process of a test."""
+"""Runs commands in the test's process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Shell:
         self.capsys, self.patch = capsys, patch
 
     def __call__(self, *words: object, stdin: str = "") -> tuple[int, str, str]:
-        """The exit code, stdout and stderr."""
+        """Return the exit code, stdout and stderr."""
         self.patch.setattr(sys, "stdin", io.StringIO(stdin))
         code = main([str(word) for word in words])
         return code, *self.capsys.readouterr()

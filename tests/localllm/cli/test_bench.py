@@ -1,4 +1,4 @@
-"""`localllm bench`: llama-bench's tests and columns, and numbers that agree with one another."""
+"""`localllm bench`: llama-bench's tests and columns, and consistent numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from localllm.cli.main import main
 from localllm.machine.energy import Energy
 from tests.localllm.support import write_model
 
-COLUMNS = ["model", "size", "params", "backend", "threads", "test", "t/s"]  # llama-bench's, on a CPU
+COLUMNS = ["model", "size", "params", "backend", "threads", "test", "t/s"]  # as in llama-bench, on a CPU
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The columns do not depend on what this computer measures."""
+    """Hide energy counters, so that columns do not depend on this computer."""
     monkeypatch.setattr(command, "find_energy", lambda: Energy((), "no counters in this test"))
 
 
@@ -66,11 +66,12 @@ def test_numbers_of_a_result_agree(tiny: Path, capsys: pytest.CaptureFixture[str
         rates = [tokens / (ns / 1e9) for ns in result["samples_ns"]]
         assert result["avg_ts"] == pytest.approx(sum(rates) / 3)
         assert result["n_depth"] == 10
-    # six tokens see 11 to 16 positions: 13.5 on the average
+    # Six tokens see 11 to 16 positions, 13.5 on average.
     assert decode["bytes_per_token"] == round(memory.weights_per_token + 13.5 * memory.cache_per_token)
     assert decode["gb_per_s"] == pytest.approx(decode["avg_ts"] * decode["bytes_per_token"] / 1e9)
     assert decode["roof_share"] == pytest.approx(decode["gb_per_s"] / decode["roof_gb_per_s"])
-    # prompt: two operations a weight of every layer, the output for one token, attention over 11 to 18 positions
+    # The prompt takes two operations per weight of every layer, the output for one token, attention over 11 to 18
+    # positions.
     layer = 4 * 64 * 64 + 3 * 64 * 96
     work = 2 * (8 * layer + 356 * 64) + 4 * 64 * sum(range(11, 19))
     assert prompt["gop_per_s"] == pytest.approx(work / prompt["avg_ns"], rel=1e-5)  # whole nanoseconds
@@ -98,7 +99,7 @@ def test_guessing_is_measured_beside_the_same_answers_without(tiny: Path, capsys
     for test in tests[1:]:
         assert test["plain_ts"] > 0
         assert 0 <= test["n_accepted"] <= test["n_drafted"] <= 2 * 15 * 12
-    assert any(test["n_drafted"] for test in tests)  # a tiny random model repeats itself
+    assert any(test["n_drafted"] for test in tests)  # a tiny random model is repetitive
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in bench(capsys, *words).splitlines()]
     assert rows[0][-4:] == ["guessed by", "plain t/s", "x plain", "accepted"]
     assert rows[2][-4:] == [""] * 4

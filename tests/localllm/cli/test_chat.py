@@ -62,7 +62,7 @@ def test_a_turn_is_the_continuation_of_all_turns_before(model: api.Model) -> Non
     model.new_core(SchedulerLimits())  # from an empty cache
     assert reply.text == model.generate(ids, max_tokens=5, sampling=GREEDY).text
     assert reply.usage.prompt_tokens == len(ids)
-    told = model.tokenize(written[: written.index(first)], parse_special=True)  # what the first turn was asked with
+    told = model.tokenize(written[: written.index(first)], parse_special=True)  # the first turn's prompt
     assert reply.usage.reused_tokens >= len(told)
     assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant", "user", "assistant"]
 
@@ -77,7 +77,7 @@ def test_a_cancelled_answer_counts_as_far_as_it_came(model: api.Model) -> None:
     assert reply.end.reason == reply.finish_reason == "cancelled"
     assert conversation.messages[-1] == {"role": "assistant", "content": answer.strip()}
     assert conversation.say("two", cancel).text == ""  # cancelled before its first token
-    assert len(conversation.messages) == 2  # and forgotten
+    assert len(conversation.messages) == 2  # and removed
     conversation.clear()
     assert conversation.messages == []
 
@@ -92,7 +92,7 @@ def test_a_turn_that_does_not_fit_is_refused_and_forgotten(tiny: Path) -> None:
 
 
 def test_a_conversation_holds_no_blocks(model: api.Model) -> None:
-    """What it has evaluated stays in the model's cache, where others may take its place."""
+    """Its evaluated tokens stay in the model's cache, where others may evict them."""
     model.new_core(SchedulerLimits())
     assert model.pool.free_blocks == model.pool.blocks
     conversation = talk(model, max_tokens=3)
@@ -100,7 +100,7 @@ def test_a_conversation_holds_no_blocks(model: api.Model) -> None:
     assert model.pool.free_blocks < model.pool.blocks
     model.new_core(SchedulerLimits())
     assert model.pool.free_blocks == model.pool.blocks
-    again = conversation.say("two").wait()  # what it had evaluated is gone
+    again = conversation.say("two").wait()  # its cached tokens were evicted
     assert again.usage.reused_tokens == 0
     assert conversation.messages[-1] == {"role": "assistant", "content": again.text}
 
@@ -108,7 +108,7 @@ def test_a_conversation_holds_no_blocks(model: api.Model) -> None:
 def test_a_file_without_template_gets_its_family_and_a_note(tmp_path: Path) -> None:
     with api.load(write_model(tmp_path / "bare.gguf", template=None)) as bare:
         template, note = template_of(bare)
-    assert not is_plain(template)  # <|im_start|> tells
+    assert not is_plain(template)  # <|im_start|> shows it
     assert note is not None
     assert "chatml" in note
 
@@ -166,8 +166,8 @@ def test_all_statistics_are_shown_when_asked_for(tiny: Path) -> None:
     [
         ([1e9] * 9, 0.5),
         ([1e9, 0.9e9, 0.9e9], 0.5),  # steady: the best read counts
-        ([1e9, 0.2e9, 0.2e9], 0.0),  # other programs read, too
-        ([0.4e9] * 9, 0.0),  # more than the roof: it was measured too low
+        ([1e9, 0.2e9, 0.2e9], 0.0),  # disturbed by other programs
+        ([0.4e9] * 9, 0.0),  # above the limit, so the limit was measured too low
         ([0.0] * 9, 0.0),  # weights too small to measure
     ],
 )

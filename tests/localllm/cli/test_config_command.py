@@ -1,4 +1,4 @@
-"""Presets, `localllm config`, and the configuration as users meet it."""
+"""Presets, `localllm config`, and the configuration in actual runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_key_of_a_command_names_one_option() -> None:
     for command in (*catalogue.commands, SHARED):
         keys = [key for each in catalogue.of(command).values() for key in keys_of(each)]
         assert len(set(keys)) == len(keys), command
-    assert not {*keys} & {*catalogue.commands, "presets"}  # a key on top is no table
+    assert not {*keys} & {*catalogue.commands, "presets"}  # a top-level key is never a table's name
 
 
 def test_shared_options_mean_the_same_in_every_command() -> None:
@@ -108,7 +108,7 @@ def test_config_path_and_check(user: User, capsys: pytest.CaptureFixture[str]) -
     assert main(["config", "check"]) == 0
     assert capsys.readouterr().out == f"{user.path}: no errors\n"
     user.has("[serve]\nport = 'x'")
-    assert main(["config", "path"]) == 0  # also of a broken file
+    assert main(["config", "path"]) == 0  # even for an invalid file
     capsys.readouterr()
     for words in (["config"], ["config", "check"], ["config", "run"], ["run", "demo", "hi"], ["devices"]):
         assert main(words) == 2
@@ -121,11 +121,12 @@ def test_config_path_and_check(user: User, capsys: pytest.CaptureFixture[str]) -
         assert told in capsys.readouterr().err
 
 
-# -- as users run it -------------------------------------------------------------------------------------------------
+# -- in actual runs
+# -----------------------------------------------------------------------------------------------------
 
 
 def home(folder: Path, text: str) -> dict[str, str]:
-    """The variables of somebody whose home is `folder`, with this configuration."""
+    """The environment of a user whose home is `folder`, with this configuration."""
     (folder / ".config/localllm").mkdir(parents=True, exist_ok=True)
     (folder / ".config/localllm/config.toml").write_text(text)
     kept = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # compiled code of other tests

@@ -1,4 +1,4 @@
-"""Options from the environment, from presets and from a file: what counts, and what is refused with one line."""
+"""Options from the environment, from presets and from a file: precedence, and errors in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from localllm.cli.main import main
 from localllm.cli.tomlfile import MOST, read_toml
 from tests.localllm.cli.user import User
 
-# -- which place counts ----------------------------------------------------------------------------------------------
+# -- precedence
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_place_that_gives_an_option_counts(user: User) -> None:
@@ -88,7 +89,7 @@ def test_switches_can_be_switched_off_again(user: User) -> None:
     assert user.has("[run]\nraw = true").runs("run")["raw"] is True
     for text, value in (("off", False), ("0", False), ("No", False), ("on", True), ("TRUE", True)):
         assert user.has("[run]\nraw = true", RAW=text).runs("run")["raw"] is value
-    assert user.has("[run]\nraw = true", RAW="").runs("run")["raw"] is True  # an empty variable is none
+    assert user.has("[run]\nraw = true", RAW="").runs("run")["raw"] is True  # an empty variable counts as not set
 
 
 # -- values ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`localllm doctor`: facts of this computer in words and as JSON, and `--clean`, which removes only what it knows."""
+"""`localllm doctor`: facts about this computer as text and JSON, and `--clean`, which deletes only known files."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_doubts_are_beside_the_numbers(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Caches with files of ours and of others, and a folder of prefixes."""
+    """Create caches with known and unknown files, and a folder of prefixes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     base = tmp_path / "cache" / "localllm"

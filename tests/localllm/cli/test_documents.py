@@ -1,4 +1,4 @@
-"""The README and docs/ say what the program does: their tables are the program's, their commands and Python run."""
+"""The README and docs/ match the program: their tables are generated, and their commands and Python examples run."""
 
 from __future__ import annotations
 

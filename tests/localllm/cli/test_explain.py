@@ -1,4 +1,6 @@
-"""`localllm explain`: the tokens of `run`, one page that nothing from outside can change, and errors of one line."""
+"""`localllm explain`: the tokens equal those of `run`, untrusted text cannot change the page, and errors are one
+line.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(2)>
 
 
 class Page(HTMLParser):
-    """Reads a page strictly: every element that opens is closed, in order."""
+    """A strict parser of the page: every opened element is closed, in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -63,7 +65,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose likeliest tokens, and whose name, are markup."""
+    """A model whose likeliest tokens and name are markup."""
     letters = [chr(c) for c in range(33, 127)]
     letters[:3] = ["<script>alert(3)</script>", '"><svg/onload=alert(4)>', "\x1b]0;owned\x07\u202e"]
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters]
@@ -72,7 +74,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def harmless(text: str) -> Page:
-    """The page, after all that could run or load something has been looked for."""
+    """Return the page, after checking that nothing in it can run or load."""
     page = Page(text)
     assert not {"script", "img", "link", "iframe", "object", "embed", "base", "form", "b"} & set(page.tags)
     for tag, name, value in page.attributes:
@@ -130,7 +132,7 @@ def test_json_has_every_number(shell: Shell) -> None:
     assert all(3 <= len(choice["candidates"]) <= 4 for choice in found["choices"])
     assert "".join(bytes.fromhex(choice["bytes"]).decode() for choice in found["choices"]).strip() == found["answer"]
     assert {phase["name"] for phase in found["phases"]} == {"prompt", "decoding"}
-    assert len(found["steps"]) == 12  # a pass over the prompt; the last token needs none after it
+    assert len(found["steps"]) == 12  # a pass over the prompt; the last token needs no pass
     assert found["drafts"] is None
 
 

@@ -1,4 +1,4 @@
-"""What stands around a prompt: instructions from a file, another chat template, and a prompt from standard input."""
+"""The format of a prompt: instructions from a file, another chat template, and a prompt from standard input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Asking(Shell):
     """Asks models."""
 
     def asks(self, command: str, model: Path, *words: object) -> str:
-        """The answer to "hi"."""
+        """Return the answer to "hi"."""
         own, stdin = (["--no-stats"], "hi\n") if command == "chat" else (["hi"], "")
         code, out, err = self(command, model, *own, *QUICK, *words, stdin=stdin)
         assert (code, err) == (0, "")

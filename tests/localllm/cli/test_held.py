@@ -1,4 +1,4 @@
-"""`run` with a schema or a grammar: stdout gets what matches, and everything wrong is one line."""
+"""`run` with a schema or a grammar: stdout gets matching text, and every error is one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command on files whose every string tries to steer the terminal: nothing that is printed does."""
+"""Every command on files whose strings all contain control sequences: none reaches the terminal."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.localllm.support import CHATML, REPOSITORY, SPECIAL, write_model
 NAME = "\x1b]0;PWNED\x07\x1b[31m\r\b\x7f\x9b2J\u202e\u2066\nevil"  # of files, keys and tensors
 TEXT = NAME + "\udcff"  # of string values, which may hold any byte
 SHORT = "\x1b[2J\r\x9b\u202ee"  # of tokens
-ANSWERS = ("chat", "run")  # commands whose output in a pipe is the model's text as it is
+ANSWERS = ("chat", "run")  # commands whose output in a pipe is the model's raw text
 
-# Runs command lines in one process: words, and what is typed. With --pipe answers are left out.
+# Runs command lines in one process: arguments, and typed input. With --pipe answers are left out.
 DRIVER = """
 import io, json, os, sys
 from localllm.cli.main import main
@@ -44,7 +44,7 @@ for words, typed in json.load(open(sys.argv[2])):
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command lines as JSON."""
+    """Return the command lines as JSON."""
     folder = tmp_path_factory.mktemp("hostile") / NAME
     folder.mkdir()
     text = folder / f"{NAME}.txt"
@@ -104,7 +104,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _model(path: Path, template: str, extra: dict[str, object] | None = None) -> Path:
-    """A model that runs, with a tensor nobody asks for; every string of it is hostile, and so is what it writes."""
+    """Write a model that runs, with an unused tensor; all of its strings and its output are hostile."""
     plain = write_model(path.parent / "plain.gguf", template=template + TEXT)
     with open_gguf(plain) as file:
         keys = dict(file.stored)
@@ -135,7 +135,7 @@ def _check(output: bytes, commands: int) -> None:
     assert min(set(output) - set(b"\n\t")) >= 0x20
     assert output.count(b"PWNED") > 20  # the names were shown
     assert not output.startswith(b"evil")
-    assert b"\nevil" not in output  # no name begins a line of its own
+    assert b"\nevil" not in output  # no name starts a new line
 
 
 class _Screen(io.StringIO):
@@ -144,7 +144,7 @@ class _Screen(io.StringIO):
 
 
 def test_while_bars_are_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bars draw with sequences of their own, and put their own streams in the place of ours."""
+    """Bars use control sequences of their own, and replace our streams."""
     monkeypatch.setattr(console, "BAR_AFTER", 0.0)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -163,7 +163,7 @@ def test_while_bars_are_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"said {escaped}" in shown
         for found in ("\x1b]0;", "\x1b[31m\r", "\b", "\x7f", "\x9b", "\u202e"):
             assert found not in shown
-        where = stderr if stdout.isatty() else stdout  # above the bar, or in the file that was asked for
+        where = stderr if stdout.isatty() else stdout  # above the bar, or in the requested file
         assert "out \\x1b]0;PWNED" in where.getvalue()
 
 
@@ -177,10 +177,10 @@ def test_in_a_pipe(lines: Path) -> None:
 
 
 def test_on_a_terminal(lines: Path) -> None:
-    """Without colours and bars, which are the program's own."""
+    """Without colours and bars, which are the program's control sequences."""
     master, slave = pty.openpty()
     settings = termios.tcgetattr(slave)
-    settings[1] &= ~termios.OPOST  # a newline stays one
+    settings[1] &= ~termios.OPOST  # a newline is not changed
     termios.tcsetattr(slave, termios.TCSANOW, settings)
     words = [sys.executable, "-c", DRIVER, "--terminal", str(lines)]
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1"}
@@ -190,9 +190,9 @@ def test_on_a_terminal(lines: Path) -> None:
     while True:
         try:
             output += os.read(master, 1 << 16)
-        except OSError:  # the last writer is gone
+        except OSError:  # the last writer has closed it
             break
     os.close(master)
     assert process.wait(60) == 0, output[-2000:]
     _check(output, len(json.loads(lines.read_text())))
-    assert output.count(b"\\x1b[2J\\r\\x9b\\u202e") > 20  # what the models wrote, too
+    assert output.count(b"\\x1b[2J\\r\\x9b\\u202e") > 20  # the models' output, too

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: exit code 130, nothing on stderr, no file left."""
+"""Ctrl-C at any moment: exit code 130, empty stderr, and no file left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.localllm.support import REPOSITORY
 
-# Python runs this file when it starts. SIGINT comes when a module is about to be imported, or at the exit.
+# Python runs this file at startup. It sends SIGINT before a module is imported, or at exit.
 HOOK = """
 import atexit, os, sys
 

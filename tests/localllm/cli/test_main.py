@@ -1,4 +1,4 @@
-"""The command line as a whole: what it imports, what it prints where, and how it ends."""
+"""The command line as a whole: its imports, its output streams, and its exit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_help_of_a_command_names_all_its_options(name: str, capsys: pytest.Captu
     text = capsys.readouterr().out
     flags = [flag for group in COMMANDS[name].groups for _, _, _, option in declared(group) for flag in option.flags]
     assert [flag for flag in flags if flag not in text] == []
-    assert len(set(flags)) == len(flags)  # no flag means two things
+    assert len(set(flags)) == len(flags)  # no flag has two meanings
 
 
 def test_no_words_give_the_help_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +156,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(
         err = capsys.readouterr().err
         assert err.startswith("Traceback")
         assert "NotHere: No such file: /no/such" in err
-    assert main(["run", "/no/such", "--", "--debug"]) == 1  # the prompt
+    assert main(["run", "/no/such", "--", "--debug"]) == 1  # after -- it is the prompt
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -270,7 +270,7 @@ def test_without_a_template_the_prompt_is_continued_and_that_is_said(tmp_path: P
 
 
 def _bare_tokens() -> list[str]:
-    """The tiny model's tokens without the ones by which a family of templates is known."""
+    """Return the tiny model's tokens without those that identify a family of templates."""
     letters = [chr(c) for c in range(33, 127)]
     return ["<unk>", "<s>", "</s>", "<a>", "<b>", *(f"<0x{b:02X}>" for b in range(256)), "\u2581", *letters]
 

@@ -1,4 +1,4 @@
-"""Models by name on the command line: pull, list, rm, -hf, and a first word that is a model."""
+"""Models by name on the command line: pull, list, rm, -hf, and a model as the first word."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def server(tiny: Path) -> Iterator[HubServer]:
 
 @pytest.fixture
 def environ(server: HubServer, tmp_path: Path) -> dict[str, str]:
-    """A user without models. The compiled code of the other tests is kept."""
+    """The environment of a user without models, but with the tests' compiled code."""
     kept = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return {
         "HOME": str(tmp_path),
@@ -54,7 +54,7 @@ def shell(environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypat
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    url = environ["HF_ENDPOINT"]  # which the library reads once, when it is imported
+    url = environ["HF_ENDPOINT"]  # the library reads it once, when it is imported
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     return Shell(capsys, monkeypatch)
@@ -87,7 +87,7 @@ def test_pull_list_show_run_rm(shell: Shell, tiny: Path) -> None:
 
 
 def test_the_environment_says_where(environ: dict[str, str], tmp_path: Path) -> None:
-    """In a process of its own, because the library reads its variables once."""
+    """In a separate process, because the library reads its variables once."""
     done = localllm("pull", "ann/Tiny-GGUF:Q8_0", environ=environ)
     assert (done.returncode, done.stdout) == (0, "ann/Tiny-GGUF:Q8_0\n")
     assert len(list(tmp_path.glob("hf/hub/models--ann--Tiny-GGUF/snapshots/*/Tiny-Q8_0.gguf"))) == 1

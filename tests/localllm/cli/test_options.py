@@ -1,4 +1,4 @@
-"""The options: every sampler option is there, means what llama.cpp's means, and arrives where it should."""
+"""The options: every sampler option exists, has llama.cpp's meaning, and reaches its target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements that take long: the value so far on a terminal, and what Ctrl-C leaves."""
+"""Long measurements: the value so far on a terminal, and the results after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def interrupted_after(count: int) -> Callable[..., Iterator[Scores]]:
-    """`evaluate`, and Ctrl-C after some windows."""
+    """Return `evaluate` with Ctrl-C after a number of windows."""
 
     def walk(*given: Any) -> Iterator[Scores]:
         for number, part in enumerate(evaluate(*given)):
@@ -94,7 +94,7 @@ def test_a_terminal_shows_the_value_so_far_and_the_time_left(tiny: Path, tmp_pat
 
 
 def pressed_in_window(count: int, times: int = 1) -> Callable[..., Any]:
-    """`measure`, with Ctrl-C in this window, so many times."""
+    """Return `measure` with Ctrl-C in this window, the given number of times."""
 
     def run(model: Any, windows: Any, dataset: str, output: bool, progress: Any, stop: Any, seen: Any) -> Any:
         asked = 0
@@ -140,7 +140,7 @@ def test_a_second_ctrl_c_keeps_nothing(
 def test_the_value_beside_the_bar_is_the_perplexity_of_the_text(
     tiny: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Observed over all windows it is what `localllm perplexity` prints, also when a window takes several steps."""
+    """Over all windows it equals the output of `localllm perplexity`, also when a window takes several steps."""
     bars = []
 
     class Shown(imatrix.RunningProgress):

@@ -1,4 +1,4 @@
-"""`localllm show`: what it says is what is so, also of files that cannot be run."""
+"""`localllm show` prints correct facts, also for files that cannot run."""
 
 from __future__ import annotations
 

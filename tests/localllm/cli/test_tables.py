@@ -1,4 +1,4 @@
-"""Tables on a terminal: they fit, without empty columns, or turned on their side; in a pipe they stay as they are."""
+"""Tables on a terminal: they fit, without empty columns, or are transposed; in a pipe they stay unchanged."""
 
 from __future__ import annotations
 

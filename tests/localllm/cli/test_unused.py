@@ -1,4 +1,4 @@
-"""What was asked for and has no effect is said: one line each."""
+"""Options without effect are reported, one line each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose passes are short, however busy this computer is."""
+    """A model whose passes are short, whatever else this computer runs."""
     monkeypatch.setattr("localllm.speculation.setup.measure", lambda *asked: Costs({1: 0.0003, 16: 0.001}))
 
 
@@ -49,7 +49,7 @@ def run(capsys: pytest.CaptureFixture[str], model: Path, *words: object, code: i
 def test_a_context_beyond_training(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = "note: the model was trained on 512 tokens; answers may make no sense beyond (-c 600)"
     assert run(capsys, tiny, "-c", 600)[1] == [told]
-    assert run(capsys, tiny, "-c", 600)[1] == [told]  # every time, in one process too
+    assert run(capsys, tiny, "-c", 600)[1] == [told]  # every time, even within one process
     assert run(capsys, tiny, "-c", 512)[1] == []
     assert run(capsys, tiny)[1] == []
     with pytest.warns(BeyondTraining, match=r"\(ctx_size=600\)"):
@@ -76,7 +76,7 @@ def test_a_context_beyond_the_draft_s_is_no_line_of_its_own(
 
 
 def test_a_draft_of_another_vocabulary(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`auto` goes on without it; who asks for the draft gets an error."""
+    """`auto` continues without it; an explicit request for the draft is an error."""
     plain, _ = run(capsys, tiny)
     out, (note,) = run(capsys, tiny, "-md", "demo")
     assert out == plain
@@ -126,7 +126,7 @@ def test_a_prompt_cache_without_a_file(tiny: Path, capsys: pytest.CaptureFixture
 def test_configured_instructions_for_plain_text(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are meant for the models that chat; only typed ones are refused."""
+    """They may be meant for chat models, so only typed instructions are errors."""
     config = tmp_path / "config.toml"
     config.write_text('system-prompt = "Be brief."\n')
     plain, _ = run(capsys, tiny)

@@ -1,4 +1,4 @@
-"""`localllm web`: the address that it opens, and the browser that it opens it in."""
+"""`localllm web`: the URL that it opens, and the browser that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of the command line: what is unknown, and how a shell completes it."""
+"""Unknown words on the command line, and shell completion."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_help_of_a_command_is_its_page_either_way(capsys: pytest.CaptureFixture[
 
 
 def completed(words: str, folder: Path) -> list[str]:
-    """What bash would offer for the last of `words`, to somebody whose home is `folder`."""
+    """Return bash's completions of the last of `words`, for a user whose home is `folder`."""
     parts = words.split(" ")
     asked = {"_LOCALLLM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(parts) - 1)}
     asked |= {"HOME": str(folder), "HF_HOME": "", "HF_HUB_CACHE": "", "XDG_CACHE_HOME": "", "OLLAMA_MODELS": ""}

@@ -1,4 +1,4 @@
-"""Somebody who configures the program."""
+"""A user with a configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.cli.table import COMMANDS
 
 
 class User:
-    """Somebody with a configuration file and variables."""
+    """A user with a configuration file and environment variables."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.path, self.patch = folder / "config.toml", patch
@@ -30,7 +30,7 @@ class User:
         return self
 
     def runs(self, *words: str) -> dict[str, Any]:
-        """The options that a command gets, by name; of sampling those that are given."""
+        """Return the options that a command gets, by name; for sampling only those given."""
         asked = read(COMMANDS, words, partial(filled, COMMANDS))
         assert asked is not None
         groups = [group if isinstance(group, dict) else group.values() for group in asked.groups]

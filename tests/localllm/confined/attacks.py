@@ -1,4 +1,4 @@
-"""A task that plays code that escaped from a template: it tries what a request names, or sends hostile replies."""
+"""A task that simulates code escaped from a template: it tries a requested attack, or sends hostile replies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows
     resource = None
 
-_PARENT = os.getppid()  # at the start: later the call is refused
+_PARENT = os.getppid()  # at the start, because later the call is refused
 
 
 def prepare() -> None:
@@ -39,7 +39,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(name: str, *arguments: Any) -> int:
-    """Call a function of the C library, past what Python checks."""
+    """Call a function of the C library, bypassing Python's checks."""
     library = ctypes.CDLL(None, use_errno=True)
     if (result := getattr(library, name)(*arguments)) < 0:
         raise OSError(ctypes.get_errno(), name)
@@ -86,7 +86,7 @@ HARMLESS: dict[str, Callable[[Path], Any]] = {"nothing": lambda _: None, "enviro
 
 
 def _number() -> bytes:
-    """Return the number of the request under way, from the worker's own frame."""
+    """Return the number of the current request, from the worker's frame."""
     frame = sys._getframe()
     while "number" not in frame.f_locals:
         assert frame.f_back is not None
@@ -95,7 +95,7 @@ def _number() -> bytes:
 
 
 def _send(reply: str) -> None:
-    """Write a reply past the worker. All but one carry the right number."""
+    """Write a reply, bypassing the worker. All but one have the right number."""
     number, texts = _number(), {
         "junk": b"junk!",
         "deep": b"[" * 3_000_000,
@@ -115,7 +115,7 @@ def _send(reply: str) -> None:
             _write(HEAD.pack(number, 2**63))
         case "short":
             _write(HEAD.pack(number, 100) + b"{}")
-        case "extra":  # an honest answer follows, so this is here before the next call
+        case "extra":  # an honest answer follows, so this arrives before the next call
             data = b'{"answer": {"forged": true}}'
             _write(HEAD.pack(number, 16) + b'{"answer": {}}  ' + HEAD.pack(number, len(data)) + data)
             return

@@ -1,4 +1,4 @@
-"""Code that has escaped into the confined child: what it must not be able to do, and to cause by its replies."""
+"""Code that has escaped into the confined child: what it cannot do, and the effects of its replies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_child_sees_no_secrets(child: Confined) -> None:
 
 # -- replies ----------------------------------------------------------------------------------------------------------
 
-BLOCKED = ("trickle", "closed", "stopped")  # these wait until their time is over
+BLOCKED = ("trickle", "closed", "stopped")  # these wait until their time limit
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ BLOCKED = ("trickle", "closed", "stopped")  # these wait until their time is ove
 )
 def test_a_hostile_reply_is_one_error(reply: str, error: type[ConfinedError], message: str) -> None:
     with Confined(TASK) as confined:
-        confined.rights()  # it has started
+        confined.rights()  # after its start
         with pytest.raises(error, match=message):
             confined.call({"reply": reply}, ResourceLimits(wall=1 if reply in BLOCKED else 30, values=1 << 18))
         assert confined.call({"attack": "nothing", "folder": "/"}) == {"done": "None"}
@@ -104,7 +104,7 @@ def test_an_extra_message_is_never_the_answer_of_the_next_call() -> None:
 
 
 def test_a_long_text_with_marks_in_it_counts_as_one_value() -> None:
-    """What the bounds count are values, so text full of brackets and quotes passes."""
+    """The bounds count values, so text full of brackets and quotes passes."""
     with Confined("tests.localllm.confined.tasks", ResourceLimits(values=100)) as confined:
         text = '[{,"\\]}\\\\"' * 10_000
         assert confined.call({"do": "echo", "n": text}) == {"n": text}

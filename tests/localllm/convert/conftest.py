@@ -1,4 +1,6 @@
-"""The folders of these tests share one child process: to start one takes longer than to convert most of them."""
+"""The folders of these tests share one child process, because starting one takes longer than converting most
+folders.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from localllm.confined import Confined, ResourceLimits, folder_tokenizer
 from localllm.convert import tokenizer_keys
 from tests.fuzz.children import PerProcess
 
-SMALL = 1 << 16  # letters of a tokenizer.json; a larger one gets a child with limits of its own
+SMALL = 1 << 16  # characters of a tokenizer.json; a larger one gets a child with separate limits
 
 
 @pytest.fixture(scope="package", autouse=True)
 def shared_child() -> Iterator[None]:
-    """The program starts a child for each folder, because it converts one. The limits are the strictest it sets."""
+    """The program starts a child per folder, because it converts one. The limits are the strictest that it sets."""
     child = PerProcess(folder_tokenizer.__name__, folder_tokenizer.limits(""))
     most = folder_tokenizer.limits("x" * SMALL).memory
 

@@ -1,4 +1,4 @@
-"""What the programs of NeoBERT, PLaMo 1 and Talkie compute, in float64, from the tensors of a folder by name."""
+"""NeoBERT, PLaMo 1 and Talkie as their own code computes them, in float64, from the tensors of a folder by name."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def silu(x: F64) -> F64:
 
 
 def turns(count: int, width: int, base: float) -> F64:
-    """Angles (T, 1, width / 2) of all positions."""
+    """Return the angles (T, 1, width / 2) of all positions."""
     frequencies = base ** (-np.arange(0, width, 2) / width)
     return (np.arange(count)[:, None] * frequencies)[:, None]
 
 
 def rotated_halves(x: F64, angles: F64) -> F64:
-    """Rotate (T, H, D), pairing each dimension with the one half a head on."""
+    """Rotate (T, H, D); each dimension is paired with the one half a head later."""
     one, other = np.split(x, 2, axis=-1)
     cos, sin = np.cos(angles), np.sin(angles)
     return np.concatenate([one * cos - other * sin, one * sin + other * cos], axis=-1)
 
 
 def rotated_neighbours(x: F64, angles: F64) -> F64:
-    """Rotate (T, H, D) as complex numbers, each of two neighbours."""
+    """Rotate (T, H, D) as complex numbers of two adjacent dimensions."""
     numbers = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
     return np.stack([numbers.real, numbers.imag], axis=-1).reshape(x.shape)
 
 
 def attended(q: F64, k: F64, v: F64, causal: bool) -> F64:
-    """Return what (T, H, D) queries see of as many keys and values, as rows (T, H D)."""
+    """Return attention of queries (T, H, D) over keys and values of the same shape, as rows (T, H D)."""
     scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(q.shape[-1])
     if causal:
         scores = np.where(np.tri(len(q), dtype=bool), scores, -np.inf)
@@ -65,7 +65,7 @@ def neo_bert(w: Tensors, ids: Sequence[int], layers: int, heads: int, eps: float
 
 
 def plamo(w: Tensors, ids: Sequence[int], layers: int, heads: int, shared: int, eps: float) -> F64:
-    """Return logits: the keys as a whole are repeated until there is one for each query."""
+    """Return logits. The keys as a whole are repeated until there is one per query head."""
     x = w["model.embed_tokens.weight"][list(ids)]
     angles = turns(len(ids), x.shape[1] // heads, 10000.0)
     for n in range(layers):
@@ -81,7 +81,7 @@ def plamo(w: Tensors, ids: Sequence[int], layers: int, heads: int, shared: int, 
 
 
 def talkie(w: Tensors, ids: Sequence[int], layers: int, heads: int) -> F64:
-    """Return logits: rotations go the other way round, and norms have no weights but a factor for each query."""
+    """Return logits. Rotations have the opposite direction, and norms have no weights but a factor per query head."""
     start = x = rms(w["model.embed.weight"][list(ids)], FLOAT32_EPS)
     angles = -turns(len(ids), x.shape[1] // heads, 1e6)
     for n in range(layers):

@@ -1,5 +1,6 @@
-"""Tiny folders of classes that share an architecture with others: text models, and models that also see or hear, with
-transformers' own logits for text. Tensors of other parts are stored as single numbers, because nothing reads them.
+"""Tiny folders of classes that share an architecture with others: text models, and models with vision or audio.
+
+They have transformers' logits for text. Tensors of other parts are stored as single numbers, because they are not read.
 
     python -m tests.localllm.convert.hf_classes [CLASS...]    # makes data/hf_classes.* again, or these in it
 
@@ -20,7 +21,7 @@ import numpy as np
 from tests.localllm.convert.hf_classes_table import ANSWERS, BESIDE, CLASSES, PROGRAMS, TEXT
 from tests.localllm.convert.hf_synthetic import DATA, write_folder
 
-COUNTS = "num_batches_tracked"  # of training
+COUNTS = "num_batches_tracked"  # training counters
 POSITIONS = [0, 11, 23]  # positions whose logits are stored
 
 
@@ -30,7 +31,7 @@ def read_classes() -> dict[str, dict[str, Any]]:
 
 
 def _built(name: str) -> Any:
-    """The model with random values."""
+    """Return the model with random values."""
     import torch
     import transformers
 
@@ -43,7 +44,7 @@ def _built(name: str) -> Any:
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """What transformers saves."""
+    """Return the files' contents as transformers saves them."""
     from safetensors.numpy import load_file
 
     _built(name).save_pretrained(folder)
@@ -58,7 +59,7 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _base(name: str, values: np.ndarray) -> float | list[Any]:
-    """What the values of a tensor are around; integers themselves."""
+    """Return the base of a tensor's values; for integers the values."""
     if values.dtype == np.int64:
         found: list[Any] = values.tolist()
         return found
@@ -83,7 +84,7 @@ def _logits(name: str, folder: Path) -> np.ndarray:
 
 
 def _trimmed(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """The same, with a single number for each tensor that is of no text, and those of further models."""
+    """Return the tensors with those outside the text part, and those of additional models, as single numbers."""
     tensors = [(key, shape, base) if TEXT.match(key) else (key, [1], 0.0) for key, shape, base in spec["tensors"]]
     return {**spec, "tensors": tensors + [(key, [1], 0.0) for key in BESIDE.get(name, ())]}
 

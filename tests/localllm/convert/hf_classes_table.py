@@ -1,4 +1,4 @@
-"""The settings of the tiny models that `hf_classes` makes: class, its configuration in transformers, the tokenizer."""
+"""The settings of the tiny models that `hf_classes` makes: class, configuration class in transformers, tokenizer."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tests.localllm.convert.hf_settings import (
     YARN,
 )
 
-# Names of tensors of text; all others belong to parts that see or hear.
+# Names of text tensors; all others belong to vision or audio parts.
 TEXT = re.compile(
     r"((model|thinker)\.)*((language|text)_model\.)?(model\.)?"
     r"(embed_tokens|layers|norm|lm_head|final_layernorm|embedding_norm)"
 )
-PROGRAMS = {  # the class in transformers, where its name is another
+PROGRAMS = {  # the class in transformers, if its name differs
     "IQuestCoderForCausalLM": "LlamaForCausalLM", "InternLM3ForCausalLM": "LlamaForCausalLM",
     "Qwen2_5OmniModel": "Qwen2_5OmniForConditionalGeneration",
 }  # fmt: skip
 
-ANSWERS = {  # the part that gives logits
+ANSWERS = {  # the submodule that gives logits
     "Qwen2_5OmniModel": "Qwen2_5OmniThinkerForConditionalGeneration",
     "Qwen3OmniMoeForConditionalGeneration": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
-BESIDE = {  # tensors of further models in the folder, which transformers does not read here
+BESIDE = {  # tensors of additional models in the folder, which transformers does not read here
     "Qwen2_5OmniModel": ("talker.model.layers.0.mlp.up_proj.weight", "token2wav.code2wav_bigvgan_model.a.weight"),
     "Qwen3OmniMoeForConditionalGeneration": ("talker.codec_head.weight", "code2wav.upsample.0.weight"),
 }
@@ -53,7 +53,7 @@ _CONFORMER = {
     "model_type": "granite_speech_encoder", "num_layers": 1, "hidden_dim": 16, "feedforward_mult": 1, "num_heads": 2,
     "dim_head": 8, "input_dim": 8, "output_dim": 10, "max_pos_emb": 8, "context_size": 8,
 }  # fmt: skip
-_GRANITE = {**GRANITE, "logits_scaling": 1.0}  # transformers 5.23 forgets it here
+_GRANITE = {**GRANITE, "logits_scaling": 1.0}  # transformers 5.23 omits it here
 _QFORMER = {
     "model_type": "blip_2_qformer", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "intermediate_size": 16, "encoder_hidden_size": 16,

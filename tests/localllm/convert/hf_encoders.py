@@ -1,5 +1,6 @@
-"""Tiny encoders and embedders as Hugging Face folders, written without torch as in `hf_synthetic`; the hidden states,
-embeddings and scores are those of transformers.
+"""Tiny encoders and embedders as Hugging Face folders, written without torch as in `hf_synthetic`.
+
+The stored hidden states, embeddings and scores are those of transformers.
 
     python -m tests.localllm.convert.hf_encoders [MODEL...]    # makes data/hf_encoders.* again, or these models in it
 
@@ -38,7 +39,7 @@ _GEMMA = {
 }  # fmt: skip
 _DISTIL = {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}
 
-# Name: class of the model and of its configuration, further settings, tokenizer, pooling of sentence-transformers.
+# Name: class of the model and of its configuration, more settings, tokenizer, pooling of sentence-transformers.
 ENCODERS: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "bert": ("BertModel", "BertConfig", {}, "wordpiece", "cls"),
     "bert-masked": ("BertForMaskedLM", "BertConfig", {}, "wordpiece", ""),
@@ -65,7 +66,7 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "qwen3-rank": ("Qwen3ForSequenceClassification", "Qwen3Config",
                    {"head_dim": 16, "num_key_value_heads": 2, "num_labels": 1}, "qwen2", ""),
 }  # fmt: skip
-DENSE = {"gemma-embedding": (40, 32)}  # rows of the layers behind the pooling
+DENSE = {"gemma-embedding": (40, 32)}  # rows of the layers after the pooling
 
 
 def read_encoders() -> dict[str, dict[str, Any]]:
@@ -103,7 +104,7 @@ def write_encoder(name: str, spec: dict[str, Any], folder: Path) -> list[np.ndar
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """What transformers saves for one of these models."""
+    """Return the files' contents as transformers saves them for one of these models."""
     import transformers
     from safetensors.numpy import load_file
 
@@ -119,7 +120,7 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _results(name: str, folder: Path, dense: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Hidden states at some positions, the embedding of the text, and scores of a classifier."""
+    """Return hidden states at some positions, the embedding of the text, and scores of a classifier."""
     import torch
     import transformers
 

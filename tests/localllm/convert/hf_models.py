@@ -1,7 +1,8 @@
-"""The tiny random models of `hf_table`, made with torch and transformers, with a tokenizer trained on the spot. `make`
-saves one as a Hugging Face folder and returns the logits that transformers computes.
+"""The tiny random models of `hf_table`, made with torch and transformers, with a tokenizer trained here.
 
-    python -m tests.localllm.convert.hf_models tests/localllm/convert/data/hf    # for tests where there is no torch
+`make` saves one as a Hugging Face folder and returns the logits that transformers computes.
+
+    python -m tests.localllm.convert.hf_models tests/localllm/convert/data/hf    # for tests without torch
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ TOKENS = 24  # tokens to evaluate: more than the windows below
 
 
 def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.ndarray:
-    """Save the model as `folder`, its weights as `dtype`, and return its logits float32 (TOKENS, vocabulary) for
-    `ids()`, computed in float32. `save` goes to save_pretrained."""
+    """Save the model as `folder`, with weights of type `dtype`; return its logits float32 (TOKENS, vocabulary) for
+    `ids()`.
+
+    The logits are computed in float32. `save` is passed to save_pretrained.
+    """
     import torch
     import transformers
 
@@ -44,7 +48,7 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.copy_((0.3 * torch.randn(buffer.shape)).to(kept))
-            if key.endswith("tid2eid"):  # as many experts as a token has, each once
+            if key.endswith("tid2eid"):  # as many experts as a token has, all distinct
                 buffer.copy_(torch.rand(len(buffer), 4).argsort(1)[:, : buffer.shape[1]])
             if key.endswith(XIELU):
                 buffer.fill_(0.75 if key.endswith("beta") else -0.25)
@@ -59,19 +63,19 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
 
 
 def sees(name: str) -> bool:
-    """Return whether the model of that name has a part for pictures."""
+    """Return whether the model of that name has a vision part."""
     return "VL" in MODELS[name][0] or MODELS[name][0] in ("Mistral3Config", "Glm5NextConfig", "Step3p7Config", *PARTS)
 
 
 def by_tanh(model: Any) -> None:
-    """Compute MPT's GELU in its tanh form, as GGUF files mean it; with its error function, NMSE is 9e-8."""
+    """Compute MPT's GELU in its tanh form, as GGUF files require; with the error function the NMSE is 9e-8."""
     for module in model.modules():
         if type(module).__name__ == "GELU":
             module.approximate = "tanh"
 
 
 def _values(torch: Any, name: str, parameter: Any) -> Any:
-    """Values that make every part matter: sharp attention, norms away from one, biases away from zero."""
+    """Return values for which every part matters: sharp attention, norms different from one, biases from zero."""
     noise = torch.randn(parameter.shape)
     if "norm" in name and name.endswith("weight"):
         return parameter + 0.3 * noise

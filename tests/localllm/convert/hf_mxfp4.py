@@ -1,4 +1,4 @@
-"""Experts in MXFP4 as folders of gpt-oss hold them."""
+"""Experts in MXFP4 in the layout of gpt-oss's folders."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from localllm import quant
 
 
 def mxfp4(x: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Experts (E, a, b) in the layout of gpt-oss's checkpoints: blocks (E, b, a / 32, 16) and scales (E, b, a / 32);
-    and the values they stand for, again (E, a, b)."""
+    """Return experts (E, a, b) in the layout of gpt-oss's checkpoints.
+
+    These are blocks (E, b, a / 32, 16), scales (E, b, a / 32), and the dequantized values, again (E, a, b).
+    """
     experts, a, b = x.shape
     rows = quant.quantize(np.ascontiguousarray(x.transpose(0, 2, 1)).reshape(-1, a), "MXFP4")
     values = quant.dequantize(rows, "MXFP4").reshape(experts, b, a).transpose(0, 2, 1)

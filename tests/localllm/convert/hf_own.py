@@ -1,9 +1,9 @@
-"""Tiny folders of models that transformers does not have, in the words of the models' own programs.
+"""Tiny folders of models that transformers lacks, with the names of the models' own code.
 
-For each there is what llama.cpp's converter makes of it: keys, shapes, and digests of F32 data.
+Each has the result of llama.cpp's converter: keys, shapes, and digests of F32 data.
 
     python -m tests.localllm.convert.hf_own LLAMA_CPP [MODEL...]    # makes data/hf_own.json.gz again, or these in it,
-                                                                    # with llama.cpp's source
+    # with llama.cpp's source
 
 That needs torch, transformers and sentencepiece.
 """
@@ -132,12 +132,12 @@ OWN: dict[str, tuple[dict[str, Any], list[Any], str]] = {
 
 
 def write_own(name: str, folder: Path, **config: Any) -> None:
-    """Write a folder with some keys of config.json replaced; None takes one away."""
+    """Write a folder with some keys of config.json replaced; None removes one."""
     folder.mkdir(exist_ok=True)
     given, tensors, tokenizer = OWN[name]
     left = {key: value for key, value in {**given, **config}.items() if value is not None}
     write_folder({"config": left, "tensors": tensors, "tokenizer": tokenizer}, folder)
-    if not left:  # a model without it
+    if not left:  # for a model without one
         (folder / "config.json").unlink()
     if name in BESIDE:
         BESIDE[name](folder)
@@ -146,18 +146,18 @@ def write_own(name: str, folder: Path, **config: Any) -> None:
 
 
 def kind(tensor: Any) -> list[str]:
-    """The type of a tensor that is not F32."""
+    """Return the type of a tensor that is not F32."""
     return [] if tensor.tensor_type.name == "F32" else [tensor.tensor_type.name]
 
 
-COMPUTED = {  # tensors whose last bits are not the same everywhere
+COMPUTED = {  # tensors whose last bits vary between machines
     "kimi-k3": ".ssm_a", "plamo2": ".ssm_a", "mamba-lm": ".ssm_a",
     "qwen3tts": "token_embd.weight", "pockettts": "token_embd.weight",
 }  # fmt: skip
 
 
 def sample(values: np.ndarray) -> list[Any]:
-    """Some rows, which are stored as numbers, from the last one on."""
+    """Return some rows from the last one on, which are stored as numbers."""
     found: list[Any] = values[:: -1 - len(values) // 32].tolist()
     return found
 
@@ -167,7 +167,7 @@ def _told(tensor: Any, computed: str) -> list[Any]:
 
 
 def digest(values: np.ndarray) -> str:
-    """A digest of numbers, as F32; of bytes and integers, as they are."""
+    """Return a digest of numbers, as F32; bytes and integers as they are."""
     kept = values.dtype if values.dtype in (np.uint8, np.int32) else np.float32
     return hashlib.sha256(np.ascontiguousarray(values, kept).tobytes()).hexdigest()[:16]
 
@@ -204,16 +204,16 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def _expected(name: str, source: str) -> dict[str, Any]:
-    """What llama.cpp's converter writes."""
+    """Return the output of llama.cpp's converter."""
     import gguf
 
     with tempfile.TemporaryDirectory() as place:
         folder, path = Path(place) / name, Path(place) / "model.gguf"
         write_own(name, folder)
-        if OWN[name][2] == "wordpiece":  # which it reads for encoders
+        if OWN[name][2] == "wordpiece":  # it reads this for encoders
             settings = json.loads((folder / "tokenizer_config.json").read_text())
             (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "BertTokenizer"}))
-        if name == "grok-2":  # without which it writes nothing
+        if name == "grok-2":  # without it, it writes nothing
             (folder / "chat_template.jinja").write_text("{{ messages }}")
         command = [sys.executable, "-c", _PROGRAM, source, str(folder), "--outtype", "f32", "--outfile", str(path)]
         subprocess.run(command, check=True)

@@ -61,7 +61,7 @@ def _pocket() -> list[list[Any]]:
         }  # fmt: skip
         found |= {f"transformer.layers.{layer}.{name}": shape for name, shape in own.items()}
     tensors = [[f"flow_lm.{name}", shape, 1.0 if "norm" in name else 0.0] for name, shape in found.items()]
-    codec: dict[str, list[int]] = {"norm1.weight": [64], "linear1.weight": [96, 64]}  # what llama.cpp reads sizes of
+    codec: dict[str, list[int]] = {"norm1.weight": [64], "linear1.weight": [96, 64]}  # llama.cpp reads their sizes
     return tensors + [
         [f"mimi.encoder_transformer.transformer.layers.0.{name}", shape, 0.0] for name, shape in codec.items()
     ]

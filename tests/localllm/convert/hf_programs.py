@@ -1,5 +1,7 @@
-"""Tiny folders of models with programs of their own, in the words of these programs; `hf_own` writes them. Those whose
-layers differ are in `hf_programs_newer`."""
+"""Tiny folders of models that have their own code, with the names of that code; `hf_own` writes them.
+
+Models whose layers differ are in `hf_programs_newer`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def _experts(prefix: str, shapes: Shapes) -> Shapes:
 
 
 def _weights(shapes: Shapes, prefix: str = "", suffix: str = ".weight") -> list[Any]:
-    """Return tensors with the base of their values; a name with a dot at its end is whole."""
+    """Return tensors with the base of their values. A name that ends with a dot is complete."""
     return [
         (prefix + (name[:-1] if name.endswith(".") else name + suffix), shape, float("norm" in name))
         for name, shape in shapes.items()
@@ -59,7 +61,10 @@ def case(
     prefix: str = "model.layers.{}.", tokenizer: str = "qwen2", layers: int = LAYERS, first: Shapes | None = None,
     others: dict[int, Shapes] | None = None,
 ) -> Case:  # fmt: skip
-    """Return a case. `first` are tensors of layer 0, `others` of any, if they differ; `biases` name what has one."""
+    """Return a case.
+
+    `first` are tensors of layer 0, `others` those of other layers if different; `biases` lists names with biases.
+    """
     tensors = _weights(top) + _weights({x: top[x][-1:] for x in biases if x in top}, "", ".bias")
     for n in range(layers):
         own = first if first is not None and n == 0 else (others or {}).get(n, layer)

@@ -1,4 +1,4 @@
-"""Settings that several of the tiny models of `hf_table` share, by the names of transformers."""
+"""Settings that several tiny models of `hf_table` share, by the names of transformers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from tests.localllm.convert.hf_tokenizers import VOCABULARY
 
 WINDOW = 8
 CONTEXT = 256
-XIELU = ("act_fn.beta", "act_fn.eps")  # numbers that models of Apertus do not learn
-COMPUTED = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")  # MiniMax 01 saves them, but they are fixed
+XIELU = ("act_fn.beta", "act_fn.eps")  # constants of Apertus
+COMPUTED = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")  # MiniMax 01 saves these constants
 COMMON = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "pad_token_id": 0,
@@ -60,7 +60,7 @@ VISION = {
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
-PARTS = {"MuseGlimmerConfig": {"out_hidden_size": 64, "projector_hidden_size": 16}}  # beside text and pictures
+PARTS = {"MuseGlimmerConfig": {"out_hidden_size": 64, "projector_hidden_size": 16}}  # next to text and vision settings
 STEP = {
     **EXPERTS, "num_hidden_layers": 4, "head_dim": 16, "sliding_window": WINDOW, "num_sliding_attention_heads": 6,
     "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],

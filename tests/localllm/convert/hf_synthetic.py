@@ -1,5 +1,7 @@
-"""Hugging Face folders of every architecture, written without torch: names, shapes and config.json are stored as
-transformers saves them; the values follow from the names; the stored logits are transformers' own.
+"""Hugging Face folders of every architecture, written without torch.
+
+Names, shapes and config.json are stored as transformers saves them; the values follow from the names; the stored logits
+are transformers'.
 
     python -m tests.localllm.convert.hf_synthetic [MODEL...]    # makes data/hf_all.* again, or these models in it
 
@@ -29,7 +31,7 @@ LEFT_OUT = ("gpt-oss-mxfp4",)  # its values cannot follow from names; it is in d
 
 
 def numbers(name: str, shape: list[int], base: float | list[Any]) -> np.ndarray:
-    """Values that make every part matter: sharp attention, norms away from one, biases away from zero."""
+    """Return values for which every part matters: sharp attention, norms different from one, biases from zero."""
     if isinstance(base, list):
         return np.array(base)
     if name.endswith(XIELU):
@@ -46,7 +48,7 @@ def numbers(name: str, shape: list[int], base: float | list[Any]) -> np.ndarray:
 
 
 def write_folder(spec: dict[str, Any], folder: Path, packed: bool = True) -> None:
-    """Write a folder; the weights of a model with the key `fp8` in FP8, or with `packed` false what they stand for."""
+    """Write a folder. A model with the key `fp8` gets FP8 weights, or with `packed` false their dequantized values."""
     config, tensors = dict(spec["config"]), {name: numbers(name, *rest) for name, *rest in spec["tensors"]}
     if blocks := spec.get("fp8"):
         if packed:
@@ -61,7 +63,7 @@ def write_folder(spec: dict[str, Any], folder: Path, packed: bool = True) -> Non
 
 
 def _fp8(x: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, scales of blocks, and the values that both stand for: the largest of each block is FP8's largest."""
+    """Return codes, block scales, and the dequantized values: the largest of each block is FP8's largest."""
     code = np.arange(127)  # the positive numbers: 4 bits of exponent (bias 7), 3 of mantissa
     positive = np.where(code < 8, code * 2.0**-9, (8 + code % 8) * 2.0 ** (code // 8 - 10.0))
     rows, columns = (np.arange(n) // size for n, size in zip(x.shape, (height, width), strict=True))
@@ -79,7 +81,7 @@ def read_specs() -> dict[str, dict[str, Any]]:
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """What transformers saves for one of `hf_table.MODELS`."""
+    """Return the files' contents as transformers saves them for one of `hf_table.MODELS`."""
     from safetensors.numpy import load_file
 
     from tests.localllm.convert.hf_models import make
@@ -93,7 +95,7 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _base(name: str, values: np.ndarray) -> float | list[Any]:
-    """What the values of a tensor are around; integers themselves."""
+    """Return the base of a tensor's values; for integers the values."""
     if values.dtype == np.int64:
         found: list[Any] = values.tolist()
         return found

@@ -1,5 +1,6 @@
-"""Tiny models of T5's family as Hugging Face folders, written without torch as in `hf_synthetic`; the logits and hidden
-states are those of transformers.
+"""Tiny models of T5's family as Hugging Face folders, written without torch as in `hf_synthetic`.
+
+The stored logits and hidden states are those of transformers.
 
     python -m tests.localllm.convert.hf_t5    # makes data/hf_t5.* again
 
@@ -25,7 +26,7 @@ _COMMON = {
     "initializer_factor": 1.0, "decoder_start_token_id": 0,
 }  # fmt: skip
 
-# Name: class of the model, of its configuration, and further settings.
+# Name: class of the model, of its configuration, and more settings.
 FAMILY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", "T5Config", {"num_decoder_layers": 3}),
     "t5-gated": (
@@ -37,7 +38,7 @@ FAMILY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5encoder-mt5": ("MT5EncoderModel", "MT5Config", {}),
     "t5encoder-umt5": ("UMT5EncoderModel", "UMT5Config", {}),
 }  # fmt: skip
-TEXT, ANSWER = ids()[:16], [0, *ids()[16:]]  # what the encoder reads, and what the decoder has said
+TEXT, ANSWER = ids()[:16], [0, *ids()[16:]]  # the encoder's input, and the decoder's tokens so far
 
 
 def read_family() -> dict[str, dict[str, Any]]:
@@ -46,7 +47,7 @@ def read_family() -> dict[str, dict[str, Any]]:
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """What transformers saves for one of these models."""
+    """Return the files' contents as transformers saves them for one of these models."""
     import transformers
     from safetensors.numpy import load_file
 
@@ -58,7 +59,7 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _results(name: str, folder: Path) -> np.ndarray:
-    """Logits of the answer's tokens, or the encoder's rows of the text."""
+    """Return the logits of the answer's tokens, or the encoder's rows of the text."""
     import torch
     import transformers
 

@@ -1,4 +1,6 @@
-"""The tiny models that `hf_models` makes: one for each architecture that converts, and each odd corner of one."""
+"""The tiny models that `hf_models` makes: one for each convertible architecture, and for each of their special
+cases.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from tests.localllm.convert.hf_settings import (
 from tests.localllm.convert.hf_sparse import SPARSE
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
 
-# Name: class of the configuration, its further settings, and the tokenizer ("spm", "llama3", ...).
+# Name: class of the configuration, more settings, and the tokenizer ("spm", "llama3", ...).
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("LlamaConfig", {"rope_parameters": LLAMA3}, "llama3"),
     "llama-linear": ("LlamaConfig", {"rope_parameters": {**DEFAULT, "rope_type": "linear", "factor": 4.0}}, "spm"),
@@ -74,7 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
          "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
         "deepseek-v3",
     ),
-    "deepseek2-fp8": (  # sizes that are no multiple of a block
+    "deepseek2-fp8": (  # sizes that are not multiples of a block
         "DeepseekV3Config",
         {**LATENT, **EXPERTS, "hidden_size": 160, "intermediate_size": 200, "kv_lora_rank": 80, "q_lora_rank": 104,
          "qk_nope_head_dim": 40, "v_head_dim": 36, "moe_intermediate_size": 72, "n_routed_experts": 4,
@@ -254,7 +256,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {**DELTA, **EXPERTS, "num_hidden_layers": 4, "num_experts": 4, "shared_expert_intermediate_size": 48},
         "qwen2",
     ),
-    "qwen4exp": (  # a token within the text ends n-grams; two pools of twelve are chosen
+    "qwen4exp": (  # a token within the text ends n-grams; two pools of twelve are selected
         "Qwen4ExpTextConfig",
         {**DELTA, **EXPERTS, "num_hidden_layers": 4, "num_experts": 4, "shared_expert_intermediate_size": 48,
          "hc_count": 3, "hc_lowrank": 6, "output_gate_type": "sigmoid", "eos_token_id": [199, 2], "ple_layer_ids": [2],

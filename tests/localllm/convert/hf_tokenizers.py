@@ -1,4 +1,4 @@
-"""Tokenizers trained on the spot, in the styles of real ones, and saved as in a Hugging Face folder."""
+"""Tokenizers trained here in the styles of real ones, and saved as in a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REGEXES = {  # from the tokenizer.json files of Llama 3, Qwen 2, Mistral Nemo an
 }
 _ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _SIGNED = "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
-# Several steps, the letters for bytes being the last; line ends stand as they are, as in those files.
+# Several split steps, the last one for bytes; line ends are literal, as in those files.
 STEPS: dict[str, tuple[str, ...]] = {
     **{style: (regex,) for style, regex in REGEXES.items()},
     "qwen35": (
@@ -61,7 +61,7 @@ TEXT = (
 
 
 def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
-    """A byte-level tokenizer of one of the styles, trained on the texts."""
+    """Return a byte-level tokenizer of one of the styles, trained on the texts."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE(ignore_merges=style in ("llama3", "tekken")))
@@ -95,8 +95,9 @@ def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | N
 
 
 def spm_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
-    """The tokenizer that transformers makes from a SentencePiece BPE model: byte fallback, all merges that the pieces
-    allow."""
+    """Return the tokenizer that transformers makes from a SentencePiece BPE model: byte fallback, and all merges of its
+    pieces.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
     pieces = spm_pieces(vocabulary, texts or [TEXT])
@@ -119,7 +120,7 @@ def spm_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) 
 
 
 def gemma4_tokenizer(vocabulary: int = 600, texts: list[str] | None = None) -> Any:
-    """Merges in an order of their own over UTF-8, bytes for what is unknown, and no words."""
+    """Return a BPE tokenizer like Gemma 4's: separate merge order over UTF-8, byte fallback, and no word splitting."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|channel>"]
@@ -143,7 +144,7 @@ def gemma4_tokenizer(vocabulary: int = 600, texts: list[str] | None = None) -> A
 
 
 def wordpiece_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None, lowercase: bool = True) -> Any:
-    """BERT's: words in pieces."""
+    """Return BERT's tokenizer: WordPiece."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -162,7 +163,7 @@ def wordpiece_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = 
 def unigram_tokenizer(
     vocabulary: int = VOCABULARY, texts: list[str] | None = None, charsmap: bytes = b"", words: bool = True
 ) -> Any:
-    """XLM-RoBERTa's: the likeliest pieces of each word."""
+    """Return XLM-RoBERTa's tokenizer: the likeliest pieces of each word."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.Unigram())
@@ -183,7 +184,7 @@ def unigram_tokenizer(
 
 
 def t5_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
-    """T5's: a unigram model whose texts end with </s>, and sentinels behind its pieces."""
+    """Return T5's tokenizer: a unigram model whose texts end with </s>, and sentinels after its pieces."""
     from tokenizers import AddedToken, Tokenizer, models, processors
 
     trained = unigram_tokenizer(vocabulary - 3, texts, SPACES)
@@ -200,7 +201,9 @@ def t5_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) -
 
 
 def spm_pieces(vocabulary: int, texts: list[str]) -> list[tuple[str, float, int]]:
-    """(text, score, type) of <unk>, <s>, </s>, 256 bytes, then merged pieces by score, then single characters."""
+    """Return (text, score, type) of <unk>, <s>, </s>, 256 bytes, then merged pieces by score, then single
+    characters.
+    """
     words = [text.replace(" ", "▁") for text in texts]
     frequency = Counter(c for word in words for c in word if c.isascii() or c == "▁")
     characters = sorted(c for c, _ in frequency.most_common(vocabulary - 275))
@@ -231,7 +234,7 @@ def spm_pieces(vocabulary: int, texts: list[str]) -> list[tuple[str, float, int]
 def spm_file(
     pieces: list[tuple[str, float, int]], space_prefix: bool = True, model: int = 2, charsmap: bytes = b""
 ) -> bytes:
-    """A tokenizer.model of BPE, or of another kind, with these pieces, by sentencepiece_model.proto."""
+    """Return a tokenizer.model of BPE, or of another kind, with these pieces, by sentencepiece_model.proto."""
 
     def varint(n: int) -> bytes:
         out = b""
@@ -252,7 +255,7 @@ def spm_file(
 
 
 def world_lines(vocabulary: int = VOCABULARY) -> str:
-    """A vocabulary in the form of RWKV's: every byte, then longer texts; the two line ends are token 261, as there."""
+    """Return a vocabulary in RWKV's format: every byte, then longer texts; two line ends are token 261, as there."""
     longer = ["\r\n", "é", "日本", "\t\t", "\n\n", *sorted({word for word in TEXT.split() if len(word) > 2})]
     tokens = [*(bytes([i]) for i in range(256)), *longer]
     lines = [
@@ -263,7 +266,7 @@ def world_lines(vocabulary: int = VOCABULARY) -> str:
 
 
 def plamo_entries(vocabulary: int = VOCABULARY) -> list[list[Any]]:
-    """Lines of PLaMo's file: special tokens, bytes and pieces with scores."""
+    """Return the lines of PLaMo's file: special tokens, bytes and pieces with scores."""
     special = [[f"<|plamo:{x}|>", 0.0, "UNKNOWN" if x == "unk" else "CONTROL"] for x in ("unk", "bos", "eos", "pad")]
     special.append(["<|plamo:op|>", 0.0, "NORMAL"])
     single = [[f"<0x{byte:02X}>", 0.0, "BYTE"] for byte in range(256)]
@@ -273,13 +276,16 @@ def plamo_entries(vocabulary: int = VOCABULARY) -> list[list[Any]]:
 
 
 def save_tokenizer(style: str, folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json; for "spm" tokenizer.model too, for "pieces" it alone; for "world"
-    RWKV's own file alone; for "plamo" PLaMo's instead of the first."""
+    """Write tokenizer.json and tokenizer_config.json.
+
+    "spm" adds tokenizer.model; "pieces" writes only that. "world" writes only RWKV's file; "plamo" writes PLaMo's in
+    place of the first.
+    """
     if style == "world":
         (folder / "rwkv_vocab_v20230424.txt").write_text(world_lines())
         return
-    if style == "pieces":  # SentencePiece's file alone, of fewer pieces than the table has rows
-        pieces = [piece for piece in spm_pieces(VOCABULARY + 100, [TEXT]) if piece[2] != 6]  # no bytes
+    if style == "pieces":  # only SentencePiece's file, with fewer pieces than the table has rows
+        pieces = [piece for piece in spm_pieces(VOCABULARY + 100, [TEXT]) if piece[2] != 6]  # no byte tokens
         (folder / "tokenizer.model").write_bytes(spm_file(pieces, model=1, charsmap=SPACES))
         return
     if style == "plamo":
@@ -304,7 +310,7 @@ def save_tokenizer(style: str, folder: Path) -> None:
 
 
 def roberta_tokenizer() -> Any:
-    """RoBERTa's: GPT-2's words of bytes between <s> and </s>."""
+    """Return RoBERTa's tokenizer: GPT-2's byte-level words between <s> and </s>."""
     from tokenizers import processors
 
     tokenizer = bpe_tokenizer("gpt-2")

@@ -1,9 +1,9 @@
-"""Load files with llama.cpp as the package `xllamacpp` has it, and decode a few tokens: what we convert must run there.
+"""Load files with llama.cpp in the package `xllamacpp`, and decode a few tokens: converted files must run there.
 
     python -m tests.localllm.convert.llama_cpp [NAME...]    # every folder of the tables, in two minutes
 
-llama.cpp ends its process where it asserts, so each file is loaded in a child. Its C functions are called
-through ctypes. Their parameters are passed as structures larger than they are, which every version reads alike.
+llama.cpp aborts its process when an assertion fails, so each file is loaded in a child. Its C functions are called
+through ctypes. Their parameter structures are declared larger than they are, so that every version reads them alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 SECONDS = 30  # for one file; loading takes 0.3
 TOKENS = (3, 4, 5, 6)
-# Folders whose files llama.cpp does not run, and why. Most have sizes that no published model has.
+# Folders whose files llama.cpp does not run, with the reason. Most have sizes that no published model has.
 _DELTA = ("qwen35", "qwen35moe", "qwen3next", "qwen4exp", "MiniCPMV4_6ForConditionalGeneration")
 REFUSED = {
     "command-r": "reads norms of heads in models of 64 layers alone",
@@ -40,7 +40,7 @@ REFUSED = {
     "t5": "requires equal numbers of encoder and decoder layers",
     **dict.fromkeys(_DELTA, "requires equal widths of keys and values in linear attention"),
 }
-# llama.cpp did not load these when this test was written: keys were missing, or said experts that there are not.
+# llama.cpp did not load these when this test was written: keys were missing, or announced absent experts.
 REPAIRED = (
     *("afmoe", "ernie4_5-moe", "falcon-h1", "granite-hybrid", "hunyuan-moe", "llama4", "minimax-m2", "nemotron_h"),
     *("nemotron_h_moe", "distilbert", "mamba-falcon"),
@@ -77,7 +77,7 @@ def convert(write: Callable[[Path], Any], folder: Path) -> Path:
 
 
 def refusals(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield why llama.cpp does not run each file, "" if it does."""
+    """Yield the reason why llama.cpp does not run each file, "" if it does."""
     for path in paths:
         command = [sys.executable, "-m", "tests.localllm.convert.llama_cpp", str(path)]
         try:
@@ -94,7 +94,7 @@ def _reason(log: str) -> str:
 
 
 class _Whole(ctypes.Structure):
-    """More bytes than any parameters have."""
+    """A structure larger than any parameters."""
 
     _fields_ = (("first", ctypes.c_uint32), ("rest", ctypes.c_char * 1020))
 
@@ -150,4 +150,4 @@ if __name__ == "__main__":
     if not sys.argv[1:] or not Path(sys.argv[1]).is_file():
         sys.exit(_main(sys.argv[1:]))
     print(_load(sys.argv[1]) or _LOADED, flush=True)
-    os._exit(0)  # the end of the library is not what is tested
+    os._exit(0)  # skip the library's cleanup, which is not under test

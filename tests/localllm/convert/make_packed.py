@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.localllm.convert.hf_synthetic import DATA
 
-# Name: rows, columns, and how the weights are quantized.
+# Name: rows, columns, and the quantization of the weights.
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "symmetric": (20, 96, {"num_bits": 4, "strategy": "group", "group_size": 32}),
     "asymmetric": (21, 80, {"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": False}),

@@ -1,7 +1,8 @@
-"""A vocabulary in tiktoken's form, and the ids that the tiktoken package gives with the words of Kimi, Qwen 1 and
-GLM 4: data/tiktoken.json.
+"""A vocabulary in tiktoken's format, and the tiktoken package's ids with the split rules of Kimi, Qwen 1 and GLM 4.
 
-python -m tests.localllm.convert.make_tiktoken    # needs tiktoken
+The result is data/tiktoken.json:
+
+    python -m tests.localllm.convert.make_tiktoken    # needs tiktoken
 """
 
 from __future__ import annotations

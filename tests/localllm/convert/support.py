@@ -1,4 +1,4 @@
-"""Shared by the tests of conversion: safetensors files, the logits of an opened folder, a GGUF file made from one."""
+"""Helpers for tests of conversion: safetensors files, the logits of an opened folder, a GGUF file made from one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HF = Path(__file__).parent / "data" / "hf"
 
 
 def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
-    """Logits float32 (T, vocabulary) by the reference backend, straight from the folder."""
+    """Return logits float32 (T, vocabulary) by the reference backend, directly from the folder."""
     architecture = architecture_of(model.metadata)
     config = read_config(model.metadata, architecture.name)
     plan = record(config, architecture, model.tensors, len(ids))
@@ -28,8 +28,8 @@ def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
 
 
 def check_refused(folder: Path, message: str) -> None:
-    """The folder is refused in one line that begins with where it is."""
-    import pytest  # the programs that make the data run without it
+    """Check that the folder gives a one-line error that begins with its path."""
+    import pytest  # scripts that make the data run without pytest
 
     with pytest.raises(ConvertError, match=message) as error:
         open_checkpoint(folder)
@@ -44,7 +44,7 @@ def write_f32(model: Checkpoint, path: Path) -> None:
 
 
 def values(tensor: LazyTensor) -> np.ndarray:
-    """The tensor's values, float32 of its shape."""
+    """Return the tensor's values as float32 in its shape."""
     return quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
 
 
@@ -59,7 +59,7 @@ _DTYPES = {
 
 
 def save(path: Path, tensors: dict[str, np.ndarray], types: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write a safetensors file by the definition of the format; FP8 is a view of int8, if `types` tell nothing else."""
+    """Write a safetensors file by the format's definition. int8 arrays are FP8 unless `types` says otherwise."""
     header, data = {}, b""
     for name, array in tensors.items():
         raw = array.tobytes()

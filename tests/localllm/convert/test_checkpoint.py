@@ -1,5 +1,7 @@
-"""Hugging Face folders give the logits that transformers computed for them, and keys as llama.cpp's own converter
-writes them; tests/localllm/convert/hf_models.py made the folders."""
+"""Hugging Face folders give the logits that transformers computed, and keys as llama.cpp's converter writes them.
+
+tests/localllm/convert/hf_models.py made the folders.
+"""
 
 from __future__ import annotations
 
@@ -78,12 +80,12 @@ def test_keys_of_a_llama() -> None:
         "llama.rope.dimension_count": 8,
         "llama.rope.freq_base": 10000.0,
     }
-    # Waves of 2 pi 10^i positions: below 32 / 4 as they are, above 32 / 1 stretched by 8.
+    # Wavelengths are 2 pi 10^i positions: unchanged below 32 / 4, multiplied by 8 above 32 / 1.
     np.testing.assert_allclose(factors, [1, 8, 8, 8], rtol=1e-6)
 
 
 def changed(folder: Path, name: str, file: str, **new: Any) -> Path:
-    """A copy of a folder with some keys of a JSON file replaced; None takes one away."""
+    """Return a copy of a folder with some keys of a JSON file replaced; None removes one."""
     shutil.copytree(HF / name, folder, dirs_exist_ok=True)
     path = folder / file
     old = json.loads(path.read_text()) if path.exists() else {}
@@ -103,7 +105,7 @@ def test_llama3_factors_between_short_and_long_waves(tmp_path: Path) -> None:
 
 
 OLDER: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    # transformers 4 wrote the same in other words
+    # as transformers 4 wrote it
     "rope_scaling": (
         "llama-shards",
         {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
@@ -177,7 +179,7 @@ def test_a_card_that_cannot_be_read_is_a_note(tmp_path: Path, monkeypatch: pytes
     real = os.open
 
     def refusing(path: Any, *more: Any, **named: Any) -> int:
-        if Path(os.fspath(path)).name == "README.md":  # by hand, because root may read everything
+        if Path(os.fspath(path)).name == "README.md":  # simulated, because root may read everything
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return real(path, *more, **named)
 
@@ -232,7 +234,7 @@ def test_notes_say_what_is_left_out(tmp_path: Path) -> None:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the header's table of a safetensors file."""
+    """Change the tensor table in a safetensors header."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -343,7 +345,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
 
 
 def test_fp8_weights_are_scaled(tmp_path: Path) -> None:
-    """A matrix in FP8 whose every scale is 2: code 0x38 is 1."""
+    """An FP8 matrix with all scales 2: code 0x38 is 1."""
     folder = changed(tmp_path, "experts", "config.json", quantization_config={"quant_method": "fp8"})
     name, path = "model.layers.0.self_attn.o_proj.weight", folder / "model.safetensors"
     end = path.stat().st_size - 8 - int.from_bytes(path.read_bytes()[:8], "little")
@@ -424,7 +426,7 @@ LAYER, EXPERT = "model.layers.{}.self_attn.q_proj.weight", "model.layers.0.block
 
 @pytest.mark.parametrize(
     "name",
-    # Of experts no more than a million: were it counted, names for all of them would be made.
+    # The number of experts is limited to a million; without the limit, names for all of them would be generated.
     [*(LAYER.format(n) for n in ("1" * 400, "999999999", "١")), *(EXPERT.format(n) for n in ("999999", "١"))],
     ids=lambda name: name[:60],
 )

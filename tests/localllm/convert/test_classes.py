@@ -1,6 +1,6 @@
-"""Further classes of architectures that convert: transformers' logits for text, other spellings, and refusals.
+"""More classes of convertible architectures: transformers' logits for text, other spellings, and refusals.
 
-Those that transformers does not have are in `hf_own_classes`, and compared with llama.cpp's files in `test_own`.
+Classes that transformers lacks are in `hf_own_classes`; `test_own` compares them with llama.cpp's files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 OTHERS = {**read_specs(), **read_encoders(), **read_family(), **SPECS}
 _INTERN = "InternVLForConditionalGeneration"
-# Class: a model whose file is the same, settings that are said otherwise, and beginnings of names that differ.
+# Class: a model with the same file, settings with other spellings, and name prefixes that differ.
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "LFM2ForCausalLM": ("lfm2", {}, {}),
     "KimiLinearModel": ("kimi-linear", {}, {}),
@@ -72,7 +72,7 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 
 
 def contents(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The keys and tensors of the file that a folder becomes."""
+    """Return the keys and tensors of a folder's converted file."""
     with open_checkpoint(folder) as model:
         keys = {key: np.asarray(value).tolist() for key, value in model.metadata.items()}
         return keys, {name: values(tensor) for name, tensor in model.tensors.items()}
@@ -91,7 +91,7 @@ def test_other_spellings_become_the_same_file(name: str, tmp_path: Path) -> None
     for old, new in renamed.items():
         tensors = {new + key.removeprefix(old) if key.startswith(old) else key: x for key, x in tensors.items()}
     save(places[1] / "model.safetensors", tensors)
-    for path in places[0].glob("*token*"):  # training one again gives other pieces
+    for path in places[0].glob("*token*"):  # training another one would give different pieces
         copyfile(path, places[1] / path.name)
     (theirs, expected), (ours, found) = contents(places[0]), contents(places[1])
     assert ours == theirs
@@ -100,7 +100,7 @@ def test_other_spellings_become_the_same_file(name: str, tmp_path: Path) -> None
 
 
 def test_qwen3_asr_in_the_words_of_its_own_program(tmp_path: Path) -> None:
-    """Its folder of 2026-01 has all within `thinker`."""
+    """Its folder of 2026-01 nests everything in `thinker`."""
     name = "Qwen3ASRForConditionalGeneration"
     spec = SPECS[name]
     parts = {key: value for key, value in spec["config"].items() if key.endswith("_config")}
@@ -128,7 +128,7 @@ def test_a_glm4v_without_sections_keeps_the_order_of_its_rows(tmp_path: Path) ->
 
 
 def test_what_a_config_json_of_llava_leaves_out(tmp_path: Path) -> None:
-    """Pixtral 12B does not tell its heads: transformers takes those of Mistral 7B."""
+    """Pixtral 12B does not store the number of heads: transformers uses Mistral 7B's."""
     assumed = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "num_hidden_layers": 32}
     spec = SPECS["LlavaForConditionalGeneration"]
     inner = {key: x for key, x in spec["config"]["text_config"].items() if key not in assumed}
@@ -180,7 +180,7 @@ def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
 
 
 def test_youtu_has_no_experts_whatever_its_config_json_counts(tmp_path: Path) -> None:
-    """llama.cpp stops at a file that uses experts and has none."""
+    """llama.cpp rejects a file that uses experts and has none."""
     spec, more = SPECS["YoutuForCausalLM"], {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1}
     write_folder({**spec, "config": {**spec["config"], **more}}, tmp_path)
     with open_checkpoint(tmp_path) as model:
@@ -218,7 +218,7 @@ def test_mimo_without_fp8_has_its_rows_in_order(tmp_path: Path) -> None:
 
 
 def test_two_dense_layers_behind_lfm2(tmp_path: Path) -> None:
-    """Its files hold one."""
+    """LFM2's GGUF files can store one."""
     write_own("lfm2-colbert", tmp_path)
     path = tmp_path / "modules.json"
     path.write_text(path.read_text().replace("]", ', {"path": "1_Dense", "type": "pylate.models.Dense.Dense"}]'))

@@ -1,4 +1,4 @@
-"""Folders of encoders and embedders, converted: transformers' hidden states, embeddings and scores."""
+"""Converted folders of encoders and embedders: transformers' hidden states, embeddings and scores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POOLINGS = {"": "mean", "mean": "mean", "cls": "cls", "lasttoken": "last"}
 
 
 def exact_gelu(x: np.ndarray) -> np.ndarray:
-    """GELU as these models were trained with it; ours is the tanh form, as llama.cpp's."""
+    """Use exact GELU, with which these models were trained; ours is the tanh form, as in llama.cpp."""
     return 0.5 * x * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
 
 
@@ -161,7 +161,7 @@ def test_a_dense_layer_that_a_file_cannot_hold_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_qwen3_rerankers_score_yes_against_no(tied: bool, tmp_path: Path) -> None:
-    """The probability of "yes" from transformers' logits of the last token, where the model card names a reranker."""
+    """The probability of "yes" from transformers' logits of the last token, if the model card names a reranker."""
     spec = read_specs()["qwen3"]
     assert spec["config"]["tie_word_embeddings"] is True
     write_folder(spec, tmp_path)

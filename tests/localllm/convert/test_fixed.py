@@ -1,4 +1,4 @@
-"""What config.json must say because the GGUF architecture has it fixed, and the reason that an error gives."""
+"""Required values of config.json, because the GGUF architecture fixes them, and the reason in the error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tokenizers other than byte-level and SentencePiece BPE give the ids of the folder's own: Gemma 4's, WordPiece and
-unigram models."""
+"""Tokenizers other than byte-level and SentencePiece BPE give the folder's ids: Gemma 4's, WordPiece and unigram
+models.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ GEMMA4 = SHARED_DATA / "vocab" / "ggml-vocab-gemma-4.gguf"
 
 @pytest.mark.skipif(not GEMMA4.is_file(), reason="no reference data")
 def test_the_real_vocabulary_of_gemma4(tmp_path: Path) -> None:
-    """Written as its tokenizer.json has it, and converted, it gives llama.cpp's ids."""
+    """Written in its tokenizer.json format and converted, it gives llama.cpp's ids."""
     from tokenizers import AddedToken, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Library
 

@@ -1,6 +1,6 @@
-"""Grok, PLaMo 1, Talkie and NeoBERT: what their own programs compute, Grok 2's pieces, and what files cannot say.
+"""Grok, PLaMo 1, Talkie and NeoBERT: the results of their own code, Grok 2's parts, and unsupported settings.
 
-That files are those of llama.cpp's converter is tested in `test_own`.
+`test_own` tests that the files equal those of llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.localllm.convert.support import check_refused, logits_of, save, value
 from tests.localllm.convert.test_programs import written
 from tests.models.support import Driver, bind_reference, nmse
 
-# `test_own` looks at these.
+# covered by `test_own`
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "grok embeddings": ("grok", {"embedding_multiplier_scale": None}, "embedding_multiplier_scale is missing"),
     "grok output": ("grok", {"output_multiplier_scale": 0}, "output_multiplier_scale is 0.0; expected a number other"),
@@ -60,12 +60,15 @@ def _exact(name: str) -> dict[str, float64.F64]:
     return {tensor: x.astype(np.float64) for tensor, x in written(name).items()}
 
 
-# -- what the programs compute -----------------------------------------------------------------------------------------
+# -- results of the models' own code
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shared", [8, 4, 40, 1])
 def test_logits_of_plamo_are_those_of_its_program(shared: int, tmp_path: Path) -> None:
-    """Query i reads key i % keys. llama.cpp's converter knows 8 queries for each of 5 keys alone."""
+    """Query head i reads key head i % keys. llama.cpp's converter supports only 8 query heads for each of 5 key
+    heads.
+    """
     write_own("plamo", tmp_path, n_shared_head=shared)
     given = written("plamo")
     for name in [name for name in given if "k_proj" in name or "v_proj" in name]:
@@ -78,7 +81,9 @@ def test_logits_of_plamo_are_those_of_its_program(shared: int, tmp_path: Path) -
 
 
 def test_a_unigram_vocabulary_of_plamo_falls_back_to_bytes(tmp_path: Path) -> None:
-    """As in llama.cpp's files, whatever SentencePiece's file is; T5's kind of vocabulary would end every prompt."""
+    """As in llama.cpp's files, whatever SentencePiece's file is; T5's kind of vocabulary would add EOS to every
+    prompt.
+    """
     write_own("plamo", tmp_path)
     with open_checkpoint(tmp_path) as model:
         theirs = model.metadata
@@ -90,7 +95,7 @@ def test_a_unigram_vocabulary_of_plamo_falls_back_to_bytes(tmp_path: Path) -> No
         tokenizer = Tokenizer.from_metadata(model.metadata)
         for key in ("model", "tokens", "token_type"):
             np.testing.assert_array_equal(model.metadata[f"tokenizer.ggml.{key}"], theirs[f"tokenizer.ggml.{key}"])
-        ours = model.metadata["tokenizer.ggml.scores"]  # those of <unk>, <s> and </s> do not count
+        ours = model.metadata["tokenizer.ggml.scores"]  # except for <unk>, <s> and </s>
         np.testing.assert_array_equal(ours[3:], theirs["tokenizer.ggml.scores"][3:])
     found = tokenizer.encode("犬")
     assert found == [1, VOCABULARY - 1, *(3 + byte for byte in "犬".encode())]
@@ -124,7 +129,7 @@ def test_rows_and_scores_of_neo_bert_are_those_of_its_program(name: str, tmp_pat
 
 
 def test_the_width_of_neo_bert_is_rounded_up(tmp_path: Path) -> None:
-    write_own("neo-bert", tmp_path, intermediate_size=64)  # two thirds are 42, and the matrices have 48
+    write_own("neo-bert", tmp_path, intermediate_size=64)  # two thirds are 42, but the matrices have 48
     with open_checkpoint(tmp_path) as model:
         assert model.metadata["neo-bert.feed_forward_length"] == 48
     write_own("neo-bert", tmp_path, intermediate_size=80)
@@ -165,20 +170,20 @@ def _keys(name: str, folder: Path, **config: Any) -> dict[str, Any]:
 
 
 def test_rotations_of_grok_2_as_published_are_not_stretched(tmp_path: Path) -> None:
-    """In SGLang `original` means what the base says; llama.cpp's converter writes YaRN for it."""
+    """In SGLang `original` means the base as stored; llama.cpp's converter writes YaRN for it."""
     keys = _keys("grok-2", tmp_path, rope_type="original")
     assert not [key for key in keys if key.startswith("rope.scaling")]
     assert keys["rope.freq_base"] == 50000.0
 
 
 def test_lengths_are_not_scaled_where_grok_2_s_rotations_are_stretched(tmp_path: Path) -> None:
-    """SGLang stretches angles alone. Readers of files multiply by 1 + 0.1 log(factor), and by `attn_factor`."""
+    """SGLang scales only angles. Readers of files multiply by 1 + 0.1 log(factor), and by `attn_factor`."""
     keys = _keys("grok-2", tmp_path)
     assert keys["rope.scaling.attn_factor"] * (1 + 0.1 * np.log(4.0)) == pytest.approx(1.0)
 
 
 def test_caps_of_grok(tmp_path: Path) -> None:
-    """llama.cpp's converter reads `final_logit_softcap`, and Grok 2's config.json says `final_logit_softcapping`."""
+    """llama.cpp's converter reads `final_logit_softcap`, but Grok 2's config.json has `final_logit_softcapping`."""
     assert _keys("grok-2", tmp_path)["final_logit_softcapping"] == 50.0
     assert "final_logit_softcapping" not in _keys("grok", tmp_path)
     assert _keys("grok", tmp_path, final_logit_softcap=40)["final_logit_softcapping"] == 40.0
@@ -187,7 +192,7 @@ def test_caps_of_grok(tmp_path: Path) -> None:
 
 
 def _save_pieces(folder: Path, cards: int, left_out: str = "") -> None:
-    """Grok 2's files: what all cards need, and a slice of every expert for each."""
+    """Write Grok 2's files: one that all GPUs need, and a slice of every expert for each GPU."""
     given = written("grok-2")
     experts = {name: x for name, x in given.items() if ".experts." in name}
     (folder / "model.safetensors").unlink(missing_ok=True)

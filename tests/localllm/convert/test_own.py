@@ -1,4 +1,4 @@
-"""Folders of models that transformers does not have: keys, shapes and bytes of llama.cpp's converter, and refusals."""
+"""Folders of models that transformers lacks: keys, shapes and bytes equal llama.cpp's converter, and refusals."""
 
 from __future__ import annotations
 
@@ -23,63 +23,65 @@ from tests.localllm.convert.test_last import REFUSED as OF_LAST
 from tests.localllm.convert.test_programs import REFUSED as OF_PROGRAMS
 
 EXPECTED = read_expected()
-# Names are made of the folder's; the others are said in another way, or by a file of llama.cpp alone.
+# Names are derived from the folder's name; the other keys differ in form, or occur only in llama.cpp's files.
 OTHERWISE = (
     *("general.name", "general.basename", "general.finetune", "general.version", "general.size_label"),
     *("general.file_type", "general.quantization_version", "general.type"),
 )
-PICTURES = ".vis_"  # llama.cpp asks for these tensors, but its converter of 2026-10-01 leaves them out
+PICTURES = ".vis_"  # llama.cpp requires these tensors, but its converter of 2026-10-01 omits them
 WORLD = "rwkv_vocab_v20230424.txt"
-SKIPPED = dict.fromkeys(  # models with a note on what is left out
+SKIPPED = dict.fromkeys(  # models with a note on skipped tensors
     (*SEES, "cogvlm", "kimi-k3", "deepseek4", "qwen3tts", "pockettts"), 1
 )
 OF_MODEL: dict[str, tuple[str, ...]] = {
     "llada-moe": ("tokenizer.ggml.mask_token_id",),  # beyond this vocabulary
-    # texts end with the separator, as for other encoders
+    # Texts end with the separator, as for other encoders.
     **dict.fromkeys(
         ("jina-bert-v2", "jina-bert-v2-code"), ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_eos_token")
     ),
-    # theirs is the width of another kind of layer; that of latent attention is the rank
+    # llama.cpp's value is the width of another kind of layer; for latent attention it is the rank.
     "bailingmoe3-vl": ("bailingmoe3.attention.value_length",),
-    # theirs count three next-token layers
+    # llama.cpp's value counts three next-token layers.
     "mimo2-cards": (
         *("mimo2.block_count", "mimo2.attention.head_count_kv", "mimo2.attention.sliding_window_pattern"),
         "mimo2.nextn_predict_layers",
     ),
-    # 1 stretches nothing, no scaling does not either, and a window of 0 is none
+    # A factor of 1, no scaling and a window of 0 have no effect.
     "phi3-vision": ("phi3.rope.scaling.original_context_length", "phi3.attention.sliding_window"),
     "codeshell": ("codeshell.rope.scaling.type", "codeshell.rope.scaling.factor"),
     "deepseek": ("deepseek.rope.scaling.type",),  # none
     "deci-blocks": ("deci.attention.head_count",),  # the same for each layer
-    # files of llama.cpp's converter have the epsilon under the name for layer norms, which its program does not read
+    # llama.cpp's converter writes the epsilon under the layer-norm key, which its program does not read.
     "exaone": ("exaone.attention.layer_norm_epsilon",),
     "qwen": ("qwen.attention.layer_norm_epsilon", "qwen.context_length"),  # see docs/architectures.md
-    "deepseek4": ("deepseek4.attention.compress_ratios",),  # theirs tells that of the next-token layer, too
-    # SGLang does not scale angles' sines and cosines: `attn_factor` undoes what a reader of files does by itself
+    "deepseek4": ("deepseek4.attention.compress_ratios",),  # llama.cpp's value includes the next-token layer
+    # SGLang does not scale sines and cosines: `attn_factor` undoes the default scaling of readers.
     "grok-2": ("grok.rope.scaling.yarn_attn_factor",),
-    **dict.fromkeys(  # texts end with the separator, as for other encoders; no types of tokens, nothing is scaled
+    **dict.fromkeys(  # texts end with the separator, as for other encoders; no token types, no scaling
         ("neo-bert", "neo-bert-rank"),
         (
             *("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.token_type_count"),
             "neo-bert.rope.scaling.type",
         ),
     ),
-    "qwen3tts": ("tokenizer.ggml.eos_token_id",),  # theirs is that of text: the vocabulary overwrites what was meant
+    "qwen3tts": ("tokenizer.ggml.eos_token_id",),  # llama.cpp's vocabulary overwrites the intended one
 }
-OF_MODEL["neo-bert-rank"] += ("neo-bert.pooling_type",)  # theirs is of embeddings, though it has a classifier
-# Theirs have the folder's order, which no program of files reads; what ours mean is tested in `test_last`.
+OF_MODEL["neo-bert-rank"] += ("neo-bert.pooling_type",)  # llama.cpp's value is for embeddings, despite a classifier
+# llama.cpp's files have the folder's order, which no program expects; `test_last` tests the meaning of ours.
 REORDERED = {"neo-bert": "attn_qkv.weight", "neo-bert-rank": "attn_qkv.weight"}
-OF_SPM = ("tokenizer.ggml.scores",)  # those of control tokens, which nobody reads
-LAYOUT = ".tensor_data_layout"  # which nobody reads either
+OF_SPM = ("tokenizer.ggml.scores",)  # scores of control tokens, which are not used
+LAYOUT = ".tensor_data_layout"  # also unused
 
 
 def stored(tensor: LazyTensor, expected: list[Any]) -> list[Any]:
-    """Shape, digest and type as llama.cpp has them: FP8 becomes Q8_0 there, and a convolution has a side of 1 more."""
+    """Return shape, digest and type as in llama.cpp: FP8 becomes Q8_0, and a convolution has an extra dimension of
+    1.
+    """
     kind = expected[2] if len(expected) > 2 else ""
     shape = [*tensor.shape]
     if "ssm_conv1d" in tensor.name and len(expected[0]) > len(shape):
         shape = [1, *shape]
-    if isinstance(expected[1], list):  # numbers themselves
+    if isinstance(expected[1], list):  # the numbers themselves
         np.testing.assert_allclose(sample(values(tensor)), expected[1], rtol=3e-7, atol=1e-6)
         return [shape, expected[1]]
     if not kind:
@@ -161,7 +163,7 @@ def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_of_dream(tmp_path: Path) -> None:
-    """Its folder has vocab.json and merges.txt, and a class of its own that cuts text as Qwen 2 does."""
+    """Its folder has vocab.json and merges.txt, and a tokenizer class that splits text as Qwen 2 does."""
     write_own("dream", tmp_path)
     with open_checkpoint(tmp_path) as model:
         theirs = model.metadata
@@ -192,7 +194,7 @@ def test_the_vocabulary_of_dream(tmp_path: Path) -> None:
 
 
 def test_lerps_in_one_tensor(tmp_path: Path) -> None:
-    """Some folders of RWKV-7 hold them so, in the order of the file."""
+    """Some folders of RWKV-7 store them as one tensor, in the file's order."""
     write_own("rwkv7", tmp_path)
     given = {name: numbers(name, shape, base) for name, shape, base in OWN["rwkv7"][1]}
     for layer in range(3):
@@ -205,7 +207,7 @@ def test_lerps_in_one_tensor(tmp_path: Path) -> None:
 
 
 def test_values_of_the_first_layer_are_those_of_no_use(tmp_path: Path) -> None:
-    """Some folders hold a part that the first layer does not use; llama.cpp's files have another in its place."""
+    """Some folders have unused tensors in the first layer; llama.cpp's files have a placeholder there."""
     write_own("rwkv7", tmp_path)
     given = {name: numbers(name, shape, base) for name, shape, base in OWN["rwkv7"][1]}
     more = {name.replace(".1.", ".0."): x for name, x in given.items() if ".1.attn.v_lora" in name}
@@ -217,12 +219,12 @@ def test_values_of_the_first_layer_are_those_of_no_use(tmp_path: Path) -> None:
 
 
 def test_ranks_that_config_json_leaves_to_a_rule(tmp_path: Path) -> None:
-    """As the programs of these models count them."""
+    """Computed as in these models' own code."""
     ranks = {f"{x}_low_rank_dim": None for x in ("decay", "a", "v", "gate")}
     write_own("rwkv7", tmp_path, **ranks)
     with open_checkpoint(tmp_path) as model:
         keys = {key: value for key, value in model.metadata.items() if key.endswith("lora_rank")}
-    assert [*keys.values()] == [32, 32, 32, 32]  # of a width of 128
+    assert [*keys.values()] == [32, 32, 32, 32]  # for a width of 128
     config = HfConfig(tmp_path, {"hidden_size": 4096}, {})
     assert [RECIPES["rwkv7"].keys[key.removeprefix("rwkv7.")](config) for key in keys] == [128, 128, 96, 480]
     assert RECIPES["rwkv6"].keys["time_decay_extra_dim"](config) == 128
@@ -242,7 +244,7 @@ def test_projections_of_qwen3tts_of_another_size(tmp_path: Path) -> None:
 
 
 def test_a_dialogue_with_rwkv(tmp_path: Path) -> None:
-    """The text is that of llama.cpp's template for these models."""
+    """The text equals that of llama.cpp's template for these models."""
     write_own("rwkv6", tmp_path)
     with open_checkpoint(tmp_path) as model:
         template = model.metadata["tokenizer.chat_template"]

@@ -1,6 +1,6 @@
-"""Bytes of two codes of four bits, as folders of DeepSeek 4 and Kimi K3 hold them: what is read, and refusals.
+"""Bytes of two 4-bit codes, as in folders of DeepSeek 4 and Kimi K3: accepted layouts, and refusals.
 
-The bytes of experts are compared with llama.cpp's in `test_own`.
+`test_own` compares the bytes of experts with llama.cpp's.
 """
 
 from __future__ import annotations

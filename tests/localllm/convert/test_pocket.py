@@ -1,4 +1,4 @@
-"""Folders of Pocket TTS, which have no config.json. That they convert as llama.cpp converts them is in `test_own`."""
+"""Folders of Pocket TTS, which have no config.json. `test_own` tests that they convert as in llama.cpp."""
 
 from __future__ import annotations
 

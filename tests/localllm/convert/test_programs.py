@@ -1,5 +1,7 @@
-"""Models with programs of their own: what their programs compute of weights, and what files cannot say. That files are
-those of llama.cpp's converter is tested in `test_own`."""
+"""Models with their own code: what that code computes from the weights, and settings that files cannot express.
+
+`test_own` tests that the files equal those of llama.cpp's converter.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.localllm.convert.hf_synthetic import numbers, read_specs, write_folde
 from tests.localllm.convert.support import save, values
 
 STEP = "step35-program"
-# `test_own` looks at these.
+# covered by `test_own`
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "baichuan depth": ("baichuan", {"num_hidden_layers": 30}, "num_hidden_layers is 30; the GGUF architecture has 32"),
     "xverse heads": ("xverse", {"num_key_value_heads": 2}, "num_key_value_heads is 2 of 4 heads"),
@@ -85,7 +87,7 @@ def written(name: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("vocabulary", [BAICHUAN_2, BAICHUAN_2 + 1])
 def test_the_output_of_baichuan_2_has_rows_of_length_one(vocabulary: int, tmp_path: Path) -> None:
-    """As its program makes them (NormHead), and vLLM's; that of Baichuan 1 stays as it is."""
+    """As in its own code (NormHead) and in vLLM; the output of Baichuan 1 is unchanged."""
     table = np.array([[3.0, 4.0], [0.0, 0.0], [-0.5, 0.0]], np.float32)
     sizes = Sizes(32, 2, 2, HfConfig(tmp_path, {"vocab_size": vocabulary}, {}))
     found = values(RECIPES["baichuan"].top["output"].change([plain("lm_head.weight", table)], sizes))
@@ -143,7 +145,7 @@ def test_what_gguf_cannot_say_of_muse_glimmer(case: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("full", "length"), [([], 100), ([1], 256)])
 def test_the_context_of_plamo_2_ends_with_its_window(full: list[int], length: int, tmp_path: Path) -> None:
-    """Its program has windows in layers that `full_attention_idx` does not name, and files cannot say it."""
+    """Its own code has windows in layers that `full_attention_idx` does not list, which files cannot express."""
     write_own("plamo2", tmp_path, attention_window_size=100, full_attention_idx=full)
     with open_checkpoint(tmp_path) as model:
         assert model.metadata["plamo2.context_length"] == length

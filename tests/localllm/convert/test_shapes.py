@@ -1,4 +1,4 @@
-"""JSON of a Hugging Face folder with a value of the wrong shape anywhere: a model or one line, never a bug."""
+"""A Hugging Face folder's JSON with a value of the wrong type anywhere gives a model or a one-line error."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something stands in a value; of long objects in the first ones."""
+    """Return the locations in a value; of long objects only the first ones."""
     yield at
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     items = list(items)

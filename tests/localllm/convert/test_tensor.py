@@ -1,4 +1,4 @@
-"""What conversion does to tensors, read in any pieces, equals the same done to arrays."""
+"""Tensor conversions, read in arbitrary slices, equal the same operations on arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANDOM = np.random.default_rng(5)
 
 
 def of(values: np.ndarray, fmt: str = "F32") -> LazyTensor:
-    """A tensor of the values, stored in the format."""
+    """Return a tensor of the values, stored in the format."""
     values = np.asarray(values)
     if fmt in ("U8", "F8_E4M3"):
         rows = values.astype(np.uint8).reshape(-1, values.shape[-1])
@@ -28,7 +28,7 @@ def of(values: np.ndarray, fmt: str = "F32") -> LazyTensor:
 
 
 def values_of(tensor: LazyTensor) -> np.ndarray:
-    """All its numbers, and the same whatever pieces they are read in."""
+    """Return all its numbers, after checking that slices give the same."""
     rows = tensor.read(0, tensor.rows)
     assert rows.shape == (tensor.rows, tensor.row_bytes)
     for step in (1, 2, 3, 5, 7):
@@ -65,7 +65,7 @@ def test_float32() -> None:
 
 
 def test_mxfp4_keeps_every_number() -> None:
-    """gpt-oss: value = 2^(scale - 127) * the code's, two neighbours in a byte, the first in its low half."""
+    """gpt-oss: value = 2^(scale - 127) * the code's value; a byte has two codes, the first in its low half."""
     codes = RANDOM.integers(0, 256, (2, 6, 3, 16))
     scales = RANDOM.integers(120, 130, (2, 6, 3))
     e2m1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -100,7 +100,7 @@ def test_what_is_stacked_must_be_alike() -> None:
 
 
 def test_experts_that_are_one_tensor_already() -> None:
-    """mlp.experts.gate_up_proj (experts, 2 f, width): the gates' rows first, as transformers 5 has them."""
+    """mlp.experts.gate_up_proj (experts, 2 f, width): gate rows first, as in transformers 5."""
     halves, sizes = {}, Sizes(1, 1, 1, HfConfig(Path(), {}, {}))
     for part in ("gate", "up"):
         names = {source.names: source for source in RECIPES["qwen3moe"].layer[f"ffn_{part}_exps.weight"]}
@@ -126,7 +126,7 @@ def test_shapes_and_functions() -> None:
 
 
 def test_parts_of_groups() -> None:
-    """Two groups of rows 1 + 3; heads of which a part is a matrix, also of FP8 with its scales."""
+    """Two groups of rows 1 + 3; heads of which a matrix uses a part, also of FP8 with its scales."""
     rows, config = X[0], HfConfig(Path(), {}, {})
     sizes = Sizes(1, 1, 1, config)
     picked = values_of(of_groups(lambda config: (2, (1, 3)), 1, 0)([of(rows)], sizes))

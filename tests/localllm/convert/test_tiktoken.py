@@ -1,4 +1,4 @@
-"""Folders whose vocabulary is a file of tiktoken alone: the ids of the tiktoken package, and files that lie."""
+"""Folders with only a tiktoken vocabulary: the tiktoken package's ids, and invalid files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_ids_are_those_of_tiktoken(tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_of_qwen_1(tmp_path: Path) -> None:
-    """Its special tokens are in its program alone, behind those of the file."""
+    """Its special tokens are defined in its code only, with ids after those of the file."""
     settings = {"tokenizer_class": "QWenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer"]}}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": COUNT}))
     found = keys_of(tmp_path, LINES, settings, name="qwen.tiktoken")
@@ -68,7 +68,7 @@ def test_the_vocabulary_of_qwen_1(tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_of_glm_4(tmp_path: Path) -> None:
-    """Its file has the name of SentencePiece's."""
+    """Its file is named like SentencePiece's."""
     specials = ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|observation|>")
     settings = {
         "tokenizer_class": "ChatGLM4Tokenizer", "eos_token": "<|endoftext|>",
@@ -80,7 +80,7 @@ def test_the_vocabulary_of_glm_4(tmp_path: Path) -> None:
     assert found.notes == ()
     for text, ids in STORED["chatglm4"]:
         assert ours.encode(text) == ids
-    assert found.keys["tokenizer.ggml.pre"] == "chatglm-bpe"  # three digits
+    assert found.keys["tokenizer.ggml.pre"] == "chatglm-bpe"  # up to three digits a word
     assert found.keys["tokenizer.ggml.eos_token_id"] == COUNT
     assert {COUNT, COUNT + 3, COUNT + 4} <= read_vocab(found.keys).ends
 

@@ -1,5 +1,7 @@
-"""Converted tokenizers give the ids that the folder's own gives: byte-level ones in the styles of real models, and
-SentencePiece ones from tokenizer.model, from tokenizer.json alone, and from both."""
+"""Converted tokenizers give the folder's ids: byte-level ones in the styles of real models, and SentencePiece ones.
+
+The latter come from tokenizer.model, from tokenizer.json only, and from both.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ TEXTS = [
 
 
 def sample() -> list[str]:
-    """The texts above, small talk, and real texts where the reference data is: enough for a vocabulary of 1000."""
+    """Return the texts above, small talk, and real texts if the reference data exists: enough for 1000 tokens."""
     folder = SHARED_DATA / "text"
     files = sorted(folder.glob("*")) if folder.is_dir() else []
     talk = SMALL_TALK.read_text(encoding="utf-8")
@@ -57,7 +59,7 @@ def sample() -> list[str]:
 
 def keys_of(folder: Path, tokenizer: Any = None, rows: int = 1000, config: dict[str, Any] | None = None,
             **settings: Any) -> TokenizerKeys:  # fmt: skip
-    """What the folder's tokenizer becomes, after `tokenizer` and settings were saved there."""
+    """Return the converted tokenizer of the folder, after saving `tokenizer` and settings there."""
     if tokenizer is not None:
         tokenizer.save(str(folder / "tokenizer.json"))
     if settings:
@@ -83,8 +85,10 @@ def test_byte_level_ids(style: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", ["tekken", "gpt-4o"])
 def test_ids_that_differ_are_told(style: str, tmp_path: Path) -> None:
-    """llama.cpp's rules of these styles end a word before a mark (as in Hindi), the folder's do not: seen only with a
-    vocabulary that has pieces across, as one of few texts has."""
+    """llama.cpp's rules for these styles end a word before a combining mark (as in Hindi), the folder's do not.
+
+    It shows only with a vocabulary that has tokens across the mark, here one trained on few texts.
+    """
     keys = keys_of(tmp_path, bpe_tokenizer(style, 1000, TEXTS), bos_token="<s>", eos_token="</s>")
     assert keys.notes == ("the file's tokenizer gives other ids than the folder's for a text of many scripts",)
 
@@ -130,7 +134,7 @@ def test_added_tokens(tmp_path: Path) -> None:
     theirs.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("<|looks|>", normalized=False)])
     keys = keys_of(tmp_path, theirs, rows=size + 3, eos_token={"content": "<|im_end|>"}, pad_token="<pad>")
     types = keys.keys["tokenizer.ggml.token_type"].tolist()
-    assert types[size:] == [3, 4, 3]  # control, user-defined, control by its looks
+    assert types[size:] == [3, 4, 3]  # control, user-defined, control by its spelling
     assert keys.keys["tokenizer.ggml.eos_token_id"] == size
     assert keys.keys["tokenizer.ggml.padding_token_id"] == 0
     assert "tokenizer.ggml.bos_token_id" not in keys.keys
@@ -138,7 +142,7 @@ def test_added_tokens(tmp_path: Path) -> None:
     text = "a <tool> b<|im_end|> c"
     assert ours.encode(text, parse_special=True) == theirs.encode(text).ids
     assert size in ours.eog
-    fewer = keys_of(tmp_path, rows=size + 1)  # rows for two of them are not there
+    fewer = keys_of(tmp_path, rows=size + 1)  # two of them have no rows
     assert len(fewer.keys["tokenizer.ggml.tokens"]) == size + 1
 
 
@@ -160,7 +164,7 @@ def test_suppressed_tokens_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_ends_by_config_json_alone(tmp_path: Path) -> None:
-    """transformers takes them from there where there is no generation_config.json: those of Kimi K3's turns."""
+    """Without a generation_config.json transformers takes them from there: those of Kimi K3's turns."""
     keys = keys_of(tmp_path, bpe_tokenizer("qwen2"), config={"eos_token_id": [2, 7]}).keys
     ids = {key: value for key, value in keys.items() if key.endswith("_id")}
     assert ids == {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 7}
@@ -178,7 +182,7 @@ def template(first: str | None, last: str | None, tokens: dict[str, int]) -> Cal
 
 
 def test_what_is_put_around_a_text(tmp_path: Path) -> None:
-    """tokenizer.json decides; without an opinion there tokenizer_config.json; without one there nothing is put."""
+    """tokenizer.json decides, then tokenizer_config.json; otherwise nothing is added."""
     cases: list[tuple[Callable[[Any], None] | None, dict[str, Any], tuple[bool, bool]]] = [
         (template("<s>", "</s>", {"<s>": 1, "</s>": 2}), {"bos_token": "<s>", "eos_token": "</s>"}, (True, True)),
         (template("<s>", None, {"<s>": 1}), {"eos_token": "</s>", "add_bos_token": False}, (True, False)),
@@ -248,7 +252,7 @@ def pieces(data: bytes) -> Callable[[Path], None]:
 
 
 def multiplying(tokenizer: dict[str, Any]) -> None:
-    """Text becomes 10^12 times as long: the library aborts, which ended this process."""
+    """A text becomes 10^12 times as long: the library aborts, which used to end this process."""
     replace = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 1000}
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [replace] * 4}
 
@@ -298,7 +302,7 @@ def test_damaged_pieces_end_in_an_error_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_old_merges_and_names(tmp_path: Path) -> None:
-    """Texts with one space, as tokenizers wrote them until 2024."""
+    """Merges as texts with one space, as tokenizers wrote them until 2024."""
     theirs = bpe_tokenizer("gpt-2")
     pairs = keys_of(tmp_path, theirs).keys["tokenizer.ggml.merges"]
     whole = json.loads((tmp_path / "tokenizer.json").read_text())

@@ -1,4 +1,4 @@
-"""One step of a diffusion against a recomputation in float64 by the formulas of the papers' programs."""
+"""One diffusion step against a float64 recomputation by the formulas in the papers' code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def logits(seed: int = 0) -> np.ndarray:
 
 
 def expected(row: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """Probabilities of all tokens, one at a time, in float64."""
+    """Return the probabilities of all tokens, one at a time, in float64."""
     order = sorted((token for token in range(VOCABULARY) if token != MASK), key=lambda token: (-row[token], token))
     order = order[:top_k] if top_k else order
     weights = [math.exp(float(row[token]) - float(row[order[0]])) for token in order]

@@ -1,4 +1,6 @@
-"""Perplexity and divergence: by hand, against llama.cpp's tool, and through its files of base logits, both ways."""
+"""Perplexity and divergence: by hand, against llama.cpp's tool, and through its base-logits files in both
+directions.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def test_standard_error_is_that_of_the_mean() -> None:
 
 
 def test_only_the_second_half_of_a_window_counts_and_bos_takes_the_first_place(tmp_path: Path) -> None:
-    """The scores equal those of a plain pass over every window by itself."""
+    """The scores equal those of a plain pass over every window separately."""
     with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=32) as model:
         windows = cut(model, "abcdefghij" * 12, 32)
         found = Scores.join(list(evaluate(windows, source_of(model, windows))))
@@ -100,7 +102,7 @@ def test_only_the_second_half_of_a_window_counts_and_bos_takes_the_first_place(t
 
 
 def test_windows_that_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last tokens of every window are scored, after all tokens before them in it, and without BOS."""
+    """The last tokens of every window are scored after all earlier tokens in it, and without BOS."""
     path, text = write_model(tmp_path / "tiny.gguf"), tmp_path / "text.txt"
     text.write_text("abcdefghijk" * 60)
     told = {}
@@ -126,7 +128,7 @@ def test_a_text_must_fill_two_windows(tmp_path: Path) -> None:
     with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=64) as model:
         with pytest.raises(TextTooShort, match="has 100 tokens and 128 are needed"):
             cut(model, "a" * 98, 64)
-        assert len(cut(model, "a" * 126 + "\n", 64).tokens) == 2  # BOS, the space before, and no newline at the end
+        assert len(cut(model, "a" * 126 + "\n", 64).tokens) == 2  # BOS, the added space, and no final newline
         with pytest.raises(TextTooShort, match="has 127 tokens"):
             cut(model, "a" * 125 + "\n", 64)
         assert len(cut(model, "a" * 500, 64, limit=3).tokens) == 3
@@ -147,7 +149,7 @@ def test_models_of_different_vocabularies_are_not_compared(tmp_path: Path) -> No
 def test_the_models_in_the_box_give_llama_cpp_s_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """llama-perplexity of 2026-10-01 on the same files: draft.gguf against demo.gguf on our small talk, -c 128.
 
-    Both round activations to 8 bits in blocks of 256, each in its own way; with floating ones the base has 83.14.
+    Both round activations to 8 bits in blocks of 256, each differently; with float activations the base has 83.14.
     """
     assert main(["perplexity", "draft", "--kld", "demo", "-f", str(SMALLTALK), "-c", "128", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -170,7 +172,7 @@ def test_the_models_in_the_box_give_llama_cpp_s_numbers(capsys: pytest.CaptureFi
     [("stories260K-f32", 256, 3.9882, 0.14296), ("babyllama-969K-tok361-f32", 101, 2.2031, 0.08933)],
 )
 def test_the_reference_models_give_llama_cpp_s_numbers(name: str, ctx: int, value: float, error: float) -> None:
-    """Float models differ by rounding alone; an odd window halves as there."""
+    """Float models differ only by rounding; an odd window is halved as in llama.cpp."""
     text = reference("text", "tinystories_smallGPT.txt").read_text(encoding="utf-8")[:100000]
     with load(reference("models", f"{name}.gguf"), ctx_size=ctx) as model:
         windows = cut(model, text, ctx, limit=20)
@@ -206,14 +208,14 @@ def test_windows_that_overlap_give_llama_cpp_s_numbers(
 
 
 def test_a_row_of_the_file_by_hand() -> None:
-    """Scale and lowest value first; 0 stands for what is 16 below the highest or less; odd vocabularies are padded."""
+    """Scale and minimum come first. Code 0 means at least 16 below the maximum. Odd vocabularies are padded."""
     log_p = np.array([[-1.0, -9.0, -30.0]], np.float32)
     row = pack(log_p)
     assert row.shape == (1, 8)
     assert row[0, :4].view("<f4").tolist() == [np.float32(16.0 / 65535.0), -17.0]
     assert row[0, 4:].tolist() == [65535, 32768, 0, 0]
     assert unpack(row)[0, :3].tolist() == pytest.approx([-1.0, -9.0, -17.0], abs=2e-4)
-    assert unpack(pack(np.full((2, 4), -1.5, np.float32))).tolist() == [[-1.5] * 4] * 2  # all alike: scale 0
+    assert unpack(pack(np.full((2, 4), -1.5, np.float32))).tolist() == [[-1.5] * 4] * 2  # all equal: scale 0
 
 
 def test_a_base_on_disk_is_as_good_as_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +223,7 @@ def test_a_base_on_disk_is_as_good_as_the_model(tmp_path: Path, capsys: pytest.C
     short = ("-f", str(SMALLTALK), "-c", "64", "--chunks", "6", "--json")
     assert main(["perplexity", "demo", *short, "--save-base", str(saved)]) == 0
     assert main(["perplexity", "draft", *short, "--kld", "demo"]) == 0
-    assert main(["perplexity", "draft", "--kld", str(saved), "--json"]) == 0  # the text is in the file
+    assert main(["perplexity", "draft", "--kld", str(saved), "--json"]) == 0  # the file contains the text
     _, model, file = (json.loads(part + "}")["divergence"] for part in capsys.readouterr().out.split("\n}\n")[:3])
     assert file["kld"]["value"] == pytest.approx(model["kld"]["value"], rel=1e-3)
     assert file["same_top"] == model["same_top"]
@@ -276,7 +278,7 @@ def test_a_walk_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
 
 
 class Fixed:
-    """A source of log-probabilities that are given."""
+    """A source of given log-probabilities."""
 
     def __init__(self, log_p: np.ndarray) -> None:
         self.log_p, self.vocabulary = log_p, log_p.shape[1]
@@ -287,7 +289,7 @@ class Fixed:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_what_is_no_number_is_told_without_a_warning_of_numpy(value: float) -> None:
-    """One logit of that kind, in the model and in the base."""
+    """One such logit, in the model and in the base."""
     logits = np.array([[0, -3e38, 1], [-3e38, 1, 2], [0, 1, 2]], np.float32)
     good = Fixed(log_softmax(logits[2:].repeat(3, axis=0)))
     logits[1, 2] = value

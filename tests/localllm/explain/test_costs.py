@@ -1,4 +1,4 @@
-"""Bytes and operations of single operations, against the plan's totals and the tensors of the file."""
+"""Bytes and operations of single operations, against the plan's totals and the file's tensors."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_calls_match_the_clock(cpu: CpuBackend, plan: Plan) -> None:
 
 
 def test_bytes_of_every_matrix_are_those_of_the_file() -> None:
-    """The reference backend keeps weights as the file has them; the file's own table of tensors has their sizes."""
+    """The reference backend stores weights as in the file; the file's tensor table has their sizes."""
     with localllm.load("demo", backend="reference", ctx_size=128) as model:
         assert model.plan is not None
         found: dict[str, int] = defaultdict(int)
@@ -101,7 +101,7 @@ def test_bytes_of_every_matrix_are_those_of_the_file() -> None:
         table = model.file.tensors["token_embd.weight"]
         row = expected.pop("token_embd")
         assert found.pop("embedding") == row // table.shape[0]
-        assert found.pop("output") == expected.pop("output", row)  # tied to the embedding, if it has none of its own
+        assert found.pop("output") == expected.pop("output", row)  # tied to the embedding, if there is no output matrix
         assert {kind: size for kind, size in found.items() if size} == dict(expected)
 
 
@@ -123,7 +123,7 @@ def test_a_prompt_reads_weights_once_and_multiplies_for_every_row(cpu: CpuBacken
 
 
 def test_operations_without_a_barrier_between_them_are_named_together() -> None:
-    """Threads may be at different ones of them, so only their common time is known."""
+    """Threads may run different ones of them at a time, so only their common time is known."""
     with localllm.load("demo", ctx_size=128, threads=1) as model:
         executable = model.executable
         assert model.plan is not None
@@ -152,7 +152,7 @@ def test_experts_are_read_at_most_once() -> None:
 
 
 def test_a_time_shorter_than_reading_takes_gives_no_rates() -> None:
-    """A kind's time is the first thread's. Where others did the work, shares of 1854 % came out."""
+    """A kind's time is that of the first thread. When other threads did the work, shares of 1854 % appeared."""
     roofs = Roofs(60e9, 1e12, 3e9)
     usual = Spent("output", 1, 1e-3, 1e-4, 30_000_000, 10_000_000, roofs)
     assert (usual.read_share, usual.bandwidth) == (0.5, 30e9)

@@ -1,4 +1,4 @@
-"""A recorded answer is the answer that nobody records, and the record agrees with the answer's own usage."""
+"""Recording does not change an answer, and the record agrees with the answer's usage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def demo() -> Iterator[localllm.Model]:
 
 @pytest.fixture(autouse=True)
 def empty(demo: localllm.Model) -> None:
-    """Each test begins with an empty cache."""
+    """Start each test with an empty cache."""
     demo.new_core(SchedulerLimits())
 
 
@@ -77,7 +77,9 @@ def test_the_tokens_are_those_of_an_answer_that_nobody_records(demo: localllm.Mo
 
 @pytest.mark.parametrize("given", OPTIONS.values(), ids=list(OPTIONS))
 def test_what_is_shown_of_a_choice_comes_from_its_logits(demo: localllm.Model, given: dict[str, Any]) -> None:
-    """The logits are made again, all at once; the last stage holds what can be drawn, and the token is in it."""
+    """The logits are recomputed all at once; the last stage contains the candidates of the draw, including the
+    token.
+    """
     record, chosen, _ = recorded(demo, SamplingOptions(**{"seed": 5, **given}), top=10000)
     rows = demo.logits([*record.prompt, *chosen])[len(record.prompt) - 1 :]
     for choice, row in zip(record.choices, rows, strict=False):
@@ -112,7 +114,7 @@ def test_time_and_work_add_up(demo: localllm.Model) -> None:
         assert sum(each.bytes for each in phase.kinds) == phase.whole.bytes
         assert sum(each.operations for each in phase.kinds) == phase.whole.operations
         assert sum(each.seconds for each in phase.kinds) == pytest.approx(phase.whole.seconds)
-        assert 0 < phase.whole.seconds < 1.05 * phase.seconds  # the clock of the kernels against that of Python
+        assert 0 < phase.whole.seconds < 1.05 * phase.seconds  # the kernels' clock against Python's
         assert 0 <= phase.whole.waited <= phase.whole.seconds
     decoding = account.phase("decoding")
     assert decoding is not None
@@ -181,7 +183,7 @@ def test_accepted_and_rejected_drafts(demo: localllm.Model, sort: str, given: di
 
 
 class Dear(Costs):
-    """A third row costs so much that only the first of three right drafts is verified."""
+    """A third row is so expensive that only the first of three right drafts is verified."""
 
     def __init__(self) -> None:
         super().__init__({1: 1.0, 2: 1.0, 3: 50.0, 16: 50.0})

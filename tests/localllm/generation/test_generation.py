@@ -74,7 +74,7 @@ def test_a_prompt_that_is_cancelled_keeps_what_was_read(model: localllm.Model) -
 
 
 class Device(Table):
-    """Finds up to `most_picked` of the largest logits; hears what it is asked for."""
+    """Returns up to `most_picked` top logits; records the requests."""
 
     def __init__(self, rows: np.ndarray, most_picked: int) -> None:
         super().__init__(lambda text: rows[len(text) - 1], Clock(), lambda count: 1.0)
@@ -119,7 +119,7 @@ def test_the_tokens_are_the_same_however_few_logits_leave_the_device(
 
 
 class Looks:
-    """An observer that keeps what tokens are chosen by."""
+    """An observer that records the logits that tokens are sampled from."""
 
     def __init__(self) -> None:
         self.seen: list[Choosing] = []
@@ -200,7 +200,7 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
 
 
 def test_usage_times_the_prompt_the_first_token_and_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only passes advance: the prompt takes 3 seconds, a token 0.5."""
+    """With a clock that only passes advance: the prompt takes 3 seconds, a token 0.5."""
     clock = Clock()
     for module in ("generation.core", "scheduler.answering"):
         monkeypatch.setattr(f"localllm.{module}.perf_counter", clock)

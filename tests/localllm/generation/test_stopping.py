@@ -1,4 +1,4 @@
-"""Stop strings: what is shown is the text before the first stop, however the text is cut."""
+"""Stop strings: the text before the first stop is shown, however the text is cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.generation.text import StopStrings
 
 
 def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool, list[str]]:
-    """Everything shown, whether it stopped, and what was shown after each piece."""
+    """Return the shown text, whether it stopped, and the text shown after each piece."""
     watcher = StopStrings(stops)
     shown, stopped = [], False
     for piece in pieces:
@@ -24,7 +24,7 @@ def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool, list[str]
 
 
 def before_first_stop(stops: tuple[str, ...], text: str) -> tuple[str, bool]:
-    """Read letter by letter until the text ends with a stop; of several, the longest."""
+    """Read character by character until the text ends with a stop string; of several, the longest."""
     for end in range(len(text) + 1):
         done = [stop for stop in stops if text[:end].endswith(stop)]
         if done:

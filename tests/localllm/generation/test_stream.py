@@ -1,4 +1,4 @@
-"""Answers that are read in turn share steps: how far each runs ahead, what it gives up, and how it ends."""
+"""Interleaved answers share steps: how far each runs ahead, what a suspended one gives up, and how answers end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model() -> Iterator[localllm.Model]:
 
 @pytest.fixture
 def all_free(model: localllm.Model) -> Iterator[None]:
-    """The test leaves no request, and no block but those of the prefix cache."""
+    """Check that the test leaves no request, and no blocks except those of the prefix cache."""
     model.new_core(SchedulerLimits(parallel=PARALLEL))
     before = model.engine.free_blocks
     yield
@@ -42,7 +42,7 @@ def all_free(model: localllm.Model) -> Iterator[None]:
 
 
 def begin(model: localllm.Model, number: int, count: int = 30, **more: Any) -> localllm.Reply:
-    """An answer; every second one is drawn."""
+    """Start an answer; every second one is sampled."""
     sampling = {"temperature": 1.0, "seed": number} if number % 2 else {"temperature": 0.0}
     return model.generate([300 + number, *range(400, 420)], max_tokens=count, ignore_eos=True, **sampling, **more)  # type: ignore[arg-type]
 
@@ -52,13 +52,13 @@ def alone(model: localllm.Model, number: int, count: int = 30) -> list[int]:
 
 
 def answered(model: localllm.Model) -> dict[int, int]:
-    """Tokens of the answers that have not ended, by the first token of their prompt."""
+    """Return the tokens of the unfinished answers, by the first token of their prompt."""
     running = model.stepper.core.running
     return {one.tokens[0] - 300: one.answered for one in [*running.active, *running.waiting]}
 
 
 class Steps:
-    """Calls a function within every step of an engine, with the number of the step and of its sequences."""
+    """Calls a function within every step of an engine, with the step's number and its number of sequences."""
 
     def __init__(self, job: Callable[[int, int], None]) -> None:
         self.job, self.count = job, 0
@@ -90,7 +90,7 @@ def test_an_answer_runs_ahead_of_its_reader_by_few_tokens(model: localllm.Model)
     assert replies[0].tokens == expected[0]
     ahead = answered(model)
     assert set(ahead) == {1, 2}
-    assert 1 < ahead[1] <= AHEAD + 1  # one has been read
+    assert 1 < ahead[1] <= AHEAD + 1  # one token has been read
     assert 1 < ahead[2] <= AHEAD
     assert [reply.tokens for reply in replies[1:]] == expected[1:]
 
@@ -125,7 +125,7 @@ def test_without_a_bound_an_answer_never_waits_for_its_reader(model: localllm.Mo
 
 @pytest.mark.usefixtures("all_free")
 def test_more_suspended_answers_than_places(model: localllm.Model) -> None:
-    """Each is read a little, so that all places are taken by answers that nobody reads."""
+    """Each is read a little, so that suspended answers take all slots."""
     count = PARALLEL + 5
     expected = [alone(model, number, 12) for number in range(count)]
     replies = [begin(model, number, 12) for number in range(count)]
@@ -137,7 +137,7 @@ def test_more_suspended_answers_than_places(model: localllm.Model) -> None:
 
 
 def test_suspended_answers_whose_blocks_others_need() -> None:
-    """Five answers of 90 tokens in a cache for 128, read in turn and then one after the other."""
+    """Five answers of 90 tokens in a cache for 128, read alternately and then one after another."""
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=128) as model:
         free = model.engine.free_blocks
         expected = [alone(model, number, 70) for number in range(5)]
@@ -167,7 +167,7 @@ def test_logits_take_the_blocks_of_suspended_answers() -> None:
 
 
 class Asks(threading.Event):
-    """A cancel event that uses the model each time when it is asked within a step."""
+    """A cancel event that uses the model whenever it is checked within a step."""
 
     def __init__(self, use: Callable[[], object]) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ USES: dict[str, Callable[[localllm.Model], object]] = {
 @pytest.mark.usefixtures("all_free")
 @pytest.mark.parametrize("use", USES)
 def test_a_function_within_a_step_cannot_use_the_model(model: localllm.Model, use: str) -> None:
-    """It gets an error, and does not wait for itself; the answer goes on."""
+    """It gets an error instead of a deadlock; the answer continues."""
     expected, found = alone(model, 4), list[list[int]]()
     asks = Asks(lambda: USES[use](model))
     thread = threading.Thread(target=lambda: found.append(begin(model, 4, cancel=asks).tokens), daemon=True)
@@ -212,7 +212,7 @@ def test_a_function_within_a_step_cannot_use_the_model(model: localllm.Model, us
 @pytest.mark.usefixtures("all_free")
 @pytest.mark.parametrize("at", [1, 2, 9])
 def test_an_interrupt_within_a_step_leaves_the_model_usable(model: localllm.Model, at: int) -> None:
-    """Ctrl-C within the engine: the answer that is read ends, others go on with their tokens."""
+    """Ctrl-C within the engine: the answer that is read ends, others continue with the same tokens."""
     expected = [alone(model, number) for number in range(3)]
     model.stepper.core.running.prefixes.clear()
     read, other = begin(model, 0), begin(model, 1)
@@ -232,7 +232,7 @@ def test_an_interrupt_within_a_step_leaves_the_model_usable(model: localllm.Mode
 
 @pytest.mark.usefixtures("all_free")
 def test_an_interrupt_while_a_token_is_chosen_loses_no_other_answer(model: localllm.Model) -> None:
-    """Ctrl-C waits for the end of the step, so the rows of the others in it are not lost."""
+    """Ctrl-C is delayed until the end of the step, so the other rows of the step are not lost."""
     expected, calls = alone(model, 1), list[int]()
 
     def processor(tokens: Any, logits: Any) -> Any:
@@ -251,7 +251,7 @@ def test_an_interrupt_while_a_token_is_chosen_loses_no_other_answer(model: local
 
 @pytest.mark.usefixtures("all_free")
 def test_a_grammar_that_fails_ends_its_own_answer_only(model: localllm.Model) -> None:
-    """The error went to whoever stepped, and the answer went on without its grammar."""
+    """The error used to reach the caller of the step, and the answer continued without its grammar."""
 
     def broken() -> Any:
         raise LocalLLMError("no grammar")
@@ -264,7 +264,7 @@ def test_a_grammar_that_fails_ends_its_own_answer_only(model: localllm.Model) ->
 
 
 class Interrupts:
-    """An observer that is interrupted when a token has been chosen."""
+    """An observer that raises KeyboardInterrupt after a token was sampled."""
 
     def __init__(self, at: int) -> None:
         self.left, self.lengths = at, list[int]()
@@ -284,7 +284,7 @@ class Interrupts:
 
 @pytest.mark.usefixtures("all_free")
 def test_an_interrupt_between_a_pass_and_its_tokens_loses_no_request(model: localllm.Model) -> None:
-    """What has not been taken from the pass is lost, so those answers end with an error; nobody waits for ever."""
+    """Untaken results of the pass are lost, so those answers end with an error; no reader waits for ever."""
     expected, observer = alone(model, 1), Interrupts(5)
     request = Request([1, 2, 3], SamplingOptions(temperature=0), 30, ignore_eos=True, observer=observer)
     watched, other = model.stepper.stream(request), begin(model, 0)
@@ -350,7 +350,7 @@ def test_a_reply_that_nobody_holds_frees_its_place(model: localllm.Model, read: 
 
 @pytest.mark.usefixtures("all_free")
 def test_a_reply_that_is_dropped_in_the_last_step_of_another_thread(model: localllm.Model) -> None:
-    """Nobody steps afterwards, so that step frees what the reply holds."""
+    """No step follows, so that step frees the reply's blocks."""
     dropped = begin(model, 1)
     next(dropped)
     inside, go_on = threading.Event(), threading.Event()

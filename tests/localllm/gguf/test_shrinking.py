@@ -1,5 +1,6 @@
-"""A file that shrinks while it is in use: what was read at opening stays, what is read later is an error in one line,
-and nothing kills the process. In a process of its own, because a mapping would end it with SIGBUS.
+"""A file that shrinks while in use: data read at opening stays valid, later reads give a one-line error.
+
+Nothing may kill the process. The test uses a separate process, because a memory mapping would end it with SIGBUS.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _run(code: str, path: Path) -> str:
 
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Path:
-    """Byte-level BPE whose merges lie several pages behind the beginning."""
+    """Return a byte-level BPE vocabulary whose merges start several pages after the beginning."""
     letters = [chr(c) for c in range(33, 127)]
     merges = [f"{a} {b}" for a in letters for b in letters]
     tokens = [*letters, *(merge.replace(" ", "") for merge in merges)]
@@ -55,7 +56,7 @@ def test_metadata_and_the_tokenizer_need_the_file_no_more(vocabulary: Path) -> N
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_model_goes_on_and_a_later_read_is_an_error(backend: str, tmp_path: Path) -> None:
-    """Backends copy all weights when a model is opened, but for tables that stay in the file."""
+    """Backends copy all weights when a model is opened, except tables that stay in the file."""
     path = write_model(tmp_path / "m.gguf")
     code = (
         f"model = localllm.load(path, backend='{backend}', ctx_size=64); session = model.session();"
@@ -72,7 +73,7 @@ def test_a_model_goes_on_and_a_later_read_is_an_error(backend: str, tmp_path: Pa
 
 
 def test_a_file_that_shrinks_while_it_is_opened_is_an_error(vocabulary: Path) -> None:
-    """Between asking for the size and reading the head."""
+    """The file shrinks between the size query and the read of the header."""
     code = (
         "from pathlib import Path; from localllm.gguf.header import read_header; from localllm.gguf.file import _Shard;"
         "shard = _Shard(Path(path)); os.truncate(path, 5000)\n"

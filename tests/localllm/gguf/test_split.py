@@ -1,4 +1,4 @@
-"""Split models: the first part opens all of them; anything that does not fit together is one clear line."""
+"""Split models: the first part opens all of them; inconsistent parts give a one-line error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ NAMES = [f"m-{i:05d}-of-00003.gguf" for i in (1, 2, 3)]
 
 
 def _write_part(folder: Path, index: int, tensor: str | None = None, **changes: Any) -> None:
-    """Part `index` of 3 as llama.cpp's gguf-split makes them: one tensor each, the model's metadata in the first only.
-    A change to None drops the key; two underscores stand for a dot."""
+    """Write part `index` of 3 as llama.cpp's gguf-split does: one tensor each, the model's metadata in the first only.
+
+    A change to None removes the key; two underscores in a key are a dot.
+    """
     split = {"split.no": np.uint16(index), "split.count": np.uint16(3), "split.tensors.count": np.int32(3)}
     for key, value in changes.items():
         split[key.replace("__", ".")] = value
@@ -36,7 +38,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_the_first_part_opens_all(model: Path) -> None:
     with open_gguf(model) as file:
-        assert dict(file.metadata) == {"general.architecture": "llama"}  # one model now
+        assert dict(file.metadata) == {"general.architecture": "llama"}  # merged into one model
         assert [path.name for path in file.paths] == NAMES
         assert file.size == sum(path.stat().st_size for path in file.paths)
         assert list(file.tensors) == ["t0", "t1", "t2"]
@@ -46,7 +48,7 @@ def test_the_first_part_opens_all(model: Path) -> None:
 
 
 def test_links_may_lead_elsewhere(model: Path, tmp_path: Path) -> None:
-    """The Hugging Face cache keeps files under their hashes and links to them by name."""
+    """The Hugging Face cache stores files under their hashes and links to them by name."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
     blobs.mkdir()
     snapshot.mkdir()

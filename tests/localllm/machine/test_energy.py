@@ -1,4 +1,4 @@
-"""Energy counters of Linux, read from a folder made like /sys/class/powercap."""
+"""Linux energy counters, read from a folder with the layout of /sys/class/powercap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPAN = 262143328850
 
 @pytest.fixture
 def powercap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two packages, one with its cores and memory; the whole platform; a second view of the first package."""
+    """Create two packages, one with its cores and memory; the whole platform; a second view of the first package."""
     monkeypatch.setattr(sys, "platform", "linux")
     zones = {
         "intel-rapl:0": ("package-0", 1000), "intel-rapl:0:0": ("core", 400), "intel-rapl:0:1": ("dram", 50),

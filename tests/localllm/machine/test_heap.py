@@ -1,4 +1,4 @@
-"""The heap of the C library, and that other systems are left alone."""
+"""The C library's heap; other systems stay unchanged."""
 
 from __future__ import annotations
 

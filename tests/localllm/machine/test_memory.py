@@ -1,4 +1,4 @@
-"""Memory on each system. What the system would answer stands in for the real answer."""
+"""Memory on each system, with simulated answers of the system."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_linux_tells_it_in_meminfo(monkeypatch: pytest.MonkeyPatch) -> None:
         (8, 5, 2, Memory(16 * MIB, 5 * MIB, 8 * MIB)),  # 8 - (5 - 2)
         (15, 1, 0, Memory(16 * MIB, 12 * MIB, 15 * MIB)),  # the computer has less
         (4, 6, 0, Memory(16 * MIB, 0, 4 * MIB)),
-        (64, 1, 0, Memory(16 * MIB, 12 * MIB)),  # above what there is: no limit
+        (64, 1, 0, Memory(16 * MIB, 12 * MIB)),  # exceeds the memory: no limit
     ],
 )
 def test_a_container_leaves_less(
@@ -123,9 +123,9 @@ def test_without_linux_the_peak_comes_from_the_c_library(monkeypatch: pytest.Mon
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=7 * MIB))
     monkeypatch.setitem(sys.modules, "resource", usage)
     monkeypatch.setattr(module, "read_text", lambda path: "")
-    monkeypatch.setattr(sys, "platform", "darwin")  # counts bytes
+    monkeypatch.setattr(sys, "platform", "darwin")  # reports bytes
     assert peak_memory() == 7 * MIB
-    monkeypatch.setattr(sys, "platform", "freebsd14")  # counts KiB
+    monkeypatch.setattr(sys, "platform", "freebsd14")  # reports KiB
     assert peak_memory() == 7 << 30
 
 

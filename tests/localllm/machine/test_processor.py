@@ -1,4 +1,4 @@
-"""The processor's name on each system. A file of the system, a program or the registry stands in for the real one."""
+"""The processor's name on each system, from a simulated system file, program or registry."""
 
 from __future__ import annotations
 

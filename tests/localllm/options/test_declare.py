@@ -1,4 +1,4 @@
-"""Groups of options: checked when made, flat by name outside, and the same for type checkers."""
+"""Option groups: checked when constructed, flat by name from outside, and typed for type checkers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`localllm quantize`: files equal to llama-quantize's byte for byte, with any number of threads; never half a one."""
+"""`localllm quantize`: files equal llama-quantize's byte for byte, with any number of threads, and are never
+partial.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from localllm.quantize.jobs import QuantizeError, given_jobs, metadata, plan_job
 from localllm.quantize.source import default_target, geometry_of
 from tests.localllm.support import REPOSITORY, default_signals
 
-# Of the files that llama-quantize of 2026-10-01 makes of models/demo/demo.gguf: --allow-requantize TYPE.
+# SHA-256 of the files that llama-quantize of 2026-10-01 makes of models/demo/demo.gguf: --allow-requantize TYPE.
 LLAMA_QUANTIZE = {
     "Q2_K": "83084587ef8d9e6d",
     "Q3_K_M": "fb70567c0e6171b1",
@@ -61,12 +63,12 @@ def run(source: Path, target: Path, formats: dict[str, str], **how: object) -> N
             write_gguf(target, metadata(file.stored, None, None, ""), tensors)
 
 
-# -- what comes out ------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [*LLAMA_QUANTIZE, *PURE])
 def test_whole_files_are_those_of_llama_quantize(kind: str, tmp_path: Path) -> None:
-    """Metadata, order, padding and every block of the model in the box."""
+    """Covers metadata, order, padding and every block of the model in the box."""
     target = tmp_path / "out.gguf"
     pure = ["--pure"] if kind in PURE else []
     assert main(["quantize", "demo", str(target), kind.lower(), "--allow-requantize", *pure]) == 0
@@ -135,7 +137,7 @@ def test_metadata_says_what_was_done_in_llama_quantize_s_order() -> None:
         ("general.name", "x"),
         ("general.quantization_version", 2),
         ("general.file_type", 15),
-        ("quantize.imatrix.file", "é" * 63),  # 127 bytes, and no half letter
+        ("quantize.imatrix.file", "é" * 63),  # 127 bytes, without a partial character
         ("quantize.imatrix.dataset", "text"),
         ("quantize.imatrix.entries_count", 1),
         ("quantize.imatrix.chunks_count", 7),
@@ -179,11 +181,11 @@ def test_the_default_name_has_the_new_type_for_the_old_one(tmp_path: Path) -> No
         assert default_target(tmp_path / name, "Q6_K") == tmp_path / "m-Q6_K.gguf"
 
 
-# -- what goes wrong -----------------------------------------------------------------------------------------------
+# -- failures ---------------------------------------------------------------------------------------------------------
 
 
 def fails(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a failing command says."""
+    """Return the one-line error of a failing command."""
     assert main(["quantize", *map(str, words)]) in (1, 2)
     said = capsys.readouterr()
     assert (said.out, said.err[:7], said.err.count("\n")) == ("", "error: ", 1)
@@ -260,7 +262,7 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_being_told_to_end_leaves_no_file(tmp_path: Path) -> None:
-    """SIGTERM while a file is under way: the source is a large file with holes, which takes a while to read."""
+    """SIGTERM while a file is written: the source is a large sparse file, which takes a while to read."""
     source, out = tmp_path / "a.gguf", tmp_path / "out"
     out.mkdir()
     shape = (1 << 18, 4096)
@@ -282,7 +284,7 @@ def test_being_told_to_end_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk."""
+    """A limit on file sizes simulates a full disk."""
     source = write_source(tmp_path / "a.gguf")
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -337,7 +339,7 @@ def test_formats_asked_for_by_name_are_what_is_written(tmp_path: Path) -> None:
 def test_a_report_lists_the_error_of_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", str(write_source(tmp_path / "a.gguf")), "Q8_0", "--report"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "ffn_up" in line).split("|")
-    assert float(row[4].strip(" %")) == pytest.approx(0.55, rel=0.1)  # 8 bits of normal numbers
+    assert float(row[4].strip(" %")) == pytest.approx(0.55, rel=0.1)  # 8 bits for normal numbers
 
 
 def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""Writes data/llama_cpp.json: what llama.cpp's samplers leave of the logits in llama_cpp_cases.py.
+"""Write data/llama_cpp.json: the result of llama.cpp's samplers for the logits in llama_cpp_cases.py.
 
-A development tool: needs llama-cpp-python. Run from the repository: python -m tests.localllm.sampling.make_llama_cpp
+A development tool that needs llama-cpp-python. Run from the repository: python -m
+tests.localllm.sampling.make_llama_cpp
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ FLOAT, WHOLE, SEED, SIZE = ctypes.c_float, ctypes.c_int32, ctypes.c_uint32, ctyp
 
 
 def chain_of(options: SamplingOptions, size: int) -> list[int]:
-    """The samplers as llama.cpp's common/sampling.cpp puts them together."""
+    """Return the samplers in the order of llama.cpp's common/sampling.cpp."""
     heat = sampler("temp", [FLOAT], options.temperature)
     pair = (options.mirostat_tau, options.mirostat_eta)
     if options.mirostat == 1:
@@ -61,7 +62,7 @@ def chain_of(options: SamplingOptions, size: int) -> list[int]:
 
 
 def apply(chain: Sequence[int], row: np.ndarray) -> tuple[dict[int, float], int]:
-    """Run a chain; return the probabilities that follow from the logits left, and the chosen token."""
+    """Run a chain; return the probabilities of the remaining logits, and the sampled token."""
     data = (Candidate * len(row))(*[Candidate(token, float(logit), 0.0) for token, logit in enumerate(row)])
     found = Candidates(data, len(row), -1, False)
     for one in chain:

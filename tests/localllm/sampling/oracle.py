@@ -1,7 +1,6 @@
-"""A second implementation of the samplers, from their definitions: plain Python over a list of (id, logit), float64, no
-shortcuts.
+"""A second implementation of the samplers, from their definitions: plain Python over a list of (id, logit), in float64.
 
-The order of the list is part of the definition: as given, or by descending logit, equal ones by id.
+The order of the list is part of the definition: as given, or by descending logit with ties by id.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def penalties(
 
 
 def dry_lengths(window: Sequence[int], allowed: int, breakers: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Token -> longest repetition it would continue, for repetitions of at least `allowed` tokens."""
+    """Return token -> longest repetition that it would continue, for repetitions of at least `allowed` tokens."""
     n = len(window)
     reach = n
     for start in range(n):  # the latest start of a breaker counts; of several there, the longest
@@ -129,7 +128,7 @@ def min_p(items: Items, p: float, min_keep: int = 0) -> Items:
 
 
 def xtc(items: Items, threshold: float, min_keep: int = 0) -> Items:
-    """XTC, once the random draw has activated it."""
+    """Apply XTC, once the random draw has activated it."""
     probabilities = dict(zip([token for token, _ in items], softmax(items), strict=True))
     likely = [token for token, _ in falling(items) if probabilities[token] >= max(threshold, 5e-324)]
     gone = likely[:-1]
@@ -141,7 +140,7 @@ def temperature(items: Items, degree: float, spread: float = 0.0, exponent: floa
         share = entropy(softmax(items)) / math.log(len(items))
         low, high = max(0.0, degree - spread), degree + spread
         degree = low + (high - low) * share**exponent
-    if degree < 1e-10:  # as good as 0, and 1/degree is still a float32
+    if degree < 1e-10:  # effectively 0, but 1/degree is still a float32
         return falling(items)[:1]
     return [(token, float32(logit / float32(degree))) for token, logit in items]
 

@@ -1,4 +1,4 @@
-"""Every sampler against llama.cpp's published expectations and against a plain statement of its definition."""
+"""Every sampler against llama.cpp's published expectations and against a plain implementation of its definition."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_queues_leave_the_ids_that_follow_from_probabilities_proportional_to_the
     queue: str, k: int, p: float, m: float
 ) -> None:
     n = 10000
-    lowest = 1  # of the ids still there; id 0 has probability 0
+    lowest = 1  # lowest remaining id; id 0 has probability 0
     for letter in queue:
         if letter == "k":
             lowest = max(lowest, n - k)
@@ -196,7 +196,7 @@ cases = st.tuples(st.sampled_from(SIZES), st.sampled_from(sorted(KINDS)), st.int
 
 
 def make(case: tuple[int, str, int]) -> tuple[Logits, oracle.Items, list[int]]:
-    """Logits, the same as the oracle's items, and a history that repeats itself."""
+    """Return logits, the same as the oracle's items, and a history with repetitions."""
     size, kind, seed = case
     random = np.random.default_rng(seed)
     logits = KINDS[kind](random, size).astype(np.float32)
@@ -379,7 +379,7 @@ def test_plain_greedy_is_one_step() -> None:
 @many
 @given(cases, st.sampled_from([0.0, 1e-5, 0.25, 0.5, 0.9491, 0.99999]), st.sampled_from([0, 5, 400]))
 def test_top_p_is_exact_where_float32_cannot_tell(case: tuple[int, str, int], p: float, min_keep: int) -> None:
-    """Equal candidates in equal order as from float64 probabilities, with and without min_p after it."""
+    """Ties are ordered as by float64 probabilities, with and without min_p after it."""
     logits, _, _ = make(case)
     candidates = Candidates(np.arange(len(logits), dtype=np.int32), logits)
     options = SamplingOptions(top_p=p, min_p=0.03, min_keep=min_keep)

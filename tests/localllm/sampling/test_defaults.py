@@ -1,4 +1,4 @@
-"""Sampling defaults of a file: llama.cpp's keys, below what the user asks for, and nothing that a file could break."""
+"""Sampling defaults of a file: llama.cpp's keys, overridden by the user, and harmless if invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options, random numbers, history and errors of the sampler; the samplers themselves are in test_chain.py."""
+"""The sampler's options, random numbers, history and errors; the samplers themselves are in test_chain.py."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_greedy_takes_the_largest_and_of_equal_ones_the_lowest_id() -> None:
     logits[[17, 400, 401]] = 50
     for options in (
         SamplingOptions(temperature=0),
-        SamplingOptions(temperature=0, presence_penalty=1e-3),  # the long way round
+        SamplingOptions(temperature=0, presence_penalty=1e-3),  # without the fast path
         SamplingOptions(temperature=0, samplers=("top_k", "penalties", "temperature"), presence_penalty=1e-3),
     ):
         assert Sampler(options).sample(logits) == 17
@@ -213,7 +213,7 @@ def test_bias_is_added_before_everything_else() -> None:
         SamplingOptions(temperature=0),
         SamplingOptions(seed=1),
         SamplingOptions(top_k=2, seed=1),
-        SamplingOptions(logit_bias={0: 100.0, 2: 100.0}, seed=1),  # a user's wish does not bring it back
+        SamplingOptions(logit_bias={0: 100.0, 2: 100.0}, seed=1),  # a user's bias does not restore it
     ],
 )
 def test_suppressed_tokens_are_never_chosen(options: SamplingOptions) -> None:
@@ -284,7 +284,7 @@ def test_sequence_breakers_are_found_in_every_spelling() -> None:
 
 
 def test_many_sequence_breakers_are_found_as_fast_as_few() -> None:
-    """A request may name hundreds: each piece of the vocabulary is looked at as often as for one of them."""
+    """A request may name hundreds: each token of the vocabulary is searched as often as for one of them."""
     looks = 0
 
     class Watched(bytes):
@@ -308,7 +308,7 @@ def test_many_sequence_breakers_are_found_as_fast_as_few() -> None:
 
 
 def test_a_quick_draw_is_the_exact_one() -> None:
-    """Draws from many candidates by float32 sums, where these are certain, are those by float64 probabilities."""
+    """If float32 sums are conclusive, a draw from many candidates by them equals that by float64 probabilities."""
     random = np.random.default_rng(5)
     quick = 0
     for spread in (0.01, 1.0, 3.0, 9.0):

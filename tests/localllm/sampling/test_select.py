@@ -1,4 +1,4 @@
-"""The fast selection against a sort of everything, on the sizes and the degenerate inputs that real logits bring."""
+"""The fast selection against a full sort, on realistic sizes and degenerate inputs."""
 
 from __future__ import annotations
 

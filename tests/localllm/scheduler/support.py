@@ -1,4 +1,4 @@
-"""Requests to a scheduler in tests: gather events, take its steps one by one, and watch the rows of its engine."""
+"""Requests to a scheduler in tests: collect events, run single steps, and record the rows of its engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answer:
     events: list[Event] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     ticket: Ticket | None = None
-    until: int = 0  # cancel after so many tokens
+    until: int = 0  # cancel after this many tokens
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)
@@ -79,15 +79,15 @@ def scheduled(model: localllm.Model, **limits: object) -> Iterator[Scheduler]:
 def stepper_of(
     on: localllm.Model | Engine, limits: SchedulerLimits | None = None, drafts: Drafts | None = None, **more: Any
 ) -> Stepper:
-    """Return a core of its own for an engine, for a model in place of the one that it has."""
+    """Return a separate core for an engine, in place of the model's current core."""
     if isinstance(on, Engine):
         return Stepper(Core(on, None, Sampler, limits, drafts, **more))
-    on.new_core(limits or SchedulerLimits())  # the old one gives its blocks back
+    on.new_core(limits or SchedulerLimits())  # the old one frees its blocks
     return Stepper(Core(on.engine, on.maybe_tokenizer, on.sampler, limits, drafts, **more))
 
 
 class Watched(Engine):
-    """An engine that remembers the rows of its steps: (sequence, tokens, wanted logits)."""
+    """An engine that records the rows of its steps: (sequence, tokens, wanted logits)."""
 
     def __init__(self, engine: Engine, **limits: int) -> None:
         super().__init__(engine.executable, engine.pool, replace(engine.limits, **limits))
@@ -99,7 +99,7 @@ class Watched(Engine):
 
 
 class Stepped:
-    """A core whose steps the test takes one by one."""
+    """A core whose steps the test runs one by one."""
 
     def __init__(self, on: localllm.Model | Engine, drafts: Drafts | None = None, **limits: object) -> None:
         self.limits = SchedulerLimits(**limits)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ class Stepped:
             self.core.step()
 
     def finish(self) -> None:
-        """Take steps until no request is left."""
+        """Run steps until no request is left."""
         for _ in range(10_000):
             if not self.running.busy:
                 return

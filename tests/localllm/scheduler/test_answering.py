@@ -1,4 +1,4 @@
-"""One answer: how it ends, what its listener hears, and what is counted."""
+"""One answer: its end, the listener's events, and its usage."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(model: localllm.Mode
 
 
 def ending(model: localllm.Model) -> SamplingOptions:
-    """Every token is the one that ends a text."""
+    """Bias every token towards the end of the text."""
     return SamplingOptions(temperature=0.0, logit_bias={min(model.tokenizer.eog): 1000.0})
 
 
@@ -106,7 +106,7 @@ def test_a_listener_that_fails_ends_its_request(model: localllm.Model) -> None:
 
 
 def test_penalties_see_every_token_once(model: localllm.Model) -> None:
-    """Also where the prompt comes from the cache."""
+    """Also if the prompt comes from the cache."""
     hot = SamplingOptions(temperature=0.9, frequency_penalty=0.7, repeat_last_n=200, seed=4)
     prompt = text(2, 80)
     requests = [Request(prompt, hot, 40, ignore_eos=True), Request([*prompt, 4, 4], hot, 40, ignore_eos=True)]

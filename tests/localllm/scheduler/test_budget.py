@@ -1,4 +1,4 @@
-"""Prompt rows of a step follow from what steps cost: by hand, with costs that are given."""
+"""The number of prompt rows of a step follows from measured costs: by hand, with given costs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_step_lasts_as_long_as_asked() -> None:
 
 
 def test_if_more_wait_than_are_written_steps_may_last_longer() -> None:
-    """Twice as long for 8 beside 4, and 2.5 times at most."""
+    """Twice as long for 8 waiting and 4 running, and 2.5 times at most."""
     assert measured().prompt_rows(4, 8) == 160  # (0.4 - 0.05) / 0.002 = 175
     assert measured().prompt_rows(4, 100) == 224  # (0.5 - 0.05) / 0.002 = 225
 
@@ -82,5 +82,5 @@ def test_rows_cost_something_even_if_decoding_seems_to_cost_all() -> None:
 def test_prompts_alone_cost_their_rows() -> None:
     budget = Budget(512, 0.2)
     budget.observe(4, 0, 0.05)
-    budget.observe(0, 100, 0.2)  # nothing is decoded beside them
+    budget.observe(0, 100, 0.2)  # no decode rows in the step
     assert budget.prompt_rows(4) == 64

@@ -1,4 +1,4 @@
-"""Which drafted tokens a batch verifies: by hand, with costs of rows that are given."""
+"""Which drafted tokens a batch verifies: by hand, with given costs of rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMITS = Limits(rows=64, logit_rows=64, blocks=8, positions=400)
 
 
 class Fixed(Costs):
-    """Costs that stay as they are given."""
+    """Costs that never change."""
 
     def __init__(self, measured: dict[int, float]) -> None:
         super().__init__(measured)
@@ -45,7 +45,7 @@ def model() -> Iterator[localllm.Model]:
 
 
 def writing(model: localllm.Model, drafts: Drafts, prompts: list[list[int]], most: int = 50) -> list[Answering]:
-    """Requests that a step drafts for."""
+    """Requests for which a step drafts."""
     it = Stepped(model, drafts)
     found = [it.ask(Request(prompt, GREEDY, most, ignore_eos=True))[0] for prompt in prompts]
     for one in found:
@@ -75,7 +75,7 @@ def test_drafts_end_where_the_answer_or_the_context_does(model: localllm.Model) 
 
 
 def test_rows_are_verified_while_they_cost_less_than_they_save(model: localllm.Model) -> None:
-    """Rows are free up to four, and then cost as much as a step of one: that is what one token saves at most."""
+    """Rows are free up to four, then cost as much as a step of one row, which is the most that one token can save."""
     rows = {1: 1.0, 4: 1.0, 5: 2.5, 64: 62.0}
     drafts = Drafts(Fixed(rows), 15)
     [one] = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]])
@@ -111,7 +111,7 @@ def test_guesses_that_fail_are_drafted_less(model: localllm.Model) -> None:
         drafts.judge(one)
         assert one.outcome == []
     drafts.propose([one], LIMITS)
-    assert len(one.guesses) == 1  # two in a row have hardly a chance
+    assert len(one.guesses) == 1  # two in a row are very unlikely
 
 
 def test_costs_are_learnt_from_steps_of_answers_alone(model: localllm.Model) -> None:
@@ -124,7 +124,7 @@ def test_costs_are_learnt_from_steps_of_answers_alone(model: localllm.Model) -> 
 
 
 class Rising:
-    """A constraint: every token is 1 to 3 more than the one before, counted round 40; nothing else follows 200."""
+    """A constraint: every token is 1 to 3 more than the one before, modulo 40; nothing may follow 200."""
 
     def __init__(self, width: int, most: int) -> None:
         self._width, self._left, self._last = width, most, 0
@@ -152,7 +152,7 @@ class Rising:
 
 
 def test_what_a_grammar_forbids_is_not_verified(model: localllm.Model) -> None:
-    """Every third drafted token may not follow; the tokens stay those without drafts."""
+    """Every third drafted token is not allowed; the tokens equal those without drafts."""
     prompt = list(range(5, 45))
 
     def guess(text: list[int], sampler: Sampler) -> Guess:
@@ -184,7 +184,7 @@ def test_what_a_grammar_forbids_is_not_verified(model: localllm.Model) -> None:
 
 
 def test_guesses_count_where_only_the_largest_logits_are_looked_at(model: localllm.Model) -> None:
-    """Nothing is verified, so a step returns few logits; whether the guess was right is learnt anyway."""
+    """Nothing is verified, so a step returns few logits; acceptance statistics are updated anyway."""
     drafts = Drafts(Fixed({1: 1.0, 64: 64.0}), 15)
     with Stepped(model, drafts) as it:
         it.ask(Request([*PHRASE * 6], GREEDY, 60, ignore_eos=True))

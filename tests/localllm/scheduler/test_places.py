@@ -1,4 +1,4 @@
-"""Places of answers: who gets which, what they hold at the end, and loading into a full cache."""
+"""Slots of answers: which answer gets which slot, their content at the end, and restoring into a full cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model() -> Iterator[localllm.Model]:
 
 
 def tokens_of(it: Stepped, place: int) -> list[int]:
-    """What a place would save."""
+    """Return the tokens that saving a slot would write."""
     found: list[int] = []
 
     def write(sequence: Sequence) -> int:
@@ -45,7 +45,7 @@ def test_requests_take_the_place_they_name_or_a_free_one(model: localllm.Model) 
             for n, place in enumerate(places)
         ]
         it.finish()
-        assert [one.place for one in ones] == [0, 1, 2, 0]  # place 0 is free again, 9 does not exist
+        assert [one.place for one in ones] == [0, 1, 2, 0]  # slot 0 is free again, 9 does not exist
         assert tokens_of(it, 1) == ones[1].tokens[:-1]
         assert tokens_of(it, 0) == ones[3].tokens[:-1]
         assert it.running.places.erase(1) == 12

@@ -1,4 +1,4 @@
-"""Kept sequences: found by their blocks, evicted in order of use, and on disk across restarts."""
+"""Kept prefixes: found by their blocks, evicted in order of use, and on disk across restarts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_number_of_sequences_has_a_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_window_that_has_moved_on_saves_nothing_but_is_alike() -> None:
-    """The whole of a text can be continued; its first tokens only from the copy that stayed there."""
+    """The whole of a text can be continued; its beginning only from the copy made there."""
     pool = BlockPool(80, 4, windowed=BlockPool(40, 4, window=4))
     cache = PrefixCache(4)
     tokens = list(range(200))
@@ -136,7 +136,7 @@ def test_damaged_files_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_prefixes_is_this_users_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Pipes and links in it are left alone, and nobody else reads what is saved there."""
+    """Pipes and links in it are left alone, and other users cannot read saved files."""
     folder = tmp_path / "cache"
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=1024) as model:
         first = PrefixFiles(folder, model)

@@ -1,4 +1,4 @@
-"""The scheduler writes the same tokens alone and in company, whatever it preempts, reuses or drafts."""
+"""The scheduler generates the same tokens alone and in a batch, with any preemption, reuse and drafts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model() -> Iterator[localllm.Model]:
 
 
 def mixed(model: localllm.Model, count: int, longest: int, seed: int) -> list[Request]:
-    """Random requests, some with a common beginning, greedy and sampled."""
+    """Return random requests, some with a common prefix, greedy and sampled."""
     chance = random.Random(seed)
     beginnings = [[chance.randrange(model.vocabulary) for _ in range(chance.randrange(longest))] for _ in range(3)]
     requests = []
@@ -100,7 +100,7 @@ def test_every_kind_of_cache_keeps_the_promise(family: str, tmp_path: Path) -> N
 
 
 def test_a_full_cache_preempts_and_loses_nothing() -> None:
-    with localllm.load("demo", backend="cpu", threads=1, ctx_size=256, sequences=1) as model:  # room for one context
+    with localllm.load("demo", backend="cpu", threads=1, ctx_size=256, sequences=1) as model:  # room for one sequence
         requests = [Request(one.prompt, one.sampling, 60, ignore_eos=True) for one in mixed(model, 8, 120, 3)]
         expected = each_alone(model, requests)
         with scheduled(model, parallel=4) as scheduler:
@@ -112,7 +112,7 @@ def test_a_full_cache_preempts_and_loses_nothing() -> None:
 
 
 class Free(Costs):
-    """Further rows cost nothing, so that everything is verified."""
+    """Additional rows cost nothing, so that everything is verified."""
 
     def observe(self, rows: int, seconds: float) -> None: ...
 
@@ -222,7 +222,7 @@ def test_the_context_ends_an_answer(model: localllm.Model) -> None:
     with scheduled(model) as scheduler:
         answer = ask(scheduler, Request([5] * 1000, GREEDY, ignore_eos=True))
         assert answer.result().reason == "context"
-        assert len(answer.tokens) == 25  # the last token needs no place in the cache
+        assert len(answer.tokens) == 25  # the last token needs no slot in the cache
 
 
 def test_closing_ends_what_runs(model: localllm.Model) -> None:
@@ -241,7 +241,7 @@ def test_what_is_kept_can_be_forgotten(model: localllm.Model) -> None:
 
 
 def until(true: Callable[[], bool]) -> bool:
-    """Wait for something that becomes true soon after an event."""
+    """Wait for a condition that becomes true soon after an event."""
     end = time.monotonic() + WAIT
     while not true() and time.monotonic() < end:
         time.sleep(0.01)
@@ -249,7 +249,7 @@ def until(true: Callable[[], bool]) -> bool:
 
 
 def test_what_is_asked_while_it_closes_is_told_the_end(model: localllm.Model) -> None:
-    """A request that comes after the sign to stop and before the end of the thread."""
+    """For a request that arrives after the stop signal and before the end of the thread."""
     scheduler = Scheduler(stepper_of(model))
     late: list[Answer] = []
 
@@ -271,7 +271,7 @@ def test_what_is_asked_while_it_closes_is_told_the_end(model: localllm.Model) ->
 
 
 def test_load_may_be_asked_at_any_time() -> None:
-    """From another thread, while windows give up blocks and sequences come and go."""
+    """From another thread, while windows free blocks and sequences start and end."""
     backend = CpuBackend(1)
     limits = Limits(rows=128, logit_rows=16, blocks=50, positions=10 * BLOCK, window_blocks=14)
     engine = engine_of(backend, ATTENDING["experts and windows"](), limits)
@@ -346,7 +346,7 @@ def test_sampled_logprobs_are_those_of_the_tokens_that_may_come(model: localllm.
 
 
 class Even:
-    """A grammar: only even tokens, then the end."""
+    """A grammar that allows only even tokens, then the end."""
 
     def __init__(self, vocabulary: int, most: int, end: int) -> None:
         self._mask = np.arange(vocabulary) % 2 == 0
@@ -388,7 +388,7 @@ def test_a_constraint_decides_what_may_come(model: localllm.Model) -> None:
 def test_a_prompt_that_fills_the_cache_alone_is_told(model: localllm.Model) -> None:
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=128, sequences=1) as small:
         held = small.engine.add()
-        small.engine.step([Rows(held, [3] * 128)])  # somebody else's
+        small.engine.step([Rows(held, [3] * 128)])  # held by another owner
         with scheduled(small) as scheduler:
             answer = ask(scheduler, Request([5] * 128, GREEDY, 100))
             error = answer.error().error

@@ -1,4 +1,4 @@
-"""A step: how many rows of which request it takes, within the engine's limits, and what follows from its results."""
+"""A step: the rows that it takes from each request, within the engine's limits, and the use of its results."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_answers_go_on_while_a_prompt_is_read(model: localllm.Model) -> None:
         assert (len(first.tokens), len(second.tokens)) == (before[0] + 12, before[1] + 12)
         prompts = [count for step in engine.stepped[3:] for count in counts(step) if count > 1]
         assert len(prompts) > 1
-        assert min(prompts[:-1]) >= 16  # the least, since a step may take no time; more if a step was measured as slow
+        assert min(prompts[:-1]) >= 16  # the minimum, if steps take no time; more for slow ones
         it.finish()
 
 
@@ -106,7 +106,7 @@ def test_log_probabilities_of_prompts_keep_to_the_rows_of_logits(model: localllm
 
 
 class Bold(Drafts):
-    """Drafts the same 15 tokens for everyone, and has them all verified."""
+    """Drafts the same 15 tokens for every request, and has all of them verified."""
 
     def propose(self, writing: object, limits: Limits) -> None:
         for one in writing:  # type: ignore[attr-defined]
@@ -148,7 +148,7 @@ def test_chunks_of_a_card_do_not_depend_on_the_load(model: localllm.Model) -> No
     "kind", ["experts and windows", "delta net", "Mamba-2", "lightning attention", "blends of earlier sums"]
 )
 def test_layers_that_forget_give_the_same_tokens_in_company(kind: str) -> None:
-    """Few blocks for what they keep, so that copies are made, moved on from, and evicted."""
+    """With so few blocks that copies are made, become outdated, and are evicted."""
     backend = CpuBackend(1)
     plan = {**ATTENDING, **RECURRENT}[kind]()
     limits = Limits(rows=128, logit_rows=16, blocks=50, positions=10 * BLOCK, window_blocks=14)
@@ -208,10 +208,10 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(model: localllm.Model
 
 @pytest.mark.parametrize("written", [0, 5])
 def test_a_request_that_fills_the_cache_alone_ends(model: localllm.Model, written: int) -> None:
-    """As an answer if it has begun one, else with an error."""
+    """As a complete answer if it has begun, else with an error."""
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=4 * BLOCK, sequences=1) as small:
         held = small.engine.add()
-        small.engine.step([Rows(held, [3] * 2 * BLOCK)])  # somebody else's
+        small.engine.step([Rows(held, [3] * 2 * BLOCK)])  # held by another owner
         free = small.pool.free_blocks * BLOCK
         with Stepped(small) as it:
             _, answer = it.ask(wanted(text(1, free + 1 - written), 50))

@@ -1,4 +1,4 @@
-"""Requests to the application: in this process, or over a real connection to uvicorn on 127.0.0.1."""
+"""Requests to the application, in this process or over a real connection to uvicorn on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def call(
     app = service if not hasattr(service, "find") else make_app(service, settings or Settings())  # type: ignore[arg-type]
 
     async def one() -> httpx.Response:
-        # errors that the application raises would be uvicorn's to log; here they fail the test
+        # uvicorn would log errors that the application raises; here they fail the test.
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
             content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
@@ -46,21 +46,21 @@ def call(
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """The JSON of a stream of server-sent events."""
+    """Return the JSON of a stream of server-sent events."""
     assert response.headers["content-type"].startswith("text/event-stream"), response.text
     lines = [line for line in response.text.split("\n") if line.startswith("data: ")]
     return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
 
 
 def lines(response: httpx.Response) -> list[Any]:
-    """The JSON of a stream of lines."""
+    """Return the JSON of a stream of lines."""
     assert response.headers["content-type"] == "application/x-ndjson", response.text
     return [json.loads(line) for line in response.text.splitlines()]
 
 
 @contextmanager
 def served(service: Service, settings: Settings | None = None) -> Iterator[int]:
-    """Serve on a free port of 127.0.0.1, in a thread; give the port."""
+    """Serve on a free port of 127.0.0.1, in a thread; yield the port."""
     settings = settings or Settings(port=0)
     admission = Admission(settings.limits)
     sockets = listen(settings)

@@ -1,8 +1,8 @@
-"""A service that answers from a script: the protocols' tests need no model.
+"""A service that answers from a script, so that tests of protocols need no model.
 
 service = ScriptedService([*said("Hello"), done()])
 app = make_app(service, Settings())
-... service.asked[-1] is the Turn or Completion that the protocol made
+... service.asked[-1] is the Turn or Completion that the protocol created
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALL = ("completion", "chat", "tools", "thinking", "insert", "embedding", "rerank
 
 @dataclass
 class Model:
-    """What a scripted service says of its model."""
+    """The properties that a scripted service reports of its model."""
 
     id: str = "tiny"
     created: int = 1_700_000_000
@@ -51,22 +51,22 @@ class Model:
 
 
 def said(*texts: str, token: int = 7, choice: int = 0, logprob: Logprob | None = None) -> list[Event]:
-    """Content, a token each."""
+    """Return content events, one token each."""
     return [Token(token + n, text, logprob, (Content(text),), choice) for n, text in enumerate(texts)]
 
 
 def wrote(parts: Sequence[Part], token: int, logprob: Logprob | None = None) -> Token:
-    """A token that completed these parts."""
+    """Return the event of a token that completed these parts."""
     return Token(token, "", logprob, tuple(parts))
 
 
 def thought(*texts: str) -> list[Event]:
-    """Reasoning, a token each."""
+    """Return reasoning events, one token each."""
     return [Token(50 + n, text, None, (Reasoning(text),)) for n, text in enumerate(texts)]
 
 
 def called(name: str, *arguments: str, index: int = 0, id: str = "call_1") -> list[Event]:
-    """A call of a tool, whose arguments come in pieces."""
+    """Return the events of a tool call whose arguments arrive in pieces."""
     parts: list[Part] = [CallStart(index, id, name)]
     parts += [CallArguments(index, piece) for piece in arguments]
     return [Token(90 + n, "", None, (part,)) for n, part in enumerate(parts)]
@@ -81,7 +81,7 @@ def done(
     choice: int = 0,
     last: Sequence[Part] = (),
 ) -> Finished:
-    """The end of an answer, with its usage and its `last` parts."""
+    """Return the end of an answer, with its usage and its `last` parts."""
     usage = Usage(
         prompt_tokens=prompt,
         reused_tokens=reused,
@@ -95,7 +95,7 @@ def done(
 
 
 def script(*texts: str, prompt: int = 5, reused: int = 2, reason: Reason = "end") -> list[Step]:
-    """A whole answer of content."""
+    """Return the events of a complete answer of content."""
     middle = said(*texts)
     return [
         Started(prompt, reused),
@@ -106,7 +106,7 @@ def script(*texts: str, prompt: int = 5, reused: int = 2, reason: Reason = "end"
 
 
 def likely(token: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> Logprob:
-    """The log-probability of a token, with the bytes that the scripted service's tokens have."""
+    """Return the log-probability of a token, with the bytes of the scripted service's tokens."""
     return Logprob(token, logprob, tuple(top), _piece(token), tuple(_piece(each) for each, _ in top))
 
 
@@ -116,15 +116,15 @@ def _piece(token: int) -> bytes:
 
 @dataclass
 class ScriptedService:
-    """A `Service` whose answers are `steps`, or what `steps` makes of a Turn or Completion."""
+    """A `Service` whose answers are `steps`, or the result of `steps` for a Turn or Completion."""
 
     steps: Sequence[Step] | Callable[[Turn | Completion], Sequence[Step]] = field(default_factory=lambda: script("Hi"))
     all_models: Sequence[Model] = field(default_factory=lambda: [Model()])
     asked: list[Turn | Completion] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # the model names that requests had
-    normalized: list[bool] = field(default_factory=list)  # whether `embed` was asked for vectors of length 1
-    closed: int = 0  # answers whose iterator was closed or ended
-    failure: Exception | None = None  # raised by everything but `models` and `find`
+    names: list[str] = field(default_factory=list)  # the model names in requests
+    normalized: list[bool] = field(default_factory=list)  # whether `embed` requested normalized vectors
+    closed: int = 0  # number of answers whose iterator was closed or ended
+    failure: Exception | None = None  # raised by every method except `models` and `find`
     observer: ServiceObserver = field(default_factory=lambda: ServiceObserver(Metrics()))
 
     def models(self) -> Sequence[Model]:
@@ -172,11 +172,11 @@ class ScriptedService:
         return "".join(f"<|{m['role']}|>{m.get('content') or ''} " for m in turn.messages) + "<|assistant|>"
 
     async def prompt_ids(self, model: str, turn: Turn) -> list[int]:
-        """A token is a byte."""
+        """Return the ids of a prompt; a token is a byte."""
         return list((await self.render(model, turn)).encode())
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """A token is a byte; 1 comes first if asked for, and <s> is 1 if it may be."""
+        """Return the ids of a text; a token is a byte. 1 is BOS; if allowed, <s> is parsed as 1."""
         self._fail()
         self.find(model)
         found = [1] if add_special else []

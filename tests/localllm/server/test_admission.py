@@ -1,4 +1,4 @@
-"""Limits on open requests, of all and of each client, and none new while the server stops."""
+"""Limits on open requests, in total and per client, and no new ones while the server stops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_requests_are_counted() -> None:
     for client in ("a", "a", "b"):
         admission.leave(client, 0.01)
     assert admission.open == 0
-    assert not admission.clients  # no trace of clients that are gone
+    assert not admission.clients  # disconnected clients leave no entry
     admission.draining = True
     with pytest.raises(Draining):
         admission.enter("a")
@@ -55,7 +55,7 @@ def test_the_time_to_retry_follows_from_what_requests_take() -> None:
     admission = Admission(Limits(requests=8, client_requests=2))
     admission.enter("a")
     admission.leave("a", 30.0)
-    for expected in (15, 13):  # half of a request's mean time
+    for expected in (15, 13):  # half of a request's mean duration
         admission.enter("a")
         admission.enter("a")
         with pytest.raises(TooManyRequests) as raised:
@@ -134,7 +134,7 @@ def test_each_api_is_refused_in_its_own_shape(path: str, body: dict[str, Any], k
 
 
 async def together(settings: Settings, admission: Admission, headers: list[dict[str, str]]) -> list[httpx.Response]:
-    """Send requests at once, each of which takes a while; then one more."""
+    """Send slow requests at once, then one more."""
     service = ScriptedService([Started(5, 0), *said("a"), 0.05, done()])
     app = make_app(service, settings, admission=admission)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

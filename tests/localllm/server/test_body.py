@@ -1,4 +1,4 @@
-"""The body of a request: what is read, and what is refused in one line."""
+"""The body of a request: accepted bodies, and refusals in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Typed fields: each refusal names the field and what was expected."""
+"""Typed fields: each refusal names the field and the expected type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile requests to every route: each has an answer, an error in its protocol's shape, and never our bug (500)."""
+"""Hostile requests to every route: each gets an answer or an error in its protocol's format, never a 500."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ RAW: list[bytes] = [
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a body where another value can stand."""
+    """Return every path in a body whose value can be replaced."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*path, key)
@@ -89,7 +89,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def judge(path: str, response: httpx.Response) -> None:
-    """An answer, or an error that a client understands."""
+    """Check for an answer, or an error in the client's format."""
     status = response.status_code
     assert status in (200, 400, 404, 413, 501), (path, status, response.text[:300])
     if status != 200:

@@ -1,4 +1,6 @@
-"""Lanes: accounts take turns, jobs of callers that are gone are dropped, and large jobs do not hold up small ones."""
+"""Lanes of background work: accounts alternate, jobs of disconnected callers are dropped, large jobs do not delay small
+ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server's memory after hostile requests is near what it was once warm."""
+"""A server's memory after hostile requests returns to about its level when warm."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(
 MIB = 1 << 20
 USUAL = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["age"]}
 LARGE = {"content": "x", "unknown": [[0]] * 400_000}
-WAIT = 30  # seconds until a lane is idle and has returned its memory
-MORE = 110 * MIB  # the largest grammars that stay compiled take 48 of them
+WAIT = 30  # seconds until a worker is idle and has returned its memory
+MORE = 110 * MIB  # of which the largest cached grammars take 48 MB
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def _answered(server: Server, schema: Any) -> int:
 
 
 def _above(server: Server, warm: int) -> int:
-    """Return the memory above `warm` once it is below `MORE`, or after a while."""
+    """Return the memory above `warm` once it is below `MORE`, or after a timeout."""
     end = time.monotonic() + WAIT
     while (above := server.memory - warm) > MORE and time.monotonic() < end:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Several streams as one."""
+"""Merging several streams into one."""
 
 from __future__ import annotations
 

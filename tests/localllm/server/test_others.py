@@ -1,6 +1,6 @@
-"""Nobody can stop the others: work is bounded before it is done, and what one client asks for does not hold up another.
+"""No client can block the others: work is bounded before it starts, and one client's requests do not delay another's.
 
-A real model answers. Clients are told apart by their addresses.
+A real model answers. Clients are identified by their addresses.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def test_texts_are_searched_for_only_if_they_are_short() -> None:
     asyncio.run(run())
 
 
-# -- one client's work beside another's ------------------------------------------------------------------------------
+# -- one client's work during another's
+# ---------------------------------------------------------------------------------
 
 
 def blocked(job: threading.Event, free: threading.Event) -> None:
@@ -144,7 +145,7 @@ def blocked(job: threading.Event, free: threading.Event) -> None:
 
 
 async def short_answers(http: Clients) -> None:
-    """The other client is answered, whatever the first one's work is."""
+    """Check that the other client is answered, whatever the first one's work is."""
     for path, body in (
         ("/v1/chat/completions", SHORT),
         ("/tokenize", {"content": "hello"}),
@@ -208,7 +209,7 @@ def test_a_conversation_that_is_slow_to_render_does_not_hold_up_short_ones(monke
 
 
 class SlowChild:
-    """Stands in for the child that compiles grammars, and waits until its caller is gone."""
+    """Replaces the child that compiles grammars, and waits until its caller is gone."""
 
     def __init__(self) -> None:
         self.began, self.stopped = threading.Event(), threading.Event()
@@ -269,7 +270,7 @@ def test_a_grammar_holds_up_nobody_and_ends_with_its_client(
 def test_a_grammar_is_the_clients_fault_only_if_it_takes_processor_time(
     limits: dict[str, float], status: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock ends the child of a busy machine, or the system one without memory: that is to be tried again."""
+    """A busy machine or low memory may also end the child; such a grammar may be tried again."""
     rules = "\n".join(f"r{n} ::= r{n + 1} r{n + 1} | r{n + 1}" for n in range(1400))
     body = {"prompt": "a", "n_predict": 1, "grammar": f'root ::= r0\n{rules}\nr1400 ::= "a"'}
 
@@ -311,12 +312,12 @@ def test_grammars_are_compiled_in_their_own_thread(monkeypatch: pytest.MonkeyPat
     ("path", "body"), [("/completion", {"prompt": "a", "n_predict": 2}), ("/v1/chat/completions", SHORT)]
 )
 def test_sequence_breakers_hold_up_nobody(path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searching a large vocabulary for new ones takes up to a second. They are searched for once."""
+    """Searching a large vocabulary for new ones takes up to a second. The result is cached."""
     began, free, searches = threading.Event(), threading.Event(), []
     real = Tokenizer.encode
 
     def encode(self: Tokenizer, text: str, *more: Any, **named: Any) -> list[int]:
-        if text == "xqz":  # what follows a token that ends with the first letter
+        if text == "xqz":  # the possible continuations of a token that ends with the first letter
             searches.append(text)
             blocked(began, free)
         return real(self, text, *more, **named)
@@ -365,7 +366,7 @@ def test_a_client_is_answered_while_another_has_all_places(more: dict[str, Any])
 
 
 def test_answers_of_one_request_count_one_by_one() -> None:
-    """Two requests with many answers each leave places for others."""
+    """Two requests with many answers each leave slots for others."""
 
     async def run() -> None:
         async with clients(SchedulerLimits(parallel=1, waiting=9), 1024) as http:
@@ -385,7 +386,7 @@ def test_answers_of_one_request_count_one_by_one() -> None:
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
 def test_a_list_of_prompts_takes_its_places_in_turn(path: str) -> None:
-    """More prompts than the queue holds are answered, as some wait outside of it."""
+    """More prompts than the queue holds are answered, because some wait outside the queue."""
 
     async def run() -> None:
         async with clients(SchedulerLimits(parallel=2, waiting=130)) as http:
@@ -429,7 +430,7 @@ def test_a_long_text_is_refused_or_cut_before_it_is_tokenized(tmp_path: Path, mo
             ):
                 answer = await http[ONE].post(where, json=body)
                 assert answer.status_code == 400, answer.text
-            assert longest[0] == 0  # nor is any other text of the list
+            assert longest[0] == 0  # nor was any other text of the list
             cut = await http[ONE].post("/api/embed", json={"model": "bert", "input": text})  # as Ollama does
             assert cut.status_code == 200
             assert cut.json()["prompt_eval_count"] > 8
@@ -454,7 +455,7 @@ def test_texts_of_others_come_between_those_of_a_long_list(tmp_path: Path, monke
             many = asyncio.create_task(http[ONE].post("/v1/embeddings", json={"input": ["abc def " * 5] * 2000}))
             await asyncio.to_thread(began.wait, WAIT)
             one = asyncio.create_task(http[OTHER].post("/v1/embeddings", json={"input": "abc"}))
-            await asyncio.sleep(0.1)  # it waits in the same line now
+            await asyncio.sleep(0.1)  # it waits in the same queue now
             free.set()
             assert (await one).status_code == 200
             assert not many.done()

@@ -1,4 +1,4 @@
-"""Prompts that fill a gap: files, what is before the gap, what is after it, as llama.cpp's /infill writes them."""
+"""Infill prompts: files, the text before and after the gap, as llama.cpp's /infill writes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTEXT = 128
 
 @pytest.fixture(scope="module", params=[True, False])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
-    """A model with the marks of infilling; with and without those of files."""
+    """Return a model with infill tokens, with and without those for files."""
     marks = MARKS | ({"fim_rep": REPOSITORY, "fim_sep": SEPARATOR} if request.param else {})
     extra = {f"tokenizer.ggml.{name}_token_id": token for name, token in marks.items()}
     path = write_model(tmp_path_factory.mktemp("fills") / "m.gguf", extra=extra)
@@ -78,13 +78,13 @@ def test_files_leave_room_for_the_answer(model: localllm.Model, wanted: int | No
 def test_a_gap_that_does_not_fit_is_refused(model: localllm.Model) -> None:
     with pytest.raises(PromptTooLong):
         filled(model, before="x" * 100_000)
-    assert REPOSITORY not in filled(model, ("f.c", "x"), before="x" * CONTEXT)  # no room: the scheduler refuses it
+    assert REPOSITORY not in filled(model, ("f.c", "x"), before="x" * CONTEXT)  # no room: the scheduler rejects it
 
 
 def test_a_text_is_refused_by_its_length_as_the_model_refuses_it(model: localllm.Model) -> None:
-    """Without tokenizing it, at the same length, and with llama-server's words."""
+    """Without tokenizing, at the same length, and with llama-server's message."""
     longest = "x" * (CONTEXT * model.tokenizer.longest)
-    assert len(filled(model, before=longest[:-2])) > CONTEXT  # "cd" is part of the prompt: the scheduler refuses it
+    assert len(filled(model, before=longest[:-2])) > CONTEXT  # "cd" is part of the prompt: the scheduler rejects it
     words = f"the prompt has at least {CONTEXT + 1} tokens and exceeds the available context size of {CONTEXT} tokens"
     with pytest.raises(PromptTooLong, match=words) as refused:
         filled(model, before=longest[:-1])

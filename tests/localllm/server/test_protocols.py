@@ -1,4 +1,4 @@
-"""llama.cpp's and Ollama's protocols with the model in the box: what one tells agrees with what another does."""
+"""llama.cpp's and Ollama's protocols with the model in the box: their answers agree."""
 
 from __future__ import annotations
 

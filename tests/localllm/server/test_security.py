@@ -1,4 +1,4 @@
-"""Who may use the server: host names, pages, keys."""
+"""Access control: host names, origins of pages, keys."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_pages_of_other_sites_may_not(origin: str) -> None:
 def test_pages_of_this_server_may() -> None:
     assert status({"Host": "localhost:8080", "Origin": "http://localhost:8080"}) == 200
     assert status({"Host": "localhost:8080", "Origin": "http://localhost:8081"}) == 403
-    assert status({"Host": "evil.com", "Origin": "http://evil.com"}) == 403  # rebinding
+    assert status({"Host": "evil.com", "Origin": "http://evil.com"}) == 403  # DNS rebinding
 
 
 def test_pages_can_be_allowed() -> None:

@@ -1,4 +1,4 @@
-"""Settings from options, and the options themselves."""
+"""Settings derived from options, and the options themselves."""
 
 from __future__ import annotations
 

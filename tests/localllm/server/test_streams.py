@@ -1,4 +1,4 @@
-"""Streams end with their clients, start with their first event, and say how they failed."""
+"""Streams end when their clients disconnect, start with their first event, and report failures."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def test_a_stream_without_events_is_complete() -> None:
     assert (response.status_code, response.content) == (200, b"")
 
 
-# -- as uvicorn would call it ----------------------------------------------------------------------------------------
+# -- called as uvicorn does
+# ---------------------------------------------------------------------------------------------
 
 
 class Wire:
@@ -130,7 +131,7 @@ class Wire:
 
 
 class Held:
-    """A source that says one thing and then nothing, and knows when it was closed."""
+    """A source that yields one event and then waits, and records when it was closed."""
 
     def __init__(self, first: bool = True) -> None:
         self.first = first
@@ -225,7 +226,7 @@ def test_a_handler_is_cancelled_when_the_client_goes() -> None:
 def test_a_body_that_does_not_come_is_refused() -> None:
     async def main() -> list[Any]:
         wire = Wire()
-        wire.first = False  # it never sends a body, nor goes away
+        wire.first = False  # it neither sends a body nor disconnects
         await app(two, limits=Limits(body_seconds=0.02))(wire.scope(), wire.receive, wire.send)
         return wire.sent
 
@@ -260,7 +261,7 @@ def test_a_closed_socket_closes_the_source() -> None:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    """Wait until something is true; 20 seconds are enough for any machine."""
+    """Wait until a condition is true; 20 seconds are enough for any machine."""
     waiting = threading.Event()
     for _ in range(2000):
         if true():

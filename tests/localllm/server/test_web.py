@@ -1,4 +1,4 @@
-"""The web page's files: what is served, with which headers, to whom; and that nothing is loaded from elsewhere."""
+"""The web page's files: content, headers, access; and nothing is loaded from other hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the tests of speculation: models that are tables, drafts and costs that are given, and a clock."""
+"""Helpers for tests of speculation: models that are tables, given drafts and costs, and a clock."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from localllm.speculation.setup import Speculation
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
 Guessing = Callable[[list[int], Sampler], Guess]
 
-# Seconds of a pass of 1 ... 16 rows, measured on two cores with the 1B geometry in Q4_0.
+# Seconds of a pass of 1 to 16 rows, measured on two cores with the 1B geometry in Q4_0.
 MEASURED = dict(enumerate((24.6, 24.7, 25.7, 47.7, 54, 54, 61.5, 63, 70, 70, 74, 77, 81, 85, 87, 89.4), 1))
 GREEDY = SamplingOptions(temperature=0)
 
 
 class Clock:
-    """A clock that advances only when told to."""
+    """A clock that advances only on request."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -84,7 +84,7 @@ class Table:
 def table_engine(
     logits: Logits, clock: Clock | None = None, costs: Callable[[int], float] = lambda rows: 1.0
 ) -> Engine:
-    """An engine of such a model, without weights and without a cache."""
+    """Return an engine of such a model, without weights and without a cache."""
     limits = Limits(rows=64, logit_rows=64, blocks=64, positions=2048)
     table = cast(Executable, Table(logits, clock or Clock(), costs))
     return Engine(table, BlockPool(limits.blocks, BLOCK), limits)
@@ -130,7 +130,7 @@ class Reckless(Judge):
 
 
 class _Given:
-    """Stands where a model keeps its `Speculation`; makes the drafts that are given."""
+    """Replaces a model's `Speculation`; its drafts are given."""
 
     def __init__(self, make: Callable[[], Drafts | None]) -> None:
         self._make = make
@@ -141,7 +141,7 @@ class _Given:
 
 @contextmanager
 def drafting_by(model: Model, drafts: Drafts | None) -> Iterator[Model]:
-    """Have `drafts` draft the answers of an open model inside the block."""
+    """Within the block, `drafts` drafts the answers of an open model."""
     before = model.speculation
     model.draft_with(cast(Speculation, _Given(lambda: drafts)))
     try:
@@ -151,7 +151,7 @@ def drafting_by(model: Model, drafts: Drafts | None) -> Iterator[Model]:
 
 
 def eager(model: Model) -> None:
-    """Have an open model verify every draft from now on, whatever it costs on this machine."""
+    """Make an open model verify every draft from now on, whatever the cost on this machine."""
     found = model.speculation
     assert found is not None
     found.costs = Free()

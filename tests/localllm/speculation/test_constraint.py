@@ -1,4 +1,4 @@
-"""Drafts for an answer that is held to a grammar: whoever guesses, the tokens are those that the grammar allows."""
+"""Drafts for an answer under a grammar: whatever is drafted, the grammar allows every token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.localllm.speculation.test_rule import DRAFTERS, OPTIONS, PLAIN, PROMP
 
 
 class Steps:
-    """A constraint: every token is 1 to 3 more than the one before, counted round; any token comes first."""
+    """A constraint: every token is 1 to 3 more than the one before, modulo the vocabulary; any token may start."""
 
     finished = False
 
@@ -48,7 +48,7 @@ class Steps:
 
 
 def plain(options: SamplingOptions, count: int) -> list[int]:
-    """The answer of plain decoding."""
+    """Return the answer of plain decoding."""
     sampler, text = Sampler(options), list(PROMPT)
     sampler.constrain(Steps())
     for token in PROMPT:
@@ -60,7 +60,7 @@ def plain(options: SamplingOptions, count: int) -> list[int]:
 
 
 def drafted(options: SamplingOptions, guess: Guessing, count: int) -> tuple[list[int], Watched]:
-    """The answer with drafts, all of which are verified, and the engine that made it."""
+    """Return the answer with drafts, all of which are verified, and the engine used."""
     engine = Watched(table_engine(table(1)))
     with Stepped(engine, Told(guess, 3)) as it:
         _, answer = it.ask(Request(PROMPT, options, count, constraint=Steps))
@@ -96,7 +96,7 @@ def test_what_the_grammar_forbids_is_not_verified() -> None:
 
 
 class Nothing(Steps):
-    """Allows a token whose logit is -inf, or none at all."""
+    """Allows a token whose logit is -inf, or no token."""
 
     def __init__(self, *tokens: int) -> None:
         super().__init__()

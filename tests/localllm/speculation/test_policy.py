@@ -1,4 +1,4 @@
-"""Guessing pays, or it is left: costs, likelihoods, and whole answers against a clock that says what passes take."""
+"""Drafting continues only if it saves time: costs, acceptance rates, and whole answers with a simulated clock."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.localllm.scheduler.support import Stepped
 from tests.localllm.speculation.support import GREEDY, MEASURED, Clock, Logits, table_engine
 
 V = 50
-EVERY_ROW = dict.fromkeys(range(1, 17), 20.0)  # checking is free
-NO_GAIN = {rows: 20.0 * rows for rows in range(1, 17)}  # checking gains nothing
+EVERY_ROW = dict.fromkeys(range(1, 17), 20.0)  # verification is free
+NO_GAIN = {rows: 20.0 * rows for rows in range(1, 17)}  # verification saves nothing
 SAME = Mapping(np.arange(V, dtype=np.int32), V, None, None)
 SHAPES = {"measured": MEASURED, "free": EVERY_ROW, "no gain": NO_GAIN}
 
 
 def best_fixed(likelihood: float, step: float, costs: dict[int, float]) -> float:
-    """Speedup of the best number of guesses, were it known and the same in every round."""
+    """Return the speedup of the best fixed number of drafted tokens, if it were known."""
     return max(
         sum(likelihood**i for i in range(k + 1)) / (costs[k + 1] + k * step) * costs[1] for k in range(len(costs))
     )
@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def says(text: list[int], right: list[bool] | None = None) -> Logits:
-    """A model that goes on with `text`, but with another token in the places that are not `right`."""
+    """Return a model that continues with `text`, except for other tokens at positions that are not `right`."""
 
     def logits(seen: list[int]) -> np.ndarray:
         wrong = right is not None and not right[len(seen)]
@@ -54,7 +54,7 @@ def speedup(
     clock: Clock, likelihood: float, step: float, costs: dict[int, float],
     known: dict[int, float] | None = None, tokens: int = 512,
 ) -> float:  # fmt: skip
-    """Of an answer with a draft model whose drafts are right with this likelihood, and whose passes take `step`."""
+    """Return the speedup with a draft model of this acceptance rate, whose passes take `step`."""
     random = np.random.RandomState(1)
     text = random.randint(0, V, tokens + 40).tolist()
     right = (random.random_sample(len(text)) < likelihood).tolist()
@@ -83,7 +83,7 @@ def test_a_draft_as_slow_as_the_model_is_left_alone(clock: Clock) -> None:
 
 
 def test_passes_that_cost_more_than_was_measured_are_noticed(clock: Clock) -> None:
-    """Costs that were wrong when the model was opened."""
+    """The costs measured when the model was opened were wrong."""
     assert speedup(clock, 0.5, 0.01, NO_GAIN, {1: 20.0, 16: 21.0}) > 0.93
 
 
@@ -97,7 +97,7 @@ def test_repeated_text_is_guessed_from_itself(clock: Clock) -> None:
     usage = answer.result().usage
     assert 239 * MEASURED[1] / usage.decode_seconds > 2.5
     assert usage.accepted > 0.9 * usage.drafted
-    assert usage.accepted + usage.decode_passes == 239  # a token a pass, and the drafts that were right
+    assert usage.accepted + usage.decode_passes == 239  # one token per pass, plus accepted drafts
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_costs_between_those_measured_lie_between_them() -> None:
 
 
 def test_costs_follow_what_passes_take() -> None:
-    """One row does not follow several, nor they one; a pass that stood still for a minute hardly counts."""
+    """The costs of one row and of several rows are independent; a pass that paused for a minute hardly counts."""
     costs = Costs({1: 10.0, 16: 40.0})
     for _ in range(100):
         costs.observe(8, 60.0)
@@ -137,7 +137,7 @@ def test_acceptance_is_learned_class_by_class() -> None:
 
 
 def test_a_step_in_the_costs_is_looked_over() -> None:
-    """Three rows are cheap, four are not, sixteen are again: worth it for guesses that surely stand."""
+    """Three rows are cheap, four are not, sixteen are again: worthwhile for drafts that are certain."""
     costs = Costs({1: 10.0, 3: 10.0, 4: 30.0, 16: 31.0})
     assert outlook(costs, 10.0, 2, 1.0, 0.99, 0.1, 15) > 0
     assert outlook(costs, 10.0, 2, 1.0, 0.6, 0.1, 15) == 0

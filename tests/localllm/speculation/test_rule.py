@@ -1,4 +1,4 @@
-"""Whoever guesses and however badly: with a seed, the tokens and the random numbers are those without drafts."""
+"""With any drafts, good or bad, and a seed, the tokens and the random numbers are those without drafts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.speculation.rule import Guess
 from tests.localllm.scheduler.support import Stepped, Watched
 from tests.localllm.speculation.support import GREEDY, Guessing, Logits, Told, table_engine
 
-# Every sampler does something; the vocabulary is small, so that drafts are often right.
+# Every sampler has an effect; the vocabulary is small, so that drafts are often right.
 ALL_ON = SamplingOptions(
     seed=5, temperature=0.9, dynatemp_range=0.3, top_k=6, top_p=0.97, min_p=0.02, typical_p=0.98, top_n_sigma=2.5,
     xtc_probability=0.5, xtc_threshold=0.15, repeat_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1,
@@ -38,13 +38,13 @@ PROMPT = [1, 2, 1]
 
 
 def table(seed: int, spread: float = 1.5) -> Logits:
-    """A model: logits (V,) that depend on the last two tokens."""
+    """Return a model: logits (V,) that depend on the last two tokens."""
     logits = np.random.RandomState(seed).standard_normal((V, V, V)).astype(np.float32) * spread
     return lambda tokens: logits[tokens[-2:][0], tokens[-1]]
 
 
 def likeliest(logits: Logits) -> Guessing:
-    """Guesses as a draft model makes them."""
+    """Return the most likely tokens, as a draft model would."""
     return lambda text, sampler: Guess(int(logits(text).argmax()), 0)
 
 
@@ -57,7 +57,7 @@ DRAFTERS: dict[str, Guessing] = {
 
 
 def plain(options: SamplingOptions, count: int) -> tuple[list[int], Sampler]:
-    """The answer by the definition, one token after another, and the sampler after it."""
+    """Return the answer by the definition, one token after another, and the sampler afterwards."""
     text, sampler = list(PROMPT), Sampler(options)
     for token in PROMPT:
         sampler.accept(token)
@@ -70,7 +70,7 @@ def plain(options: SamplingOptions, count: int) -> tuple[list[int], Sampler]:
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_tokens_and_random_numbers_are_those_without_drafts(options: SamplingOptions, drafter: str) -> None:
-    """What follows a rejected draft is as if it had never been there."""
+    """After a rejected draft everything is as if it had not existed."""
     accepted = drafted = 0
     for seed in range(8):
         options = replace(options, seed=seed)
@@ -105,7 +105,7 @@ def test_right_drafts_all_stand(options: SamplingOptions) -> None:
 
 
 def test_a_draft_is_not_believed() -> None:
-    """The tests above can fail: without verification the tokens of an unlike draft are others."""
+    """Validates the tests above: without verification, the tokens of an unlike draft differ."""
     expected, _ = plain(PLAIN, 40)
     text = list(PROMPT)
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""A draft may count its tokens another way: what is the same is told by bytes, and the rest as text."""
+"""A draft may have another vocabulary: tokens are matched by their bytes, and others converted as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.tokenizer import Tokenizer
 
 
 def spm(*words: str, end: str = "</s>") -> Tokenizer:
-    """Control tokens, all bytes, then `words`."""
+    """Return a vocabulary of control tokens, all bytes, then `words`."""
     tokens = ["<unk>", "<s>", end, *(f"<0x{b:02X}>" for b in range(256)), *words]
     kinds = [2, 3, 3, *[6] * 256, *[1] * len(words)]
     return Tokenizer.from_metadata(
@@ -32,7 +32,7 @@ def spm(*words: str, end: str = "</s>") -> Tokenizer:
 
 
 def model(tokenizer: Tokenizer | None, size: int = 0, name: str = "m.gguf") -> Vocabulary:
-    """The vocabulary of a model."""
+    """Return the vocabulary of a model."""
     width = size or (tokenizer.vocab_size if tokenizer else 0)
     return Vocabulary(Path(name), width, tokenizer)
 
@@ -46,12 +46,12 @@ def test_equal_vocabularies_are_equal() -> None:
 
 
 def test_tokens_are_the_same_by_their_bytes() -> None:
-    """In another order, with other tokens between them; a byte and a letter that spell the same stay what they are."""
+    """In another order, with other tokens in between; a byte token and a letter with equal text stay distinct."""
     ours, theirs = spm("a", "ab", "▁c"), spm("▁c", "x", "a", end="<end>")
     mapping = match(model(ours), model(theirs))
     ids, other = {w: 259 + i for i, w in enumerate(("a", "ab", "▁c"))}, {"▁c": 259, "x": 260, "a": 261}
     assert mapping.target_of[other["▁c"]] == ids["▁c"]
-    assert mapping.target_of[other["a"]] == 3 + ord("a")  # of two tokens with these bytes the first
+    assert mapping.target_of[other["a"]] == 3 + ord("a")  # the first of two tokens with these bytes
     assert mapping.target_of[2] == 2  # both end the text
     assert mapping.to_draft(ids["▁c"]) == (other["▁c"],)
     logits = mapping.logits(np.ones(262, np.float32))

@@ -1,4 +1,4 @@
-"""A hub on this machine, and a client of it."""
+"""A hub on this machine, and a client for it."""
 
 from __future__ import annotations
 

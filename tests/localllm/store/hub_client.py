@@ -1,4 +1,4 @@
-"""What a test hub holds, and a client that pulls from it into a cache."""
+"""The content of a test hub, and a client that pulls from it into a cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = {f"Big-Q4_0/Big-Q4_0-{n:05d}-of-00003.gguf": os.urandom(70_000 + n) for 
 
 
 class Client:
-    """A cache, and what was told while pulling into it."""
+    """A cache, and the messages while pulling into it."""
 
     def __init__(self, server: HubServer, cache: Path) -> None:
         self.server, self.cache = server, cache

@@ -1,7 +1,7 @@
-"""A Hugging Face hub of one's own: repositories over HTTP as huggingface_hub asks for them, and its faults on demand.
+"""A local Hugging Face hub: repositories over HTTP as huggingface_hub requests them, with faults on demand.
 
-Files are answered by a second server, as the hub leads to its content network: a redirect to another host, which must
-never see the token.
+A second server sends the files, as the hub redirects to its content network: to another host, which must never receive
+the token.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Repo:
 
 @dataclass
 class Faults:
-    """What goes wrong, and how often. Counts go down as they happen."""
+    """Faults, and how often they occur. Counts decrease with each fault."""
 
-    cuts: int = 0  # connections that end in the middle
-    cut_at: int = 0  # bytes that such a connection brings; 0: half of what is asked for
+    cuts: int = 0  # connections that end early
+    cut_at: int = 0  # bytes before such an end; 0: half of the requested ones
     deaf: bool = False  # Range is ignored
-    wrong: bool = False  # other bytes than the list says
-    longer: bool = False  # more bytes than the list says
-    busy: int = 0  # answers 503
+    wrong: bool = False  # other bytes than in the listing
+    longer: bool = False  # more bytes than in the listing
+    busy: int = 0  # responses with status 503
     pause: float = 0.0  # seconds after each 64 KiB
-    etag: str = ""  # another ETag
-    listing: bytes = b""  # instead of the list of files
+    etag: str = ""  # a different ETag
+    listing: bytes = b""  # in place of the file listing
 
 
 @dataclass
@@ -53,7 +53,7 @@ class HubServer:
     content_url: str = ""
 
     def asked(self, part: str, method: str = "GET") -> list[dict[str, str]]:
-        """The headers of the requests whose path holds `part`."""
+        """Return the headers of the requests whose path contains `part`."""
         return [headers for verb, path, headers in self.seen if verb == method and part in path]
 
 
@@ -62,7 +62,7 @@ def sha256(data: bytes) -> str:
 
 
 def described(repo: str, held: Repo) -> dict[str, Any]:
-    """The answer of /api/models/REPO?blobs=true. As on the hub, small files are kept by git."""
+    """Return the answer of /api/models/REPO?blobs=true. As on the hub, git stores small files."""
     siblings: list[dict[str, Any]] = []
     for name, data in held.files.items():
         one: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": git_id(data)}
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def handle(self) -> None:
-        with suppress(OSError):  # a client that goes away
+        with suppress(OSError):  # clients may disconnect
             super().handle()
 
     def do_HEAD(self) -> None:
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        for name in self.hub.repos:  # written with other capitals: the hub redirects
+        for name in self.hub.repos:  # for different capitals the hub redirects
             if (wrong := re.search(re.escape(name), path, re.IGNORECASE)) and name not in path:
                 self._send(307, Location=self.path.replace(wrong[0], name))
                 return
@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, body, X_Error_Code=code, X_Error_Message=text)
 
     def _allowed(self, name: str) -> Repo | None:
-        """The repository; answers by itself if there is none for this client."""
+        """Return the repository; send an error if this client may not access it."""
         held = self.hub.repos.get(name)
         if held is None or (held.token and self.headers.get("Authorization") != f"Bearer {held.token}"):
             self._refuse(401 if held is None else 404, "RepoNotFound", "Repository not found")
@@ -187,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             faults.cuts -= 1
             self.wfile.write(body[: faults.cut_at or len(body) // 2])
             self.wfile.flush()
-            self.close_connection = True  # before all announced bytes are there
+            self.close_connection = True  # before all announced bytes were sent
             self.connection.shutdown(2)
             return
         for at in range(0, len(body), 1 << 16):
@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(repos: dict[str, Repo]) -> Iterator[HubServer]:
-    """Run the hub and its content server on ports of their own."""
+    """Run the hub and its content server on separate ports."""
     hub = HubServer(repos)
     handler: Callable[..., Any] = type("Handler", (_Handler,), {"hub": hub})
     servers = [ThreadingHTTPServer((host, 0), handler) for host in ("127.0.0.1", "127.0.0.2")]

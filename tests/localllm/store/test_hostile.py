@@ -1,4 +1,4 @@
-"""Stores that lie: each gives one line and nothing outside a store is opened, listed as usable, or deleted."""
+"""Hostile stores: each fault gives one line, and nothing outside a store is opened, listed as usable, or deleted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHTS = "application/vnd.ollama.image.model"
 
 
 def problem(root: Path, name: str) -> str:
-    """The one line about a model that cannot be used."""
+    """Return the one-line error about an unusable model."""
     with pytest.raises(StoreError) as caught:
         find(name, everything(places(root)))
     text = str(caught.value)
@@ -151,7 +151,7 @@ def test_folders_that_are_links_are_not_entered(tmp_path: Path) -> None:
 
 
 def test_a_store_may_itself_be_a_link(tmp_path: Path) -> None:
-    """Many people keep a store on another disk."""
+    """Many users keep a store on another disk."""
     lm_studio_model(tmp_path / "disk", "ann/Good/x-Q4_0.gguf")
     (tmp_path / ".lmstudio").symlink_to(tmp_path / "disk/.lmstudio")
     assert [each.problem for each in everything(places(tmp_path))] == [""]
@@ -209,7 +209,7 @@ def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
         read_object(tmp_path, tmp_path / "m")
 
 
-# -- what may be deleted -------------------------------------------------------------------------------------------
+# -- deletion ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_list_of_owned_files_that_lies_deletes_nothing_else(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_list_of_owned_files_that_lies_deletes_nothing_else(tmp_path: Path) ->
     (folder / RECORD).unlink()
     (folder / RECORD).symlink_to(victim)
     assert owned(folder) == {}
-    # A commit that is a link to elsewhere, with a file of the same name
+    # A commit that links outside, with a file of the same name.
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/x-Q4_0.gguf").write_bytes(b"mine")
     (folder / "snapshots" / ("9" * 40)).symlink_to(tmp_path / "elsewhere")
@@ -235,7 +235,7 @@ def test_a_list_of_owned_files_that_lies_deletes_nothing_else(tmp_path: Path) ->
     (folder / RECORD).write_text(
         json.dumps({"files": {"x-Q4_0.gguf": os.path.realpath(found.path).rpartition("/")[2]}})
     )
-    # Blobs that are a link to elsewhere
+    # Blobs that link outside.
     (tmp_path / "blobs").mkdir()
     (folder / "blobs").rename(tmp_path / "old")
     (folder / "blobs").symlink_to(tmp_path / "blobs")

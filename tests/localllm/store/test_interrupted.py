@@ -1,4 +1,4 @@
-"""Fetching from a hub that breaks off, or sends other bytes: what is continued, and what is checked."""
+"""Fetching from a hub that disconnects or sends other bytes: resuming and checking."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ def test_two_pulls_at_once_fetch_it_once(client: Client, server: HubServer) -> N
     assert len(server.asked("/content/")) == 1
 
 
-# -- bytes that are not those of the list --------------------------------------------------------------------------
+# -- bytes that differ from the listing
+# ---------------------------------------------------------------------------------
 
 
 def test_wrong_bytes_are_deleted(client: Client, server: HubServer) -> None:
@@ -259,7 +260,7 @@ def test_a_list_of_files_without_end_is_refused(client: Client, server: HubServe
 
 
 def test_names_of_many_models_take_time_in_proportion() -> None:
-    """As many comparisons of labels as there are models, not their square: 60,000 models took 20 s."""
+    """The number of label comparisons is linear in the number of models; quadratic, 60,000 models took 20 s."""
 
     class Counted(str):
         compared = 0

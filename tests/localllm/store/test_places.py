@@ -1,4 +1,4 @@
-"""Each store is found where its program keeps it; the hub cache as huggingface_hub itself computes it."""
+"""Each store is found where its program keeps it; the hub cache as huggingface_hub computes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetching from a hub over HTTP with huggingface_hub itself: what is chosen, kept and refused."""
+"""Fetching from a hub over HTTP with huggingface_hub: choice of files, cached files, and refusals."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_choice_is_told_in_one_line(client: Client) -> None:
     assert client.pull("ann/Toy-GGUF").name == "ann/Toy-GGUF:Q8_0"
     told = "the largest usual type that fits 16.00 GiB of free memory with room for the cache"
     assert client.told == [f"ann/Toy-GGUF:Q8_0 (294.92 KiB): {told}"]
-    assert client.pull("ann/Toy-GGUF", free=0).name == "ann/Toy-GGUF:Q8_0"  # once here, it stays the choice
+    assert client.pull("ann/Toy-GGUF", free=0).name == "ann/Toy-GGUF:Q8_0"  # the fetched file stays the choice
     client.pull("ann/One")
     assert client.told == ["ann/One (97.66 KiB): the only model in the repository"]
 

@@ -1,4 +1,4 @@
-"""What was fetched from a hub, and its removal."""
+"""Removal of fetched models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name leads to one file in the stores of four programs, in a stated order, and nothing is copied."""
+"""A name leads to one file in the stores of four programs, in a documented order, and nothing is copied."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.localllm.store.stores import (
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """One model or more in each store."""
+    """At least one model in each store."""
     hub_model(tmp_path, "ann/Small-GGUF", "Small-Q4_K_M.gguf", "Small-Q8_0.gguf", "mmproj-F16.gguf", "README.md")
     hub_model(tmp_path, "ann/Big-GGUF", *(f"Q8_0/Big-Q8_0-{n:05d}-of-00002.gguf" for n in (1, 2)))
     hub_model(tmp_path, "ann/Text", "config.json", "model.safetensors")
@@ -101,7 +101,7 @@ def test_stores_are_searched_in_order_and_full_names_before_short_ones(home: Pat
     assert find("Small-GGUF:Q8_0", everything(places(home))).store == "Hugging Face"
     assert find("zoe/Small-GGUF", everything(places(home))).store == "LM Studio"
     ollama_model(home, "registry.ollama.ai/library/small-q8_0/latest")
-    assert find("small-q8_0", everything(places(home))).store == "Ollama"  # its full name; for others a file's
+    assert find("small-q8_0", everything(places(home))).store == "Ollama"  # full name; other stores match by file name
 
 
 def test_an_ambiguous_name_lists_what_it_may_mean(home: Path) -> None:

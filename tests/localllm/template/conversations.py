@@ -1,4 +1,4 @@
-"""Conversations with tools and reasoning, and small templates. `make_transformers` stores what transformers renders."""
+"""Conversations with tools and reasoning, and small templates. `make_transformers` stores transformers' renderings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 NOW = datetime(2024, 2, 29, 13, 5, 7)
-# The day that these templates name where nobody tells them the date, as in transformers. Ours are told.
+# The default day of these templates, as in transformers. Ours get a date.
 UNDATED = {
     "meta-llama-Llama-3.1-8B-Instruct.jinja": {"date_string": "26 Jul 2024"},
     "meta-llama-Llama-3.3-70B-Instruct.jinja": {"date_string": "26 Jul 2024"},
@@ -27,7 +27,7 @@ def _tool(name: str, description: str, properties: dict[str, Any], required: lis
 
 
 def _called(content: str | None = "", twice: bool = False, as_text: bool = False, **more: Any) -> dict[str, Any]:
-    """An answer that calls one tool, or two."""
+    """Return an answer that calls one tool, or two."""
     arguments: list[Any] = [{"city": 'Paris "é"', "days": 2, "deep": {"a": [1, None, True]}}, {}]
     named = zip(("abcdefghi", "jklmnopqr"), ("get_weather", "now"), arguments, strict=True)
     calls = [

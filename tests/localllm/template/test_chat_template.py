@@ -1,4 +1,4 @@
-"""Chat templates: what they may use, how a refused conversation is changed and said, formats for files without one."""
+"""Chat templates: allowed features, changes and notes for rejected conversations, formats for files without one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_chatml_by_hand() -> None:
 
 
 def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
-    """What the engine's reuse of cached tokens rests on; and rendering twice gives the same."""
+    """Reuse of cached tokens depends on it; and rendering twice gives the same text."""
     template = ChatTemplate(CHATML, "", "")
     before = template.render(TALK[:2], add_generation_prompt=False).text
     assert template.render(TALK).text.startswith(before)
@@ -329,7 +329,7 @@ def test_a_file_with_a_template_gets_it_without_a_word() -> None:
 
 
 def test_a_file_may_name_a_format() -> None:
-    """llama.cpp's converter wrote "rwkv-world" where it had no template."""
+    """llama.cpp's converter wrote "rwkv-world" when there was no template."""
     template, note = choose_template({"tokenizer.chat_template": "rwkv-world"}, tokenizer("<|im_start|>"))
     assert (template.source, note) == (given_template("rwkv-world").source, None)
 
@@ -340,7 +340,7 @@ def test_a_template_may_be_given_by_name_as_text_or_as_a_file(tmp_path: Path) ->
     for given, text in (
         ("chatml", "<|im_start|>user\nHi<|im_end|>\n"),
         ("{{ messages[0].content }}!", "Hi!"),
-        ("No Jinja, no messages", "No Jinja, no messages"),  # llama-server takes such a text, too
+        ("No Jinja, no messages", "No Jinja, no messages"),  # llama-server accepts such a text, too
         (str(tmp_path / "own.jinja"), "It says Hi"),
     ):
         template, note = choose_template(metadata, tokenizer("<s>"), given=given_template(given))
@@ -351,7 +351,7 @@ def test_a_template_may_be_given_by_name_as_text_or_as_a_file(tmp_path: Path) ->
 
 
 def test_templates_read_the_date_in_llama_server_s_forms() -> None:
-    """Llama 3.1 and 3.3 read date_string, and name a day of 2024 without it; firefunction fails without datetime."""
+    """Llama 3.1 and 3.3 read date_string, and default to a day of 2024; firefunction fails without datetime."""
     source = "{{ date_string }}; {{ datetime }}; {{ strftime_now('%Y') }}"
     template = ChatTemplate(source, "", "", clock=lambda: datetime(2024, 2, 29))
     assert template.render([{"role": "user", "content": ""}]).text == "29 Feb 2024; Feb 29 2024; 2024"

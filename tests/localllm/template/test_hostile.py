@@ -1,4 +1,4 @@
-"""Templates made to do harm: each ends in one clear error, soon and without much memory."""
+"""Malicious templates: each gives one clear error, quickly and without much memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ BOMBS = {
 
 DEEP = "{% set ns = namespace(t=()) %}" + "{% for i in range(400) %}{% for j in range(1000) %}{% set ns.t = (ns.t,) %}"
 DEEP += "{% endfor %}{% endfor %}"
-KILLERS = {  # these end the process that renders them
+KILLERS = {  # these crash the process that renders them
     "nested tuple hashed": DEEP + "{% set d = {ns.t: 1} %}",
     "nested tuple in a set": DEEP + "{{ [ns.t] | unique | list | length }}",
 }
@@ -78,7 +78,7 @@ KILLERS = {  # these end the process that renders them
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[Confined]:
-    """A child with a small part of the time that a template usually has."""
+    """A child with a small fraction of the usual time limit."""
     with renderer(ResourceLimits(seconds=0.3)) as confined:
         yield confined
 
@@ -91,7 +91,7 @@ def usual() -> Iterator[Confined]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[Confined]:
-    """A child whose time no busy machine uses up, so that only the crash itself can end it."""
+    """A child with a time limit that no busy machine reaches, so that only the crash itself can end it."""
     with renderer(ResourceLimits(seconds=120)) as confined:
         yield confined
 
@@ -173,5 +173,5 @@ def test_a_source_that_is_not_a_template_is_an_error(source: str, usual: Confine
 
 
 def test_names_beyond_ascii_are_compiled(usual: Confined) -> None:
-    """Python looks such names up in a table that it loads when it is first needed, which a confined child cannot."""
+    """Python looks such names up in a table that it loads on first use, which a confined child cannot do."""
     assert run("{% set é = 'a' %}{{ é }}{{ messages[0].content }}", usual) == "ahi"

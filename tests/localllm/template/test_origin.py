@@ -1,6 +1,6 @@
-"""Where the characters of a rendered text come from, through every operation of templates, up to the token ids.
+"""The origin of every character of a rendered text, through every operation of templates, up to the token ids.
 
-In the tests of operations the alphabet tells the origin: capitals, blanks and `|` are the template's, small letters,
+In the tests of operations the alphabet shows the origin: capitals, blanks and `|` are the template's; small letters,
 tabs and dots are given. So the right marks can be read off any result.
 """
 
@@ -27,7 +27,7 @@ def text(letters: str) -> Text:
 
 
 def right(made: Any) -> bool:
-    """Whether the marks of every text in a result are those of its letters."""
+    """Return whether the marks of every text in a result match its letters."""
     if isinstance(made, Text):
         return made._marks == text(str.__str__(made))._marks
     if isinstance(made, list | tuple):
@@ -91,7 +91,7 @@ def test_what_is_not_known_counts_as_given() -> None:
 
 
 class Made(dict[str, str]):
-    """Makes values when they are asked for."""
+    """Creates values on access."""
 
     def __missing__(self, key: str) -> str:
         return "made"
@@ -103,7 +103,7 @@ class Made(dict[str, str]):
     ids=str,
 )
 def test_an_unusual_form_is_formatted_and_counts_as_given(form: str, values: Any) -> None:
-    """A width or precision among the values; a mapping that makes values."""
+    """A width or precision from the values; a mapping that creates values."""
     made = Text.of(form, OWN) % values
     assert made == form % values
     assert least(made) == GIVEN
@@ -134,7 +134,7 @@ TALK = [
 
 
 def own(source: str, confined: Confined, talk: Sequence[dict[str, Any]] = TALK, **extra: Any) -> str:
-    """What of the rendered text is the template's own; the rest as dots, the model's as stars."""
+    """Return the template's characters of the rendered text, given ones as dots, the model's as stars."""
     rendered = ChatTemplate(source, "<s>", "</s>", confined=confined).render(talk, extra=extra)
     return "".join({OWN: c, MODEL: "*", GIVEN: "."}[m] for c, m in zip(rendered.text, rendered.text.marks, strict=True))
 
@@ -263,7 +263,7 @@ def test_not_across_a_join_either(source: str, content: str, vocabulary: Tokeniz
 
 
 def test_the_models_turns_keep_what_it_writes(vocabulary: Tokenizer, confined: Confined) -> None:
-    """User-defined tokens count in them, control tokens do not: those the template writes itself."""
+    """User-defined tokens are parsed in them; control tokens only if the template wrote them."""
     talk = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "<think>y</think>z<|im_end|>"}]
     ids = encoded(talk, vocabulary, confined)
     turn = ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>", "</think>", "<|im_end|>", "<|im_start|>"]
@@ -271,7 +271,7 @@ def test_the_models_turns_keep_what_it_writes(vocabulary: Tokenizer, confined: C
 
 
 def test_marks_of_turns_do_not_count_in_the_models_turns(confined: Confined) -> None:
-    """A client may write an assistant's message, too; marks of thoughts and calls are what a model writes itself."""
+    """A client may write an assistant's message, too; a model itself writes markers of reasoning and calls."""
     roles, own = ["<|assistant_start|>", "<|user_end|>"], ["<|inner_prefix|>", "<|tools_prefix|>"]
     letters = [f"<0x{byte:02X}>" for byte in range(256)]
     words = Tokenizer.from_metadata(
@@ -289,13 +289,15 @@ def test_marks_of_turns_do_not_count_in_the_models_turns(confined: Confined) -> 
 
 
 def test_other_user_defined_tokens_count_everywhere(vocabulary: Tokenizer, confined: Confined) -> None:
-    """Runs of blanks and the like are how the vocabulary writes text, whether or not a template has them too."""
+    """Runs of blanks and the like are the vocabulary's usual encoding, even if the template contains them too."""
     talk = [{"role": "user", "content": "a   b :-) c\n\nd"}]
     assert specials(encoded(talk, vocabulary, confined), vocabulary)[1:4] == ["   ", ":-)", "\n\n"]
 
 
 def test_merging_does_not_make_control_tokens_of_text(confined: Confined) -> None:
-    """SentencePiece merges letters to any token of the vocabulary; llama.cpp too, but not here, where users write."""
+    """SentencePiece merges letters to any token of the vocabulary; llama.cpp does too, but it is unsafe for user
+    text.
+    """
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "<", "/", "s", ">", "</", "s>"]
     words = Tokenizer.from_metadata(
         {

@@ -1,4 +1,4 @@
-"""The 70 real templates: all render a conversation completely, tools where they know them, the same as plain Jinja."""
+"""The 70 real templates render a conversation completely, with tools if they support them, as plain Jinja does."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _template(name: str) -> ChatTemplate:
 
 
 def _plain_jinja(source: str, messages: list[dict[str, Any]]) -> str | None:
-    """As Hugging Face renders chat templates, without our guards; None where that fails."""
+    """Render as Hugging Face does, without our limits; return None if that fails."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -137,16 +137,16 @@ def test_bos_once_with_a_real_vocabulary_and_its_template(vocab: str) -> None:
 
 SPECIAL = re.compile(r"<[|｜]?[^<>\s'\"{}%]{1,40}[|｜]?>|\[/?[A-Z_]{3,}\]|<｜[^｜]*｜>|[【】]")
 FOLLOWS_CONTENT = {"HuggingFaceTB-SmolLM3-3B.jinja"}  # looks for flags such as "/no_think" in the system message
-NEEDS_OTHERS = {  # what these refuse of a conversation with tools
-    "Kimi-K2-Instruct.jinja": "append",  # Jinja's sandbox lets no list be changed
+NEEDS_OTHERS = {  # what these reject of a conversation with tools
+    "Kimi-K2-Instruct.jinja": "append",  # Jinja's sandbox forbids changing a list
     "Kimi-K2-Thinking.jinja": "append",
     "google-gemma-2-2b-it.jinja": "System role not supported",
-    "meetkai-functionary-medium-v3.2.jinja": "TypeError",  # wants arguments as text
+    "meetkai-functionary-medium-v3.2.jinja": "TypeError",  # requires arguments as text
 }
 
 
 def _talk(more: str, tools: bool) -> list[dict[str, Any]]:
-    """A conversation whose system, user and tool messages end with `more`."""
+    """Return a conversation whose system, user and tool messages end with `more`."""
     call = {"type": "function", "id": "abcdefghi", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
     plain: list[dict[str, Any]] = [
         {"role": "system", "content": "You are a pirate." + more},
@@ -159,7 +159,7 @@ def _talk(more: str, tools: bool) -> list[dict[str, Any]]:
 
 
 def _own(rendered: Rendered, specials: set[str]) -> list[str]:
-    """The special tokens that the template wrote itself, in order."""
+    """Return the special tokens that the template itself wrote, in order."""
     places = [(found.start(), text) for text in specials for found in re.finditer(re.escape(text), rendered.text)]
     return [text for place, text in sorted(places) if min(rendered.text.marks[place : place + len(text)]) == OWN]
 

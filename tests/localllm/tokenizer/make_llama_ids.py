@@ -1,4 +1,4 @@
-"""Writes data/llama_ids.json: a checksum of llama.cpp's ids of each of TEXTS, under every vocabulary.
+"""Write data/llama_ids.json: a checksum of llama.cpp's ids of each of TEXTS, under every vocabulary.
 
 A development tool. Run from the repository: python -m tests.localllm.tokenizer.make_llama_ids PATH/TO/llama-tokenize
 """

@@ -1,4 +1,4 @@
-"""Merging pairs: both ways of doing it give the same pieces, worked out by hand and against the plain definition."""
+"""Merging pairs: both implementations give the same result, worked out by hand and against the plain definition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _table(ranks: dict[tuple[str, str], float]) -> Rank:
 
 
 def _by_definition(symbols: list[str], rank: Rank) -> list[str]:
-    """Join the leftmost of the best-ranked pairs, again and again."""
+    """Join the leftmost of the best-ranked pairs repeatedly."""
     while len(symbols) > 1:
         best, i = min((rank(left, right), i) for i, (left, right) in enumerate(pairwise(symbols)))
         if best == NEVER:
@@ -53,7 +53,7 @@ def test_among_equals_the_leftmost_goes_first() -> None:
 @given(
     st.dictionaries(
         st.tuples(st.text("ab", min_size=1, max_size=3), st.text("ab", min_size=1, max_size=3)),
-        st.integers(0, 3).map(float),  # few ranks: ties, and joined pairs that rank before their parts
+        st.integers(0, 3).map(float),  # few ranks: ties, and joined pairs that rank above their parts
         min_size=4,
         max_size=24,
     ),
@@ -68,7 +68,7 @@ def test_short_and_long_words_follow_the_definition(ranks: dict[tuple[str, str],
 
 @pytest.mark.parametrize("rank_of", [lambda size: float(size), lambda size: -float(size), lambda _: 0.0])
 def test_time_grows_with_the_word_and_not_its_square(rank_of: object) -> None:
-    """200 000 equal characters under ranks that grow, fall and stay with the size of the piece."""
+    """200 000 equal characters with ranks that rise, fall and stay constant with length."""
     assert callable(rank_of)
     start = time.process_time()
     pieces = merge("a" * 200_000, lambda left, right: rank_of(len(left + right)) if len(left + right) <= 16 else NEVER)

@@ -1,4 +1,4 @@
-"""Cutting text into words: every pre-tokenizer that llama.cpp knows gives llama.cpp's ids, and a few cuts by hand."""
+"""Splitting text into words: every pre-tokenizer name gives llama.cpp's ids, and a few splits by hand."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LLAMA_CPP: dict[int, str] = {
 
 
 def probe_metadata(pre: str) -> dict[str, Any]:
-    """A byte-level vocabulary of all pieces of PROBE up to 12 bytes, so that ids show where words end."""
+    """Return a byte-level vocabulary of all substrings of PROBE up to 12 bytes, so that ids show the splits."""
     letters = "".join(BYTE_LETTERS[byte] for byte in PROBE.encode())
     pieces = {letters[i : i + size] for size in range(2, 13) for i in range(len(letters) - size + 1)}
     longer = sorted(pieces, key=lambda piece: (len(piece), piece))
@@ -90,7 +90,7 @@ def test_no_name_of_the_table_is_untested() -> None:
     [
         ("gpt-2", "I'll be 1234 !?", ["I", "'ll", " be", " 1234", " !?"]),
         ("gpt-2", "a  b\t\tc ", ["a", " ", " b", "\t", "\t", "c", " "]),
-        ("gpt-2", "a\x1c\x1cb", ["a", "\x1c\x1c", "b"]),  # white space for Python, not for tokenizers
+        ("gpt-2", "a\x1c\x1cb", ["a", "\x1c\x1c", "b"]),  # white space for Python, but not for tokenizers
         ("llama-bpe", "I'LL 1234567", ["I", "'LL", " ", "123", "456", "7"]),
         ("llama-bpe", "x  \n\n y", ["x", "  \n\n", " y"]),
         ("qwen2", "in 2024", ["in", " ", "2", "0", "2", "4"]),
@@ -120,7 +120,7 @@ def test_words_joined_are_the_text(text: str) -> None:
 
 @pytest.mark.parametrize("run", [" ", "\n", "a", "A", "1", "é", "ж", "'", "\u0301", " a", "  \n", "a ", "1a"])
 def test_time_grows_with_the_text_and_not_its_square(run: str) -> None:
-    """A rule that looks at the rest of the text again at each character needs hours for this."""
+    """A rule that rescans the rest of the text at each character would take hours."""
     text = run * (30_000 // len(run)) + "5"
     for rule in {rule.patterns: rule for rule in PRE_RULES.values()}.values():
         split = PreTokenizer(rule).split

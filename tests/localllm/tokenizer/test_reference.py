@@ -1,4 +1,4 @@
-"""The ten reference vocabularies: all of llama.cpp's cases, real texts there and back, time to load and to tokenize."""
+"""The ten reference vocabularies: all of llama.cpp's cases, round trips of real texts, loading and tokenizing time."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def test_tokens_that_end_a_generation_are_llama_cpps(name: str, ends: set[str]) 
 
 
 def test_128_000_tokens_with_280_000_merges_are_ready_soon() -> None:
-    """From metadata to the first ids; 0.25 s of CPU time where this was written, llama.cpp needs 0.6 s."""
+    """From metadata to the first ids; 0.25 s of CPU time when this was written, llama.cpp needs 0.6 s."""
     metadata = open_gguf(reference("vocab", "ggml-vocab-llama-bpe.gguf")).metadata
     seconds = []
     for _ in range(3):
         start = time.process_time()
         assert Tokenizer.from_metadata(metadata).encode("Hello world") == [128000, 9906, 1917]
         seconds.append(time.process_time() - start)
-    assert min(seconds) < 0.8  # twice that where another process shares the core
+    assert min(seconds) < 0.8  # twice that if another process shares the core
 
 
 @pytest.mark.parametrize("name", ["ggml-vocab-llama-bpe", "ggml-vocab-llama-spm"])

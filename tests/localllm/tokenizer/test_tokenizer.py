@@ -1,4 +1,4 @@
-"""The tokenizer on two small vocabularies made here: ids worked out by hand, round trips, streams, broken metadata."""
+"""The tokenizer on two small vocabularies: ids worked out by hand, round trips, streams, invalid metadata."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_worst_score_is_still_better_than_none() -> None:
 
 
 def test_a_word_that_is_a_token_is_not_merged_where_the_rule_says_so() -> None:
-    """Llama 3 does; GPT-2 merges. "hé" has no merge."""
+    """Llama 3 keeps it, GPT-2 merges. "hé" has no merge."""
     tokens = [*BYTE_LETTERS, "hÃ©"]
     for pre, ids in (("llama-bpe", [256]), ("gpt-2", [tokens.index("h"), tokens.index("Ã"), tokens.index("©")])):
         metadata = {KEY + "model": "gpt2", KEY + "pre": pre, KEY + "tokens": tokens, KEY + "merges": []}
@@ -95,7 +95,7 @@ def test_a_word_that_is_a_token_is_not_merged_where_the_rule_says_so() -> None:
 
 
 def test_words_are_cut_before_a_space_only_where_no_token_crosses_it() -> None:
-    """ "l▁h" is a token here, so "hell hello" must not be cut into words first."""
+    """The vocabulary has "l▁h", so "hell hello" must not be split into words first."""
     words = dict(SPM_WORDS) | {"l▁": -0.5, "l▁h": -0.6}
     metadata = spm_metadata(
         tokens=[*spm_metadata()[KEY + "tokens"][:259], *words],
@@ -172,7 +172,7 @@ def test_tokens_that_end_a_generation_are_found_by_text(texts: tuple[str, ...], 
     tokenizer = Tokenizer.from_metadata(metadata)
     assert {tokenizer.text(i) for i in tokenizer.eog} == ends | {texts[0]}
     shown = {text for text in texts if tokenizer.decode([texts.index(text) + 1])}
-    assert not shown & (ends | {"<fim_prefix>"})  # found to be control tokens, whatever the file says
+    assert not shown & (ends | {"<fim_prefix>"})  # detected as control tokens, whatever the file says
 
 
 def test_ends_named_by_the_file() -> None:
@@ -259,7 +259,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 
 
 def test_suppressed_tokens_are_those_of_the_vocabulary() -> None:
-    """llama.cpp leaves out ids beyond it too."""
+    """llama.cpp also ignores ids outside the vocabulary."""
     listed = np.array([270, 271, -1, 3, 3], np.int32)
     assert Tokenizer.from_metadata(bpe_metadata(suppress_tokens=listed)).suppressed == (3, 270)
     assert Tokenizer.from_metadata(bpe_metadata()).suppressed == ()
@@ -295,7 +295,7 @@ def test_gemma_4_writes_spaces_and_bytes_as_sentencepiece_does_and_takes_newline
         KEY + "token_type": [CONTROL] + [NORMAL] * 5 + [BYTE] * 256,
         KEY + "merges": ["▁ a"],
         KEY + "bos_token_id": 0,
-        KEY + "add_bos_token": False,  # as some files say, wrongly
+        KEY + "add_bos_token": False,  # as some files wrongly say
     }
     tokenizer = Tokenizer.from_metadata(metadata)
     ids = [0, 2, 3, 5, 2, 1, 6 + 0xC3, 6 + 0xA9]
@@ -322,7 +322,7 @@ def test_gpt_oss_shows_the_marks_of_its_channels() -> None:
 
 
 def test_odd_vocabularies_do_no_harm() -> None:
-    """An empty token, equal tokens, ids of tokens that do not exist (but for BOS and EOS), types nobody knows."""
+    """An empty token, duplicate tokens, ids of missing tokens (except BOS and EOS), unknown types."""
     metadata = bpe_metadata(padding_token_id=10**6, unknown_token_id=4_294_967_295)
     metadata[KEY + "tokens"] = [*metadata[KEY + "tokens"][:-3], "", "he", "he"]
     metadata[KEY + "token_type"] = np.array([1] * 270 + [99], np.int32)
@@ -345,7 +345,7 @@ def test_long_hostile_text_ends_soon() -> None:
 
 
 def test_many_special_tokens_with_one_beginning_are_found_in_one_pass() -> None:
-    """Every place is looked at once for each length: 2000 tokens over 20,000 characters, longest first."""
+    """Each position is checked once per length: 2000 tokens over 20,000 characters, longest first."""
     special = [f"eee{i}" for i in range(2000)]
     words = Tokenizer.from_metadata(
         bpe_metadata(tokens=[*BYTE_LETTERS, *special], token_type=[NORMAL] * W + [CONTROL] * 2000, merges=[])

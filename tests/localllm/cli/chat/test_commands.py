@@ -1,4 +1,4 @@
-"""The slash commands of a chat: settings, files, tokens; what is kept of it, and continued after a crash."""
+"""Slash commands of a chat: settings, files, tokens; saved conversations, and continuing after a crash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def said(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
-    """Chat through a pipe: the answers, and what is on stderr."""
+    """Chat through a pipe; return the answers and stderr."""
 
     def say(*typed: str, words: tuple[str, ...] = QUICK) -> tuple[list[str], str]:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in typed)))
@@ -104,7 +104,7 @@ def test_files_tokens_and_paths_in_messages(said: Said, tmp_path: Path) -> None:
     answers, err = said(
         f"/read {tmp_path}/a b.txt", "bbb", "/undo", "/tokens aaa", "/etc/hosts is a file", "/tokens", " /set x"
     )
-    assert len(answers) == 3  # a path is no command, and neither is a line with a space before it
+    assert len(answers) == 3  # a path is not a command, nor is a line with a leading space
     assert "removed: aaa\\n\\nbbb" in err
     assert "4 tokens" in err.splitlines()
     assert " of 256 tokens of the context are used, user " in err
@@ -148,7 +148,8 @@ def test_every_command_has_help_that_fits(said: Said) -> None:
     assert max(map(len, err.splitlines())) < 100
 
 
-# -- what is kept ----------------------------------------------------------------------------------------------------
+# -- saved conversations
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_conversation_outlives_a_kill(tiny: Path, tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_a_conversation_outlives_a_kill(tiny: Path, tmp_path: Path) -> None:
     assert [message["content"] for message in record["messages"][::2]] == ["one", "three"]
     whole = localllm("chat", tiny, *QUICK, stdin="one\nthree\n", environ=state)
     assert done.stdout == whole.stdout.splitlines(keepends=True)[1]
-    assert len(list(kept.parent.iterdir())) == 1  # a pipe keeps nothing of its own
+    assert len(list(kept.parent.iterdir())) == 1  # a pipe saves no conversation of its own
 
 
 def test_a_hangup_in_an_answer_keeps_what_was_written(tiny: Path, tmp_path: Path) -> None:
@@ -218,10 +219,10 @@ def test_a_journal_is_bounded_and_skips_damage(tmp_path: Path) -> None:
     assert last(tmp_path) == found
     one, other = (Journal(tmp_path, name, found) for name in ("one", "other"))
     one.keep(turn * 2)
-    other.keep(turn * 3)  # two chats continue one conversation, and neither loses anything
+    other.keep(turn * 3)  # two chats continue one conversation, and both results are kept
     kept = [json.loads(path.read_text()) for path in tmp_path.iterdir() if path.name[0] != "9"]
     assert {"one": 4, "other": 6}.items() <= {record["model"]: len(record["messages"]) for record in kept}.items()
-    one.keep([])  # everything was undone
+    one.keep([])  # all turns were undone
     assert not found.path.exists()
     assert last(tmp_path) is not None
 

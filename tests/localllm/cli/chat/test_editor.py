@@ -29,7 +29,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def talk(tiny: Path) -> Iterator[Terminal]:
-    """A chat that several tests type into: each begins at an empty prompt and leaves one."""
+    """A chat that several tests type into: each starts and ends at an empty prompt."""
     terminal = Terminal("chat", tiny, *QUICK, columns=100)
     assert "tiny.gguf on cpu" in terminal.wait_for(READY)
     yield terminal
@@ -39,7 +39,7 @@ def talk(tiny: Path) -> Iterator[Terminal]:
 
 
 def used(terminal: Terminal) -> int:
-    """Number of turns so far."""
+    """Return the number of turns so far."""
     return terminal.written.count("first token")
 
 

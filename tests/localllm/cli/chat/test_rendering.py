@@ -1,4 +1,4 @@
-"""Answers on a terminal: Markdown, wrapped words, thoughts; whatever a model writes, it steers nothing."""
+"""Answers on a terminal: Markdown, wrapped words, reasoning; model output never controls the terminal."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ the end"""
 
 
 class Screen(io.StringIO):
-    """A terminal that keeps what is written, and does not know its width: 80 columns."""
+    """A terminal that records its output and does not know its width: 80 columns."""
 
     def isatty(self) -> bool:
         return True
 
 
 def rendered(text: str, pieces: int | None = None, width: int = 80) -> str:
-    """What Markdown makes of a text that comes whole, or in pieces cut by this seed."""
+    """Return the rendered Markdown of a text that arrives whole, or in pieces cut by this seed."""
     stream = Screen()
     with of_width(stream, width) as out:
         markdown, cut = Markdown(Wrapped(out)), random.Random(pieces)
@@ -102,7 +102,7 @@ def test_every_line_fits_and_breaks_between_words(width: int) -> None:
     item = next(n for n, line in enumerate(lines) if line.startswith("• one"))
     assert lines[item + 1].startswith("  ") or width == 100
     quoted = [line for line in lines if line.startswith("│ ")]
-    assert all(len(one) + len(two.split()[1]) + 1 > width for one, two in pairwise(quoted))  # no line ends early
+    assert all(len(one) + len(two.split()[1]) + 1 > width for one, two in pairwise(quoted))  # lines are filled
     assert len(quoted) == (2 if width > 40 else 3) - (width == 100)
     assert "    return x + 1  # **as is**" in lines
     assert "-5 degrees, 2 * 3 * 4," in " ".join(lines)
@@ -208,7 +208,7 @@ def test_pipes_plain_dumb_and_colourless_terminals(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert answer(io.StringIO()) == "a **b**\n\x1b[2J\n"  # of a pipe, as it is
+    assert answer(io.StringIO()) == "a **b**\n\x1b[2J\n"  # in a pipe, unchanged
     assert answer(io.StringIO(), hide_think=True) == "a **b**\n\x1b[2J\n"
     assert answer(Screen(), plain=True) == "a **b**\n\\x1b[2J\n"
     assert "\x1b[1mb\x1b[0m" in answer(Screen())

@@ -1,4 +1,6 @@
-"""The numbers of `localllm top`: percentiles against a float computation, rates against counts, and strange answers."""
+"""The values of `localllm top`: percentiles against a float computation, rates against counts, and strange
+responses.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,7 @@ def test_a_screen_fits_its_terminal(width: int, height: int, blocks: bool) -> No
     assert text.endswith("q leaves")
     assert "prompt 38%" in text
     assert "45.2" in text
-    assert "1.0\n" not in text  # five tokens are too few to tell a pace
+    assert "1.0\n" not in text  # five tokens are too few for a rate
     assert "50% used, 38% kept" in text
     assert "more" in text
     assert ("no limit" in text) == (width >= 78)
@@ -172,7 +174,8 @@ def test_numbers_are_short_whatever_they_are() -> None:
     ]  # fmt: skip
 
 
-# -- answers of other programs ---------------------------------------------------------------------------------------
+# -- responses of other programs
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Messages: the exact object of a whole answer, and the order of a stream's events as Anthropic's reference has it."""
+"""Messages: the exact object of a whole answer, and the event order of a stream as in Anthropic's reference."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_pings_stand_for_progress_with_the_prompt() -> None:
         (done("end"), "end_turn", None),
         (done("length"), "max_tokens", None),
         (done("stop", stop="END"), "stop_sequence", "END"),
-        (done("stop", stop="<|template|>"), "end_turn", None),  # not one of the client's
+        (done("stop", stop="<|template|>"), "end_turn", None),  # not one of the client's stop strings
         (done("cancelled"), "max_tokens", None),
     ],
 )
@@ -183,7 +183,7 @@ def test_an_error_within_a_stream_is_an_event() -> None:
 
 
 def use(service: ScriptedService, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Run `work` with the real client of the application; skip without it."""
+    """Run `work` with the real client and the application; skip without the package."""
     anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
     import anthropic._base_client as base
 

@@ -1,4 +1,4 @@
-"""Anthropic's messages, tools and thinking as they reach the service."""
+"""Anthropic's messages, tools and thinking as the service receives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents change with every request is taken out of the text, and nothing else."""
+"""Text that agents change with every request is removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REST = "You are Claude Code, Anthropic's official CLI for Claude."
         ("done\n<total_tokens>184921 tokens left</total_tokens>\n", "done\n"),
         ("a <total_tokens>1,234</total_tokens> b", "a b"),
         ("<total_tokens>7 remaining</total_tokens>", ""),
-        ("<total_tokens>{{ count }}</total_tokens>", "<total_tokens>{{ count }}</total_tokens>"),  # a program's text
+        ("<total_tokens>{{ count }}</total_tokens>", "<total_tokens>{{ count }}</total_tokens>"),  # from a program
         ("the tag <total_tokens> counts", "the tag <total_tokens> counts"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A server with scripted answers, the pages of one browser profile, and what tests do on them."""
+"""A server with scripted answers, the pages of one browser profile, and helpers for tests on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Site:
         self.context = browser.new_context()
         self.context.set_default_timeout(10_000)
         self.problems: list[str] = []
-        self.asked: list[str] = []  # the addresses of all requests
+        self.asked: list[str] = []  # the URLs of all requests
 
     def page(self, address: str = "", ready: bool = True, **viewport: int) -> Any:
         page = self.context.new_page()
@@ -47,7 +47,7 @@ def send(page: Any, text: str) -> None:
 
 
 def until(page: Any, expression: str) -> None:
-    """Wait until an expression is true. The page's policy forbids eval, which Playwright's own function needs."""
+    """Wait until an expression is true. The page's policy forbids eval, which Playwright's function needs."""
     for _ in range(500):
         if page.evaluate(expression):
             return
@@ -69,7 +69,7 @@ def texts(page: Any, selector: str) -> list[str]:
 
 
 def echo(turn: Turn) -> list[Step]:
-    """Answer with how many answers were asked for and what was said last, as words of the conversation show it."""
+    """Answer with the number of requests so far and the last message, as the conversation shows it."""
     return script(f"Heard {len(turn.messages)}: {turn.messages[-1]['content']}")
 
 

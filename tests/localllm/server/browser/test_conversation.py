@@ -37,7 +37,7 @@ def test_an_answer_streams_with_markdown_code_thoughts_and_numbers(site: Callabl
     page.wait_for_selector(".markdown strong")  # shown before the answer has ended
     assert page.locator(".answer").get_attribute("aria-busy") == "true"
     assert page.locator("#stop").is_visible()
-    page.wait_for_selector(".note >> text=/3 tokens · [0-9.]+ tokens.s/")  # while it comes
+    page.wait_for_selector(".note >> text=/3 tokens · [0-9.]+ tokens.s/")  # while it streams
     answered(page)
     assert texts(page, ".markdown strong") == ["Bold"]
     assert texts(page, ".note") == [""]
@@ -134,7 +134,7 @@ def test_two_tabs_see_the_same_and_neither_loses_anything(site: Callable[..., Si
     two.click("#ask-yes")
     one.wait_for_selector("text=No conversations yet")
     assert one.locator("#welcome").is_visible()
-    one.wait_for_timeout(600)  # longer than the tab waits between two saves
+    one.wait_for_timeout(600)  # longer than the interval of the tab's saves
     assert one.evaluate(COUNT) == 0
     assert it.service.closed == 3
 
@@ -147,7 +147,7 @@ def test_an_answer_that_ends_while_another_tab_opens_it_is_not_taken_for_a_cut_o
     page.reload()
     page.wait_for_selector("text=the beginning")
     page.evaluate(WRITE, [["messages", ANSWER | {"content": "the beginning and the end", "status": "done"}]])
-    page.wait_for_selector("text=the beginning and the end")  # it asked for 700 ms whether a tab writes it
+    page.wait_for_selector("text=the beginning and the end")  # it checked for 700 ms whether another tab writes it
     assert page.locator("text=Cut off").count() == 0
 
 

@@ -1,4 +1,4 @@
-"""Requests to /completion, and what comes of them."""
+"""Requests to /completion, and their effects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def complete(steps: Any = None, path: str = "/completion", **body: Any) -> Any:
 
 
 def asked(**body: Any) -> Completion:
-    """What the service is asked for by a request."""
+    """Return the service's request for a body."""
     service = ScriptedService(script("a"))
     response = call(service, "/completion", {"prompt": "x"} | body)
     assert response.status_code == 200, response.text

@@ -1,4 +1,6 @@
-"""/infill and what editors ask of /completion, in llama.cpp's words; log-probabilities (its tools/server/README.md)."""
+"""/infill and the /completion fields of editors, in llama.cpp's format; log-probabilities (its
+tools/server/README.md).
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def test_the_tokens_of_a_stop_string_have_none() -> None:
     assert complete(steps, n_probs=2)["completion_probabilities"] == [SHOWN]
 
 
-# -- editors' fields -------------------------------------------------------------------------------------------------
+# -- fields of editors
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Prompts of MiniMax M3 and DeepSeek 3.2: those that llama-server of 2026-10-01 makes of the same templates.
+"""Prompts of MiniMax M3 and DeepSeek 3.2, equal to those of llama-server of 2026-10-01 for the same templates.
 
 prompts.json holds the requests, and llama-server's answers with the model in the box:
 
@@ -22,7 +22,7 @@ from tests.conftest import reference
 from tests.localllm.server.test_together import DEMO, client, opened
 
 STORED: dict[str, Any] = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
-START = "<|endoftext|>"  # which llama-server leaves to the tokenizer
+START = "<|endoftext|>"  # left to the tokenizer by llama-server
 FAMILIES = sorted({name.split()[0] for name in STORED["prompts"]})
 
 

@@ -1,4 +1,4 @@
-"""POST /slots/{id}: what a slot evaluated last is saved, restored and erased; names of strangers stay in the folder."""
+"""POST /slots/{id}: saves, restores and erases a slot's last sequence; hostile file names cannot leave the folder."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_slot_is_saved_erased_restored_and_continued(tmp_path: Path) -> None:
             assert saved["n_saved"] == evaluated + 11  # the last token is not evaluated
             assert saved["n_written"] == (tmp_path / "slots" / "story.bin").stat().st_size
             assert (await post("/slots/1?action=erase"))["n_erased"] == saved["n_saved"]
-            assert (await post("/completion", asked))["timings"]["prompt_n"] == evaluated  # all of it again
+            assert (await post("/completion", asked))["timings"]["prompt_n"] == evaluated  # evaluated again in full
             await post("/slots/1?action=erase")
             restored = await post("/slots/0?action=restore", {"filename": "story.bin"})
             assert restored["n_restored"] == saved["n_saved"]
@@ -93,7 +93,7 @@ def test_a_slot_is_saved_erased_restored_and_continued(tmp_path: Path) -> None:
                     assert wrong["status"] == 400
                     assert str(tmp_path) not in str(wrong)
             empty = await post("/slots/1?action=erase")
-            assert empty["n_erased"] == saved["n_saved"]  # what the last request of slot 1 evaluated
+            assert empty["n_erased"] == saved["n_saved"]  # the length of slot 1's last request
             assert (await post("/slots/1?action=erase"))["n_erased"] == 0
             assert (await post("/slots/1?action=save", {"filename": "empty"}))["n_saved"] == 0
             assert (await post("/slots/1?action=restore", {"filename": "empty"}))["n_restored"] == 0

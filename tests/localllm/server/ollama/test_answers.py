@@ -1,4 +1,4 @@
-"""/api/chat and /api/generate in Ollama's words (its docs/api.md)."""
+"""/api/chat and /api/generate in Ollama's format (its docs/api.md)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def streamed(steps: Any, path: str = "/api/chat", **body: Any) -> list[Any]:
 
 
 def turn(**body: Any) -> Turn:
-    """What the service is asked for by a chat."""
+    """Return the service's request for a chat."""
     service = ScriptedService(script("a"))
     response = call(service, "/api/chat", {"model": "tiny", "messages": USER, "stream": False} | body)
     assert response.status_code == 200, response.text
@@ -169,7 +169,8 @@ def test_logprobs() -> None:
     assert turn(top_logprobs=2).generation.logprobs is None
 
 
-# -- what is asked ---------------------------------------------------------------------------------------------------
+# -- requests
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_options() -> None:

@@ -1,4 +1,4 @@
-"""The `ollama` package's own client against a real server on 127.0.0.1."""
+"""The `ollama` package's client against a real server on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ollama = pytest.importorskip("ollama", reason="the package ollama is not install
 
 
 def answer(asked: Turn | Completion) -> list[Step]:
-    """What the scripted model says: a call of a tool, then its result; an error if it is asked for one."""
+    """Return the scripted model's answer: a tool call, then its result; or an error on request."""
     if isinstance(asked, Completion):
         return script("raw")
     last = asked.messages[-1]

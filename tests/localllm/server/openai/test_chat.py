@@ -1,6 +1,6 @@
-"""Chat completions: the exact objects of a whole answer, and the order and shape of a stream's chunks.
+"""Chat completions: the exact objects of a whole answer, and the order and format of a stream's chunks.
 
-Shapes are those of OpenAI's reference (the chat completion object, the chunk object) and of llama.cpp's server tests.
+Formats follow OpenAI's reference (the chat completion object, the chunk object) and llama.cpp's server tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chat completions that fail, and what is around them: names of models, counts of tokens, the rendered prompt."""
+"""Chat completions that fail, and related features: model names, token counts, the rendered prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real `openai` client over the application: its types accept what we send, whole and streamed."""
+"""The real `openai` client with the application: its types accept the responses, whole and streamed."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def use(service: ScriptedService, work: Callable[[Any], Awaitable[T]]) -> T:
 
 
 def _http() -> str:
-    """The package that this version of the client sends with: httpx, or httpx2 from 3.0 on."""
+    """The HTTP package of this client's version: httpx, or httpx2 from 3.0 on."""
     import openai._base_client as base
 
     return "httpx2" if hasattr(base, "httpx2") else "httpx"
 
 
 def strict(value: Any) -> None:
-    """Check a response of the client again: it takes anything itself, pydantic does not."""
+    """Validate a response again with pydantic, because the client itself accepts anything."""
     type(value).model_validate(value.model_dump(by_alias=True, exclude_unset=True))
 
 

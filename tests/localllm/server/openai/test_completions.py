@@ -43,7 +43,7 @@ def test_a_whole_completion() -> None:
         ([[5, 6], [7]], [[5, 6], [7]]),
         ([[5], "c"], [[5], "c"]),
         ([5, "c", 6], [[5, 99, 6]]),  # a token of the scripted service is a byte
-        ([["c", 6]], [[1, 99, 6]]),  # a text at the start has the special token before it
+        ([["c", 6]], [[1, 99, 6]]),  # BOS precedes a text at the start
         ({"prompt_string": "ab"}, ["ab"]),
         ([[5], {"prompt_string": "ab"}], [[5], "ab"]),
     ],
@@ -135,7 +135,7 @@ def test_suffix_and_best_of() -> None:
 
 
 def scored(completion: Any) -> list[Step]:
-    """An answer to tokens: each of the prompt after the first has a log-probability, and so has "!"."""
+    """An answer to a prompt of tokens: each one after the first has a log-probability, and so has "!"."""
     prompt = list(completion.prompt)
     known = tuple(likely(token, -float(token), ((token, -float(token)),)) for token in prompt[1:])
     mark = ord("!")
@@ -158,7 +158,7 @@ def test_the_lists_of_logprobs() -> None:
 
 
 def test_logprobs_of_the_prompt_start_with_null() -> None:
-    """What lm-evaluation-harness reads: `echo`, `logprobs`, and ids as the prompt."""
+    """As lm-evaluation-harness reads it: `echo`, `logprobs`, and ids as the prompt."""
     expected = {
         "tokens": ["O", "n", "!"],
         "token_logprobs": [None, -110.0, -0.5],
@@ -191,7 +191,7 @@ def test_logprobs_have_a_limit() -> None:
     assert refusal(ScriptedService(), PATH, prompt="a", logprobs=True)[1]["param"] == "logprobs"
 
 
-# -- several streams as one ------------------------------------------------------------------------------------------
+# -- several streams merged -------------------------------------------------------------------------------------------
 
 
 def test_an_error_of_one_prompt_ends_all() -> None:

@@ -1,4 +1,4 @@
-"""The common fields of requests: what each means, and which values are refused with their name."""
+"""The common fields of requests: their meaning, and values that are rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages, tools and thinking of chat completions as they reach the service."""
+"""Messages, tools and thinking of chat completions as the service receives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses: the whole object, and the order of a stream's events as OpenAI's reference has it."""
+"""Responses: the whole object, and the event order of a stream as in OpenAI's reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input of responses: items as messages, tools, and what is refused."""
+"""The input of responses: items as messages, tools, and refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_text_and_instructions() -> None:
 
 
 def test_the_items_of_an_agent() -> None:
-    """A turn of Codex: reasoning, text and two calls are one message of the assistant."""
+    """A turn of Codex: reasoning, text and two calls become one assistant message."""
     items = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
         {"role": "user", "content": "fix it"},
