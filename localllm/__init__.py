@@ -27,8 +27,23 @@ if TYPE_CHECKING:
     from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
     from localllm.reply import Piece, Reply, ToolCall
 
-if not os.path.isfile(os.path.join(_here := os.path.dirname(os.path.abspath(__file__)), "quant", "__init__.py")):
-    __path__.append(os.path.dirname(_here))  # without symbolic links in a checkout, the other packages are next to it
+_here = os.path.dirname(os.path.abspath(__file__))
+_unlinked = [room for room in ("quant", "plan", "models", "backends") if not os.path.isdir(os.path.join(_here, room))]
+if _unlinked:  # a checkout without symbolic links: these packages are next to this one
+    import sys
+    from importlib.machinery import ModuleSpec, PathFinder
+
+    class _TopLevelRooms:
+        """Find `localllm.quant` and the others in the folder above. No other folder there becomes part of localllm."""
+
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            package, _, room = name.rpartition(".")
+            if package != __name__ or room not in _unlinked:
+                return None
+            return PathFinder.find_spec(name, [os.path.dirname(_here)])
+
+    sys.meta_path.append(_TopLevelRooms)
 
 __all__ = [
     "AnswerOptions",

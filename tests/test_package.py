@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,23 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("localllm", "tests"))
 SUFFIXES = (".py", ".cl", ".gguf", ".typed", ".html", ".css", ".js", ".svg", ".LICENSE")
-SOURCES = ("localllm", *ROOMS, "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("localllm", *ROOMS, "pyproject.toml", "README.md", "LICENSE", "tests/__init__.py")
+OTHERS = ("tests", "benchmarks", "docs", "mine")  # folders that may lie next to the package and are no part of it
 HELLO = (
     "import models; assert models.MINE; import localllm; model = localllm.load('demo'); "
     "print(''.join(p.text for p in model.generate('Hello', max_tokens=4)), localllm.__file__)"
 )
+
+FOUND = """
+import importlib, os, sys
+import localllm
+for name in sys.argv[1:]:
+    try:
+        module = importlib.import_module(f"localllm.{name}")
+    except ModuleNotFoundError:
+        continue
+    print(name, os.path.realpath(os.path.dirname(module.__file__ or module.__path__[0])))
+"""
 
 
 def tracked() -> list[str]:
@@ -52,6 +65,16 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def texts(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the links as git checks them out on Windows: text files that name the target."""
+    copy = tmp_path_factory.mktemp("texts") / "localllm"
+    shutil.copytree(checkout, copy)
+    git = ["git", "-c", "core.symlinks=false", "checkout-index", f"--prefix={copy}/", "-f", "--"]
+    subprocess.run([*git, *(f"localllm/{room}" for room in ROOMS)], cwd=ROOT, check=True)
+    return copy
+
+
+@pytest.fixture(scope="module")
 def linked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkout of the package's files with links, as git creates them on most systems."""
     copy = tmp_path_factory.mktemp("linked") / "localllm"
@@ -69,7 +92,7 @@ def modules(names: list[str]) -> list[str]:
 def expected(checkout: Path) -> list[str]:
     """Return the files that must be in the wheel: those of the checkout, with every room inside localllm."""
     files = [path.relative_to(checkout) for path in checkout.rglob("*") if path.is_file()]
-    inside = [f if f.parts[0] == "localllm" else Path("localllm", f) for f in files if len(f.parts) > 1]
+    inside = [Path("localllm", f) if f.parts[0] in ROOMS else f for f in files]
     return modules([path.as_posix() for path in inside])
 
 
@@ -77,13 +100,26 @@ def talk(home: Path, folder: Path) -> str:
     """Run the model in the box with `home` as the installed package, next to an unrelated package named `models`."""
     (folder / "models").mkdir(exist_ok=True)
     (folder / "models" / "__init__.py").write_text("MINE = True\n")
+    return python(HELLO, path=[folder, home], folder=folder)
+
+
+def found(home: Path, folder: Path) -> dict[str, Path]:
+    """The rooms and the other folders that can be imported from localllm in `home`, and the folder of each."""
+    for name in OTHERS:
+        (home / name).mkdir(exist_ok=True)
+    (home / "mine" / "__init__.py").touch()
+    printed = python(FOUND, *ROOMS, *OTHERS, path=[home], folder=folder)
+    return {name: Path(place) for name, place in (line.split(" ", 1) for line in printed.splitlines())}
+
+
+def python(code: str, *arguments: str, path: Sequence[Path], folder: Path) -> str:
+    """Run `code` in a Python that finds packages in `path` and its own, and return what it prints."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    packages = [path for path in sys.path if path.endswith("site-packages")]
-    path = os.pathsep.join([str(folder), str(home), *packages])
+    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     done = subprocess.run(
-        [sys.executable, "-S", "-c", HELLO],
+        [sys.executable, "-S", "-c", code, *arguments],
         cwd=folder,
-        env=clean | {"PYTHONPATH": path},
+        env=clean | {"PYTHONPATH": os.pathsep.join([*map(str, path), *packages])},
         capture_output=True,
         text=True,
     )
@@ -91,18 +127,20 @@ def talk(home: Path, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("links", [False, True], ids=["no links", "links"])
+@pytest.mark.parametrize("kind", ["checkout", "texts", "linked"])
 def test_the_wheel_holds_every_module_once_and_nothing_beside_localllm(
-    links: bool, checkout: Path, linked: Path, tmp_path: Path
+    kind: str, checkout: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    wheel = build("wheel", linked if links else checkout, tmp_path)
+    wheel = build("wheel", request.getfixturevalue(kind), tmp_path)
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target"]
     subprocess.run([*install, tmp_path / "installed", wheel], check=True, timeout=120)
     assert modules(names) == expected(checkout)
     assert {name.split("/")[0] for name in names} == {"localllm", f"{wheel.name.split('-py3')[0]}.dist-info"}
-    assert str(tmp_path / "installed") in talk(tmp_path / "installed", tmp_path)
+    installed = (tmp_path / "installed").resolve()
+    assert str(installed) in talk(installed, tmp_path)
+    assert found(installed, tmp_path) == {room: installed / "localllm" / room for room in ROOMS}
 
 
 def test_the_sdist_makes_the_same_wheel(checkout: Path, linked: Path, tmp_path: Path) -> None:
@@ -112,11 +150,22 @@ def test_the_sdist_makes_the_same_wheel(checkout: Path, linked: Path, tmp_path: 
     wheel = build("wheel", tmp_path / source.name.removesuffix(".tar.gz"), tmp_path)
     with zipfile.ZipFile(wheel) as file:
         assert modules(file.namelist()) == expected(checkout)
+    home = (tmp_path / source.name.removesuffix(".tar.gz")).resolve()
+    assert (home / "tests" / "__init__.py").exists()
+    assert found(home, tmp_path) == {room: home / room for room in ROOMS}
 
 
-@pytest.mark.parametrize("links", [False, True], ids=["no links", "links"])
+@pytest.mark.parametrize("kind", ["checkout", "texts", "linked"])
 def test_a_checkout_runs_beside_somebody_elses_models(
-    links: bool, checkout: Path, linked: Path, tmp_path: Path
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    home = linked if links else checkout
+    home = request.getfixturevalue(kind)
     assert str(home) in talk(home, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["checkout", "texts", "linked"])
+def test_a_checkout_has_the_four_rooms_and_no_other_folder_in_localllm(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    home = request.getfixturevalue(kind).resolve()
+    assert found(home, tmp_path) == {room: home / room for room in ROOMS}
