@@ -29,7 +29,8 @@ class Sharing:
         self._tiles = np.zeros((most, 2), np.int32)
         self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
-        self._wanted, self._found = (False, 0, False), 0  # arguments and result of the last `_heads`
+        self._wanted: tuple[bool, int, bool] | None = None  # arguments of the last `_heads`
+        self._found = 1  # its result, by which kernels divide
         self._of_partition = shape.pieces * shape.state_bytes(shape.piece)
         longest = shape.listed(limits.positions - 1, window)
         row = -(-longest // (BLOCK * PARTITION)) * self._of_partition
