@@ -81,7 +81,7 @@ class Call(NamedTuple):
 def read(commands: Mapping[str, Command], words: Sequence[str], fill: Fill | None = None) -> Call | None:
     """Parse a command line. Return None after printing a help page; raise UsageError if it is invalid.
 
-    `fill` adds options from other sources to those of the command line; it may change the command. Sampler options
+    `fill` adds options from other sources that are not on the command line; it may change the command. Sampler options
     become a dict of the given ones only, because a model file has defaults too.
     """
 

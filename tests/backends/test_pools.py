@@ -55,7 +55,7 @@ def test_a_row_that_sees_no_pool_has_the_bits_of_a_window(cpu: CpuBackend, p: Po
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
 @pytest.mark.parametrize("p", [MANY, *POOLING[2:5], *POOLING[6:]], ids=str)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: Pooling, name: str) -> None:
-    """A long prompt at once; then its last rows in batches with shared work, beside other sequences."""
+    """A long prompt at once; then its last rows in batches with shared work, together with other sequences."""
     plan, cache = plan_of(p), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     truth = check_company(backends, plan, cache, tokens)

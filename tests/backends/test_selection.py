@@ -87,7 +87,7 @@ def test_attention_reads_whole_blocks_where_they_are(cpu: CpuBackend, s: Selecti
 
 @pytest.mark.parametrize("name", CACHE_TYPES)
 def test_values_that_begin_the_keys_are_stored_once(cpu: CpuBackend, name: str) -> None:
-    """The bits equal those of separate values. Types that rotate heads by their width still store both."""
+    """The bits are the same as with separate values. Types that rotate heads by their width still store both."""
     s, cache = replace(SELECTING[3], heads=Heads(5, 1, 576, value_dim=512)), CacheTypes(name, name)
     bound = []
     for values in ("copied", "prefix"):
@@ -150,7 +150,7 @@ LONG = 1400  # positions: two work shares of an indexer
     ids=str,
 )
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: Selecting, name: str) -> None:
-    """A long prompt at once; then its last rows in batches with shared work, beside other sequences."""
+    """A long prompt at once; then its last rows in batches with shared work, together with other sequences."""
     plan, cache = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s)), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     truth = check_company(backends, plan, cache, tokens)

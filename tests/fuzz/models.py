@@ -31,7 +31,7 @@ _STRING, _UINT32, _INT32, _FLOAT32, _BOOL = 8, 4, 5, 6, 7
 
 
 def sentencepiece(size: int) -> dict[str, Any]:
-    """Return a vocabulary of `size` tokens: letters, and as many byte tokens as fit."""
+    """Return a vocabulary of `size` tokens: letters, and byte tokens in the remaining ids."""
     few = ["<unk>", "<s>", "</s>", "\u2581", "<|im_start|>", "<|im_end|>"]
     letters = [chr(c) for c in range(97, 123)] + ["th", "he", "\u2581t", "in", "er"]
     room = max(0, min(256, size - len(few) - len(letters)))

@@ -61,7 +61,7 @@ def small(cpu: CpuBackend) -> Iterator[Engine]:
     [*((name, cache) for name in ATTENDING for cache in CACHE_TYPES), *((name, "f16") for name in RECURRENT)],
 )
 def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: str, cache: str) -> None:
-    """1 to 16 sequences: prompts in chunks beside decoded rows, forks, truncations, steps that do not fit."""
+    """1 to 16 sequences: prompts in chunks with decoded rows, forks, truncations, steps that do not fit."""
     plan = PLANS[name]()
     engines = engine_of(cpu, plan, LIMITS, cache), engine_of(cpu, plan, ALONE, cache)
     total = dict[str, int]()
@@ -81,7 +81,7 @@ def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: 
     ("name", "cache"), [*(("llama", cache) for cache in CACHE_TYPES), ("experts and windows", "q8_0")]
 )
 def test_decoded_rows_on_a_card_get_the_bits_they_have_alone(card: Backend, name: str, cache: str) -> None:
-    """Alone, beside each other and beside long prompt chunks; up to 16 tokens of a sequence count as decoded rows."""
+    """Alone, together, and with long prompt chunks; up to 16 tokens of a sequence count as decoded rows."""
     plan = PLANS[name]()
     engines = engine_of(card, plan, LIMITS, cache), engine_of(card, plan, ALONE, cache)
     for seed, (most, steps) in enumerate([(2, 8), (16, 30)]):

@@ -383,7 +383,7 @@ def read_on(number: int, model: localllm.Model, found: list[Any], begun: threadi
 
 
 def test_closing_while_threads_read_gives_each_one_error() -> None:
-    """At any moment, also between the steps of the model and those of its draft model."""
+    """At any moment, also between a step of the model and a step of its draft model."""
     for delay in (0.0, 0.002, 0.01, 0.03):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

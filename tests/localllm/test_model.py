@@ -229,7 +229,7 @@ def test_the_end_of_generation_is_not_shown(model: localllm.Model) -> None:
 
 
 def test_stop_strings(model: localllm.Model) -> None:
-    """The text up to the stop is shown, whatever the token boundaries; the stop is not, a partial match is."""
+    """The text up to the stop is shown, for any token boundaries; the stop is not, a partial match is."""
     whole = text(greedy(model))
     stop = whole[8:11]
     assert whole.index(stop) == 8, "the random model repeats itself: choose another place"

@@ -65,7 +65,7 @@ def test_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert-cls", "jina-bert-v2", "modern-bert", "gemma-embedding", "t5encoder"])
 def test_rows_do_not_depend_on_other_texts(name: str) -> None:
-    """Texts of one step see only themselves: the bits equal those of a separate step, over several cache blocks."""
+    """Texts of one step see only themselves: the bits equal a separate step's, over several cache blocks."""
     model, backend = EMBEDDERS[name], CpuBackend(2)
     long = (model.tokens * 2)[:75]
     try:
@@ -132,7 +132,7 @@ def test_buckets_of_distances(buckets: int, causal: bool) -> None:
 
 
 def test_layers_may_have_numbers_of_distances_of_their_own() -> None:
-    """A layer without distance biases uses those of the first."""
+    """A layer without distance biases uses the first layer's."""
     metadata, tensors = EMBEDDERS["t5encoder"].loaded()
     first = tensors["enc.blk.0.attn_rel_b.weight"]
     given = {f"enc.blk.{n}.attn_rel_b.weight": MemoryWeight.of(f"own {n}", first.values()) for n in (1, 2)}

@@ -51,7 +51,7 @@ def test_key_and_value_matrices_as_one_tensor() -> None:
 
 
 def test_a_bias_of_the_choice_means_sigmoid_where_the_file_tells_no_gating() -> None:
-    """Files of GLM 4.7 Flash may lack the key; in those of DeepSeek V2, which has no bias, its absence means
+    """Files of GLM 4.7 Flash may lack the key; in files of DeepSeek V2, which has no bias, its absence means
     softmax.
     """
     metadata, tensors = KIT["deepseek2-groups"].loaded()

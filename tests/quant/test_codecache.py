@@ -1,4 +1,6 @@
-"""The cache of compiled code: it loads nothing that another user could have written, and a full disk is no error."""
+"""The cache of compiled code: it never loads files that another user could have written, and a full disk is no
+error.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def kept() -> None:
         assert CodeCache(folder()).read("a") == b"code"
 
 
-# -- where it is ---------------------------------------------------------------------------------------------------
+# -- location ------------------------------------------------------------------------------------------------------
 
 
 def test_where_the_cache_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

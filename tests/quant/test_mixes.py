@@ -1,4 +1,4 @@
-"""The mixes equal those of llama-quantize: the format of every tensor of 42 models, for every type and option."""
+"""The mixes equal llama-quantize's: the format of every tensor of 42 models, for every type and option."""
 
 from __future__ import annotations
 

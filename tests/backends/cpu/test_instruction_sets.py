@@ -261,7 +261,7 @@ INSTRUCTIONS = {  # name: required instructions of the dot product, in AT&T or A
 ANY_DOT = r"vpdpbusd|vpdpwssd|vpmaddubsw|pmaddubsw|\b[su]s?dot\b"
 # Stack accesses per dot product in the loop over blocks. 32 registers hold two panels' sums, bytes, scales and
 # activations; on Arm they are a quarter as wide and hold all but a few scales. 16 registers of half the width hold
-# half: AVX2 may access the stack once per two products, each of which is three instructions.
+# half: AVX2 may access the stack once per two products of three instructions each.
 STACK = {"avx512-vnni": 0.0, "avx-vnni": 0.0, "avx2": 0.6, "arm-dotprod": 0.2}
 
 

@@ -45,7 +45,9 @@ SPLIT = [
 
 @pytest.mark.parametrize(("shape", "name"), SPLIT)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], shape: str, name: str) -> None:
-    """A long prompt at once; then its last rows in batches that are split over partitions, beside other sequences."""
+    """A long prompt at once; then its last rows in batches that are split over partitions, together with other
+    sequences.
+    """
     plan, cache = plan_of(SHAPES[shape]), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     check_company(backends, plan, cache, tokens)

@@ -113,7 +113,7 @@ CACHES = [(name, F16_CACHE) for name in MODELS] + [("Q4_0, biased", CacheTypes("
 
 @pytest.mark.parametrize(("name", "cache"), CACHES, ids=str)
 def test_fused_operations_have_the_bits_of_single_ones(gpu: Backend, name: str, cache: CacheTypes) -> None:
-    """Decode, few rows and prefill of two sequences. The distance from float32 is that of int8 activations."""
+    """Decode, few rows and prefill of two sequences. The distance from float32 comes from int8 activations."""
     model = MODELS[name]
     single = bind.program(model, LIMITS, cache, model.values)
     assert len(launched(model, 1, cache)) < sum(len(d.launches(1)) for d in single.dispatches)

@@ -1,8 +1,8 @@
 """The cases of llama.cpp's test-chat.cpp: 463 answers, and the prompts of 105 continued answers.
 
 As there, white space at both ends of reasoning and content is ignored, and arguments are compared as values. `ANSWERS`
-and `PROMPTS` list our differences with reasons. An unlisted difference fails, and so does a listed one that no longer
-exists.
+and `PROMPTS` list our differences with reasons. An unlisted difference fails, and so does an entry whose difference no
+longer exists.
 """
 
 from __future__ import annotations

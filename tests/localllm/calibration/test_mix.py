@@ -72,7 +72,7 @@ def test_a_format_that_is_larger_and_worse_is_never_chosen() -> None:
 
 
 def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
-    """The divergence expected, that of a run with all tensors changed, and that of the written file agree."""
+    """Three divergences agree: the expected one, a run with all tensors changed, and the written file."""
     with Trial("demo", TEXT, ctx_size=128, windows=6) as trial:
         names = [f"blk.{i}.{part}.weight" for i in (0, 3) for part in ("attn_v", "ffn_down")]
         effects = trial.effects(dict.fromkeys(names, FORMATS))

@@ -1,4 +1,4 @@
-"""`localllm devices`: the CPU, OpenCL on PoCL, and for CUDA a GPU or the reason why there is none."""
+"""`localllm devices`: the CPU, OpenCL on PoCL, and for CUDA a GPU or the reason for its absence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`localllm explain`: the tokens equal those of `run`, untrusted text cannot change the page, and errors are one
-line.
-"""
+"""`localllm explain`: the same tokens as `run`, untrusted text cannot change the page, and errors are one line."""
 
 from __future__ import annotations
 

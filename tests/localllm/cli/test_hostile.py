@@ -144,7 +144,7 @@ class _Screen(io.StringIO):
 
 
 def test_while_bars_are_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bars use control sequences of their own, and replace our streams."""
+    """Bars emit control sequences themselves, and replace our streams."""
     monkeypatch.setattr(console, "BAR_AFTER", 0.0)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")

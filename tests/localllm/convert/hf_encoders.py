@@ -1,6 +1,6 @@
 """Tiny encoders and embedders as Hugging Face folders, written without torch as in `hf_synthetic`.
 
-The stored hidden states, embeddings and scores are those of transformers.
+transformers computed the stored hidden states, embeddings and scores.
 
     python -m tests.localllm.convert.hf_encoders [MODEL...]    # makes data/hf_encoders.* again, or these models in it
 

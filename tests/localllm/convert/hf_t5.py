@@ -1,6 +1,6 @@
 """Tiny models of T5's family as Hugging Face folders, written without torch as in `hf_synthetic`.
 
-The stored logits and hidden states are those of transformers.
+transformers computed the stored logits and hidden states.
 
     python -m tests.localllm.convert.hf_t5    # makes data/hf_t5.* again
 

@@ -244,7 +244,7 @@ def test_projections_of_qwen3tts_of_another_size(tmp_path: Path) -> None:
 
 
 def test_a_dialogue_with_rwkv(tmp_path: Path) -> None:
-    """The text equals that of llama.cpp's template for these models."""
+    """The text equals the result of llama.cpp's template for these models."""
     write_own("rwkv6", tmp_path)
     with open_checkpoint(tmp_path) as model:
         template = model.metadata["tokenizer.chat_template"]

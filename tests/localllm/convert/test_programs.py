@@ -1,6 +1,6 @@
 """Models with their own code: what that code computes from the weights, and settings that files cannot express.
 
-`test_own` tests that the files equal those of llama.cpp's converter.
+`test_own` compares the files with llama.cpp's converter.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_shapes_and_functions() -> None:
 
 
 def test_parts_of_groups() -> None:
-    """Two groups of rows 1 + 3; heads of which a matrix uses a part, also of FP8 with its scales."""
+    """Two groups of rows 1 + 3; a matrix may use a part of the heads, also in FP8 with its scales."""
     rows, config = X[0], HfConfig(Path(), {}, {})
     sizes = Sizes(1, 1, 1, config)
     picked = values_of(of_groups(lambda config: (2, (1, 3)), 1, 0)([of(rows)], sizes))

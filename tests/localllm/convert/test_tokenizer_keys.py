@@ -164,7 +164,7 @@ def test_suppressed_tokens_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_ends_by_config_json_alone(tmp_path: Path) -> None:
-    """Without a generation_config.json transformers takes them from there: those of Kimi K3's turns."""
+    """Without a generation_config.json transformers reads config.json; Kimi K3 has the ends of turns there."""
     keys = keys_of(tmp_path, bpe_tokenizer("qwen2"), config={"eos_token_id": [2, 7]}).keys
     ids = {key: value for key, value in keys.items() if key.endswith("_id")}
     assert ids == {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 7}

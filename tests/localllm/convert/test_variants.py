@@ -47,7 +47,7 @@ def test_dbrx_in_folders_of_2024(tmp_path: Path) -> None:
 
 
 def test_steepness_of_mpt_storywriter(tmp_path: Path) -> None:
-    """MPT's own code uses it. transformers uses 8 whatever the folder says."""
+    """MPT's own code uses it. transformers ignores it and uses 8."""
     keys = metadata_of("mpt", tmp_path, attn_config={"alibi_bias_max": 16, "clip_qkv": None})
     assert keys["mpt.attention.max_alibi_bias"] == 16.0
     assert "mpt.attention.clamp_kqv" not in keys

@@ -89,7 +89,7 @@ def test_standard_error_is_that_of_the_mean() -> None:
 
 
 def test_only_the_second_half_of_a_window_counts_and_bos_takes_the_first_place(tmp_path: Path) -> None:
-    """The scores equal those of a plain pass over every window separately."""
+    """The scores equal a plain pass over each window."""
     with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=32) as model:
         windows = cut(model, "abcdefghij" * 12, 32)
         found = Scores.join(list(evaluate(windows, source_of(model, windows))))

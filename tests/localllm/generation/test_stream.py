@@ -30,7 +30,7 @@ def model() -> Iterator[localllm.Model]:
 
 @pytest.fixture
 def all_free(model: localllm.Model) -> Iterator[None]:
-    """Check that the test leaves no request, and no blocks except those of the prefix cache."""
+    """Check that the test leaves no request, and no blocks except in the prefix cache."""
     model.new_core(SchedulerLimits(parallel=PARALLEL))
     before = model.engine.free_blocks
     yield

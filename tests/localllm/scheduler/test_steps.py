@@ -62,7 +62,7 @@ def test_a_prompt_of_higher_priority_is_read_first(model: localllm.Model) -> Non
 
 
 def test_answers_go_on_while_a_prompt_is_read(model: localllm.Model) -> None:
-    """Each step has a row of every answer, and a prompt has rows beside them."""
+    """Each step has a row of every answer, and a prompt gets the remaining rows."""
     engine = Watched(model.engine)
     with Stepped(engine, parallel=3, step_seconds=1e-9) as it:
         _, first = it.ask(wanted(text(1, 9), 60))

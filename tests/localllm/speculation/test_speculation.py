@@ -1,4 +1,4 @@
-"""Speculation on real models: the same answers as without it, whatever is drafted, and for every kind of end."""
+"""Speculation on real models: the same answers as without it, with any drafts, and for every kind of end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def drafted() -> Iterator[localllm.Model]:
 
 @pytest.fixture(scope="module")
 def repeating() -> Iterator[localllm.Model]:
-    """N-gram drafts, all of which are verified."""
+    """N-gram drafts; all of them are verified."""
     with localllm.load("demo", ctx_size=160, threads=1, spec="ngram") as model:
         eager(model)
         yield model
@@ -91,7 +91,7 @@ HOSTILE: dict[str, Callable[[list[int], list[int], int], int]] = {
 
 @contextmanager
 def sources(kind: str, truth: list[int], demo: localllm.Model, drafted: localllm.Model) -> Iterator[localllm.Model]:
-    """A model with drafts of this kind, all of which are verified."""
+    """A model with drafts of this kind; all of them are verified."""
     if kind == "its draft":
         yield drafted
     else:

@@ -172,7 +172,7 @@ def test_tokens_that_end_a_generation_are_found_by_text(texts: tuple[str, ...], 
     tokenizer = Tokenizer.from_metadata(metadata)
     assert {tokenizer.text(i) for i in tokenizer.eog} == ends | {texts[0]}
     shown = {text for text in texts if tokenizer.decode([texts.index(text) + 1])}
-    assert not shown & (ends | {"<fim_prefix>"})  # detected as control tokens, whatever the file says
+    assert not shown & (ends | {"<fim_prefix>"})  # detected as control tokens, against the file's types
 
 
 def test_ends_named_by_the_file() -> None:

@@ -212,7 +212,7 @@ def test_rows_are_in_the_order_of_their_names() -> None:
 
 @pytest.mark.parametrize("name", ["dream", "llada", "llada-moe", "rnd1"])
 def test_diffusion_models_see_later_rows(name: str) -> None:
-    """As in llama.cpp, whatever the file says."""
+    """As in llama.cpp, the file's key is ignored."""
     metadata = dict(KIT[next(each for each in KIT if each.startswith(f"{name}-"))].loaded()[0])
     for key in (True, False):
         metadata[f"{name}.attention.causal"] = key
