@@ -219,9 +219,7 @@ def _made(name: str, command: Command) -> _Command:
 
 
 def _parameters(group: type[Options]) -> Iterator[inspect.Parameter]:
-    """Return the fields of an option group as Typer parameters. Options that are not given are None or an empty
-    list.
-    """
+    """Yield the fields of an option group as Typer parameters. Options that are not given are None or an empty list."""
     for name, _, default, option in declared(group):
         if not option.flags and not option.argument:
             continue

@@ -25,7 +25,7 @@ NOISE = 2.3e-5  # relative error of normal numbers rounded to int8 in blocks of 
 
 
 def paths(architecture: str) -> Iterator[Path]:
-    """Return the reference models of an architecture: dense, mixture of experts, or both."""
+    """Yield the reference models of an architecture: dense, mixture of experts, or both."""
     folder = reference("archs")
     yield from (p for kind in ("dense", "moe") if (p := folder / f"{architecture}-{kind}.gguf").exists())
 

@@ -162,7 +162,7 @@ class _Draw:
         return {"general.architecture": self.architecture.name} | {prefix + key: keys[key] for key in keys}
 
     def optional(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Return tensors that only some models have."""
+        """Yield tensors that only some models have."""
         q, kv, wide = self.kv_heads * self.group * self.head_dim, self.kv_heads * self.head_dim, self.width
         parts = {"attn_q": q, "attn_k": kv, "attn_v": kv, "attn_output": wide, "attn_norm": wide, "ffn_norm": wide}
         up = self.ffn * (2 if self.architecture.ffn == "fused" else 1)

@@ -21,7 +21,7 @@ CONTEXT = 128
 
 @pytest.fixture(scope="module", params=[True, False])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
-    """Return a model with infill tokens, with and without those for files."""
+    """A model with infill tokens, with and without those for files."""
     marks = MARKS | ({"fim_rep": REPOSITORY, "fim_sep": SEPARATOR} if request.param else {})
     extra = {f"tokenizer.ggml.{name}_token_id": token for name, token in marks.items()}
     path = write_model(tmp_path_factory.mktemp("fills") / "m.gguf", extra=extra)
