@@ -121,7 +121,7 @@ def test_what_a_classifier_reads() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("buckets", [8, 32])
 def test_buckets_of_distances(buckets: int, causal: bool) -> None:
-    """As T5's code computes them, in float32: the logarithm of the distance, rounded down."""
+    """T5's code computes them the same way, in float32: the logarithm of the distance, rounded down."""
     own = buckets if causal else buckets // 2
     exact = own // 2
     for distance in range(-300, 301):

@@ -97,7 +97,9 @@ def test_query_heads_of_one_head_are_shared_out() -> None:
 
 
 def test_a_piece_has_the_bits_of_its_heads_alone(backends: list[CpuBackend]) -> None:
-    """32 heads that read the same keys, against attention of 16 of them at a time: in prefill, and with shared work."""
+    """Attention of 32 heads that read the same keys equals attention of 16 of them at a time: in prefill, and with
+    shared work.
+    """
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     values = np.random.RandomState(3).standard_normal((VOCABULARY, 34 * 20)).astype(np.float32)
 

@@ -97,7 +97,7 @@ WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in (*HEADS, *WIDE, *BOTH_WAYS)), *CACHES], ids=str)
 def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
-    """Decode and prefill of two sequences in one batch, over several blocks and partitions.
+    """Two sequences decode and prefill in one batch, over several blocks and partitions.
 
     Then one continues from a copy of the other's blocks.
     """

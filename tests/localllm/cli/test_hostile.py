@@ -177,7 +177,7 @@ def test_in_a_pipe(lines: Path) -> None:
 
 
 def test_on_a_terminal(lines: Path) -> None:
-    """Without colours and bars, which are the program's control sequences."""
+    """Colours and bars are off, because they are the program's own control sequences."""
     master, slave = pty.openpty()
     settings = termios.tcgetattr(slave)
     settings[1] &= ~termios.OPOST  # a newline is not changed

@@ -302,7 +302,7 @@ def test_damaged_pieces_end_in_an_error_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_old_merges_and_names(tmp_path: Path) -> None:
-    """Merges as texts with one space, as tokenizers wrote them until 2024."""
+    """Tokenizers wrote merges as texts with one space until 2024."""
     theirs = bpe_tokenizer("gpt-2")
     pairs = keys_of(tmp_path, theirs).keys["tokenizer.ggml.merges"]
     whole = json.loads((tmp_path / "tokenizer.json").read_text())

@@ -146,7 +146,9 @@ def test_mimo_without_a_scale_of_values(tmp_path: Path) -> None:
 
 
 def test_kinds_of_layers_that_config_json_leaves_out(tmp_path: Path) -> None:
-    """transformers' defaults: a period that restarts after dense layers; every fourth; the first and every sixth."""
+    """transformers' defaults are a period that restarts after dense layers; every fourth; or the first and every
+    sixth.
+    """
     keys = metadata_of("cohere2moe", tmp_path / "a", layer_types=None, mlp_layer_types=None, first_k_dense_replace=1)
     pattern, layers = "attention.sliding_window_pattern", SPECS["granite_swa"]["config"]["num_hidden_layers"]
     assert keys[f"cohere2moe.{pattern}"].tolist() == [False, True, True, True, False]

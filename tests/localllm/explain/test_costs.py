@@ -135,7 +135,7 @@ def test_operations_without_a_barrier_between_them_are_named_together() -> None:
 
 
 def test_attention_of_a_chunk_sees_each_position_that_it_may() -> None:
-    """Counted one by one, with and without a window."""
+    """The positions are counted one by one, with and without a window."""
     whole = Cost("attention", True, (), 0, (CacheRead(10, 4, 0),), 0)
     some = Cost("attention", True, (), 0, (CacheRead(10, 4, 8),), 0)
     assert whole.operations(step(5, 6)) == 4 * sum(position + 1 for position in range(5, 11))

@@ -137,7 +137,7 @@ def test_more_suspended_answers_than_places(model: localllm.Model) -> None:
 
 
 def test_suspended_answers_whose_blocks_others_need() -> None:
-    """Five answers of 90 tokens in a cache for 128, read alternately and then one after another."""
+    """Five answers of 90 tokens share a cache for 128; they are read alternately and then one after another."""
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=128) as model:
         free = model.engine.free_blocks
         expected = [alone(model, number, 70) for number in range(5)]

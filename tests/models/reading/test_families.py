@@ -199,7 +199,7 @@ def test_layers_that_guess_further_tokens_are_left_out() -> None:
 
 
 def test_layer_norms_with_the_key_of_rms_norms() -> None:
-    """As in files of Phi MoE."""
+    """Files of Phi MoE have these keys."""
     assert sliding("phimoe").eps == 1e-5
     assert sliding("phimoe").norm == "layer"
 
