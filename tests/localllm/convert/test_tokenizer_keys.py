@@ -252,7 +252,7 @@ def pieces(data: bytes) -> Callable[[Path], None]:
 
 
 def multiplying(tokenizer: dict[str, Any]) -> None:
-    """A text becomes 10^12 times as long: the library aborts, which used to end this process."""
+    """Make the tokenizer lengthen a text 10^12 times. The library aborts, which used to end this process."""
     replace = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 1000}
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [replace] * 4}
 
