@@ -26,7 +26,7 @@ from localllm.options import Option, OptionError, Options, SamplingOptions, decl
 from localllm.spelling import closest
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-_NONE = object()  # an explicit None, such as that of `-n -1`; in Typer None means that the option is not given
+_NONE = object()  # an explicit None, such as `-n -1`; in Typer None means that the option is not given
 _SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a number: -n5, but not -f with value a
 
 

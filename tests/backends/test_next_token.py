@@ -108,7 +108,7 @@ def test_hidden_rows_of_all_tokens_change_no_logits(cpu: CpuBackend, name: str) 
 
 
 def test_what_a_head_lacks_is_the_model_s(cpu: CpuBackend) -> None:
-    """A head with its own table and matrices equals one that uses the model's."""
+    """A head with its own table and matrices equals a head with the model's."""
     name, model, layer = "glm4moe-mtp", KIT["glm4moe-mtp"], "blk.3.nextn."
     pairs = {"embed_tokens": "token_embd", "shared_head_norm": "output_norm", "shared_head_head": "output"}
     metadata, held = model.loaded()

@@ -1,6 +1,4 @@
-"""The cache of compiled code: it never loads files that another user could have written, and a full disk is no
-error.
-"""
+"""The cache of compiled code: it never loads files that another user could have written, and tolerates a full disk."""
 
 from __future__ import annotations
 

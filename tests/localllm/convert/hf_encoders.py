@@ -104,7 +104,7 @@ def write_encoder(name: str, spec: dict[str, Any], folder: Path) -> list[np.ndar
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """Return the files' contents as transformers saves them for one of these models."""
+    """Return the files' contents as transformers saves them for a model of the table."""
     import transformers
     from safetensors.numpy import load_file
 

@@ -47,7 +47,7 @@ def read_family() -> dict[str, dict[str, Any]]:
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """Return the files' contents as transformers saves them for one of these models."""
+    """Return the files' contents as transformers saves them for a model of the table."""
     import transformers
     from safetensors.numpy import load_file
 

@@ -1,4 +1,4 @@
-"""Kimi Linear, Ling 3, MiniMax 01 and Hunyuan VL in folders of their own code, with other spellings."""
+"""Kimi Linear, Ling 3, MiniMax 01 and Hunyuan VL in folders of the publishers' code, with other spellings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grok, PLaMo 1, Talkie and NeoBERT: the results of their own code, Grok 2's parts, and unsupported settings.
+"""Grok, PLaMo 1, Talkie and NeoBERT: the results of the publishers' code, Grok 2's parts, and unsupported settings.
 
 `test_own` compares the files with llama.cpp's converter.
 """
