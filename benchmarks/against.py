@@ -55,7 +55,7 @@ def answered(model: str) -> Measure:
 
 
 def asked(model: str, clients: int) -> Measure:
-    """Time clients of a server, each of which sends two requests."""
+    """Time clients of a server that send two requests each."""
 
     def measure(program: str) -> dict[str, float]:
         with socket.create_server(("127.0.0.1", 0)) as free:

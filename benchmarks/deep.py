@@ -4,7 +4,7 @@
     [--tests tg32@16384,pp512@16384,tg32@65536,pp128@65536]
     python benchmarks/deep.py --table
 
-The models are those of `sparse_shapes.py`, written to --folder if missing. The peer is llama-cpp-python
+`sparse_shapes.py` defines the models, which are written to --folder if missing. The peer is llama-cpp-python
 (`llama_cpp_bench.py`); LLAMA_CPP_LIB_PATH chooses its library. Both fill the cache with copies of the rows of 512
 tokens, because a whole prompt would take the peer hours. --whole evaluates the whole prompt instead. Pools in the
 peer's state of DeepSeek 4 cannot be copied, so this model is measured after whole prompts. Beyond 16384 tokens, which

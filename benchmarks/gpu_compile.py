@@ -56,7 +56,7 @@ Labelled = tuple[str, Kernel[Any]]
 
 
 def every_kernel(architecture: str) -> list[Labelled]:
-    """Yield (label, kernel): all kernels that a plan may need, in the shapes of a 1B model."""
+    """Return (label, kernel) for all kernels that a plan may need, in the shapes of a 1B model."""
     found: list[Labelled] = []
     for name in formats.FORMATS:
         found += _products(name, architecture)

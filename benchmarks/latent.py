@@ -49,7 +49,7 @@ NAMES = ("absorbed", "absorbed, q8_0", "expanded", "expanded again")
 
 
 def tensors() -> Iterator[NewTensor]:
-    """Return tensors as in a Q4_K_M file, without the Q6_K half of the value and down matrices."""
+    """Yield tensors as in a Q4_K_M file, without the Q6_K half of the value and down matrices."""
     source = Rows(0)
 
     def matrix(name: str, *shape: int) -> NewTensor:

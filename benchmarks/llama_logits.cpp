@@ -1,7 +1,7 @@
 // llama.cpp's logits or ids of a GGUF file; benchmarks/llama_logits.py builds it against a llama.cpp tree.
 //   logits MODEL OUT ids ID...              float32 (ids, vocabulary), F32 cache, no flash attention
 //   logits MODEL OUT cache TYPE CTX FILE    the same for windows of CTX ids (int32) of FILE, with a cache of this type
-//   logits MODEL OUT text FILE              int32, with what the file puts around a text
+//   logits MODEL OUT text FILE              int32, with the special tokens that the file adds
 #include "llama.h"
 
 #include <cstdio>
@@ -49,7 +49,7 @@ int main(int argc, char ** argv) {
     params.n_ctx = params.n_batch = params.n_ubatch = n > 256 ? n : 256;
     params.n_threads = params.n_threads_batch = 1;
     params.type_k = params.type_v = type;
-    // a quantized cache needs flash attention, which would round the numbers of others to halves
+    // a quantized cache needs flash attention, which would round the values of other caches to halves
     params.flash_attn_type = ggml_is_quantized(type) ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     llama_context * context = llama_init_from_model(model, params);
     if (!context) return 2;

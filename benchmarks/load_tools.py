@@ -3,10 +3,10 @@
     python benchmarks/load_tools.py MODEL [-t 2] [--clients 1,4,8] [--input 256] [--output 64]
     [--servebench PATH] [--llama-benchy PATH]
 
-Install each in a separate environment. Each runs against a separate server with as many slots as clients; its output
-goes to benchmarks/results/servebench.txt and llama_benchy.txt, after the command lines. Both count tokens by the
-server's `usage`. llama-benchy cuts its prompts from a text with the model's tokenizer; both are created here: the pages
-of docs/, and tokenizer.json from the model's file, which must have byte-level BPE.
+Install each in a separate environment. Each runs against a separate server with one slot per client; its output goes to
+benchmarks/results/servebench.txt and llama_benchy.txt, after the command lines. Both count tokens by the server's
+`usage`. llama-benchy cuts its prompts from a text with the model's tokenizer; both are created here: the pages of
+docs/, and tokenizer.json from the model's file, which must have byte-level BPE.
 """
 
 from __future__ import annotations

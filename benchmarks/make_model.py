@@ -52,7 +52,7 @@ GEOMETRIES = {
     "llama-8b": Geometry(32, 4096, 14336, 32, 8, 128, 128256, tied=False),
     "llama-1b-layer": Geometry(1, 2048, 8192, 32, 8, 64, 512, tied=True),  # for slow measurements
     "llama-4l": Geometry(4, 2048, 8192, 32, 8, 64, 128256, tied=True),
-    "mha-4l": Geometry(4, 2048, 8192, 16, 16, 128, 50304, tied=True),  # a quarter of OLMo 1B: as many KV heads as heads
+    "mha-4l": Geometry(4, 2048, 8192, 16, 16, 128, 50304, tied=True),  # a quarter of OLMo 1B: one KV head for each head
     "tiny": Geometry(2, 256, 512, 4, 2, 64, 512, tied=True, context=1024),
 }
 

@@ -76,7 +76,7 @@ def decode(session: localllm.Session, seconds: float) -> float:
 
 
 def peer(cell: Cell, path: Path, bench: Sequence[str], seconds: float) -> None:
-    """Add llama-bench's rate, with as many repetitions as fit into about `seconds` at our rate."""
+    """Add llama-bench's rate, with repetitions for about `seconds` at our rate."""
     repetitions = max(1, round(seconds * cell.sleeping[-1] / TOKENS))
     options = ["-p", "0", "-n", str(TOKENS), "-d", str(DEPTH), "-r", str(repetitions), "-o", "json"]
     [result], _ = run([*bench, "-m", str(path), "-t", str(cell.threads), *options])

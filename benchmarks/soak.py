@@ -7,7 +7,7 @@ requests run among them, greedy and with a seed, and must always give the same t
 pause, the server becomes idle, and its memory, descriptors, threads and cache blocks are read. At the end:
 
 - no answer was wrong: 5xx, a broken stream, an error without its API's format, or no end
-- memory (RSS) of the last sixth of the minutes is at most that of the second sixth, plus 2 % and 4 MiB
+- memory (RSS) of the last sixth of the minutes exceeds the second sixth's by at most 2 % and 4 MiB
 - descriptors and threads have not increased from the second sixth to the last; no block of the cache is lost
 - the server stops when told to, and its log has no error
 

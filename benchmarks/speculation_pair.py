@@ -82,7 +82,9 @@ def into(values: Floats, rows: int, columns: int, row_at: list[int] | None = Non
 
 
 def layer_tensors(box: GGUFFile, shape: Shape, layer: int) -> Iterator[tuple[str, Floats]]:
-    """Return a layer of the model in the box, widened; norms compensate for the zeros that they average over."""
+    """Yield the tensors of a layer of the model in the box, widened; norms compensate for the zeros that they average
+    over.
+    """
 
     def read(name: str) -> Floats:
         return numbers(box, f"blk.{layer}.{name}.weight")
@@ -108,7 +110,7 @@ def widened(norm: Floats, width: int) -> Floats:
 
 
 def random_tensors(shape: Shape, rng: np.random.Generator) -> Iterator[tuple[str, Floats]]:
-    """Return a random layer that adds to the 256 dimensions in use."""
+    """Yield the tensors of a random layer that adds to the 256 dimensions in use."""
     kv = shape.kv_heads * HEAD
     for name, rows, columns in (
         ("attn_q", shape.width, shape.width), ("attn_k", kv, shape.width), ("attn_v", kv, shape.width),

@@ -4,8 +4,8 @@
 
 Measures the rank of the target's greedy tokens among the draft's, and the cost of passes of 1 to 16 rows and of a draft
 pass. Every node of a tree is assumed to have the measured shares. A chain of k drafts costs k draft passes. A tree of
-the same depth costs as many, with more rows. The cost of these rows, of masked attention and of moving the accepted
-branch in the cache is ignored, so the result is an upper bound.
+the same depth costs the same number of passes, with more rows. The cost of these rows, of masked attention and of
+moving the accepted branch in the cache is ignored, so the result is an upper bound.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def graph(files: Mapping[str, Path]) -> dict[str, set[str]]:
 
 
 def circle(files: Mapping[str, Path]) -> list[str]:
-    """Return an import cycle; nothing if there is none."""
+    """Return an import cycle; nothing without one."""
     try:
         TopologicalSorter(graph(files)).prepare()
     except CycleError as error:

@@ -30,7 +30,7 @@ FOREIGN = {  # looks like a flag of ours but is not
 
 
 def texts(path: Path) -> Iterator[str]:
-    """Return the string literals of a file, with docstrings."""
+    """Yield the string literals of a file, with docstrings."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -41,7 +41,7 @@ def flags_in(text: str) -> set[str]:
 
 
 def settings(path: Path) -> Iterator[str]:
-    """Return the options that a file names in messages: in Setting(...), or in a loop over names passed to Setting."""
+    """Yield the options that a file names in messages: in Setting(...), or in a loop over names passed to Setting."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Setting":
             first = node.args[0]

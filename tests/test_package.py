@@ -90,7 +90,7 @@ def modules(names: list[str]) -> list[str]:
 
 
 def expected(checkout: Path) -> list[str]:
-    """Return the files that must be in the wheel: those of the checkout, with every room inside localllm."""
+    """Return the files that must be in the wheel: the checkout's files, with every room inside localllm."""
     files = [path.relative_to(checkout) for path in checkout.rglob("*") if path.is_file()]
     inside = [Path("localllm", f) if f.parts[0] in ROOMS else f for f in files]
     return modules([path.as_posix() for path in inside])

@@ -5,7 +5,7 @@
     python benchmarks/demo/train.py draft --minutes 15     (learns from the target's predictions)
     python benchmarks/demo/train.py export              (F32 files, and a text to quantize them on)
 
-On a busy machine, set OMP_WAIT_POLICY=PASSIVE (measured: 3 times as fast beside four busy processes). Needs torch
+On a busy machine, set OMP_WAIT_POLICY=PASSIVE (measured: 3 times as fast next to four busy processes). Needs torch
 (localllm itself does not) and the texts under --texts. A run resumes from its checkpoint. Its schedule follows its
 active minutes, so a pause loses nothing. With --tokens it follows the tokens, which makes runs repeatable.
 """

@@ -26,7 +26,7 @@ from localllm.options import Option, OptionError, Options, SamplingOptions, decl
 from localllm.spelling import closest
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-_NONE = object()  # an explicit None, such as that of `-n -1`; in Typer None means that the option is not given
+_NONE = object()  # an explicit None, such as `-n -1`; in Typer None means that the option is not given
 _SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a number: -n5, but not -f with value a
 
 
@@ -81,7 +81,7 @@ class Call(NamedTuple):
 def read(commands: Mapping[str, Command], words: Sequence[str], fill: Fill | None = None) -> Call | None:
     """Parse a command line. Return None after printing a help page; raise UsageError if it is invalid.
 
-    `fill` adds options from other sources to those of the command line; it may change the command. Sampler options
+    `fill` adds options from other sources that are not on the command line; it may change the command. Sampler options
     become a dict of the given ones only, because a model file has defaults too.
     """
 
@@ -219,9 +219,7 @@ def _made(name: str, command: Command) -> _Command:
 
 
 def _parameters(group: type[Options]) -> Iterator[inspect.Parameter]:
-    """Return the fields of an option group as Typer parameters. Options that are not given are None or an empty
-    list.
-    """
+    """Yield the fields of an option group as Typer parameters. Options that are not given are None or an empty list."""
     for name, _, default, option in declared(group):
         if not option.flags and not option.argument:
             continue

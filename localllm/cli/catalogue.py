@@ -45,7 +45,7 @@ class Catalogue:
         return self._by_key[command].get(plain(key))
 
     def option(self, command: str, key: str, place: str) -> Declared:
-        """Return the option of a command by its key. UsageError, with a hint, if there is none."""
+        """Return the option of a command by its key. Raise UsageError, with a hint, if it does not exist."""
         found = self.named(key, command)
         if found is not None:
             return found
@@ -62,7 +62,7 @@ class Catalogue:
         raise UsageError(f"{place}: unknown option {key}{hint}")
 
     def check_variable(self, variable: str, key: str) -> None:
-        """Raise UsageError, with a hint, if no command has an option of this key."""
+        """Raise UsageError, with a hint, if no command has an option with this key."""
         if all(self.named(key, command) is None for command in self.commands):
             _check_each_time(key, variable)
             start = variable[: len(variable) - len(key)]

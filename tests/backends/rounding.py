@@ -17,37 +17,41 @@ Slack = Callable[[np.ndarray, np.ndarray], Any]  # (x (T, width), truth) -> maxi
 
 
 def exact(x: np.ndarray, truth: np.ndarray) -> float:
-    """One operation, rounded once on both sides."""
+    """Bound the error of one operation, rounded once on both sides."""
     return 0.0
 
 
 def few(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Two or three roundings of results without cancellation."""
+    """Bound the error of two or three roundings of results without cancellation."""
     return 4 * UNIT * np.abs(truth)
 
 
 def soft(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """exp errs by 2e-7 of itself, the logarithm by 1e-7 of itself; below e^-87 exp is 0."""
+    """Bound the error of exp, which errs by 2e-7 of itself and is 0 below e^-87, and the logarithm, which errs by 1e-7
+    of itself.
+    """
     return (5e-7 + 8 * UNIT) * np.abs(truth) + np.abs(x).max(axis=1, keepdims=True) * np.exp(-87.0)
 
 
 def exponential(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """exp errs by 2e-7 of itself."""
+    """Bound the error of exp, which errs by 2e-7 of itself."""
     return (2e-7 + 2 * UNIT) * np.abs(truth)
 
 
 def xielu(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """exp and a difference round as their terms do: near 0 by the rounding of x."""
+    """Bound the error of exp and a difference, which round as their terms do: near 0 by the rounding of x."""
     return (4e-7 + 8 * UNIT) * (np.abs(truth) + np.abs(x) + x * x * (x > 0))
 
 
 def rms(width: int) -> Slack:
-    """16 lanes sum squares, then 4 additions, division, root, reciprocal and two products."""
+    """Bound the error of 16 lanes of summed squares, then 4 additions, division, root, reciprocal and two products."""
     return lambda x, truth: (width / 16 + 10) * UNIT * np.abs(truth)
 
 
 def layer(groups: int, weight: MemoryWeight, bias: MemoryWeight | None) -> Slack:
-    """As rms, for x minus its mean: the rounding is relative to the largest x, not to the difference."""
+    """Bound the error of `rms` for x minus its mean: the rounding is relative to the largest x, not to the
+    difference.
+    """
 
     def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
         x = x.reshape(len(x), groups, -1)
@@ -59,28 +63,37 @@ def layer(groups: int, weight: MemoryWeight, bias: MemoryWeight | None) -> Slack
 
 
 def rotated(x: np.ndarray, truth: np.ndarray) -> Any:
-    """Cosine and sine rounded, two products, one sum: 4 u of |a| + |b|; the magnitude of the table is below 2."""
+    """Bound the error of a rotation (cosine and sine rounded, two products, one sum): 4 u of |a| + |b|.
+
+    The table's magnitude is below 2.
+    """
     return 2 * 8 * UNIT * np.abs(x).max(axis=1, keepdims=True)
 
 
 def sigmoid(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """exp(-x) errs by 2e-7 of itself (Cephes) and saturates at e^88; the other factor is at most x."""
+    """Bound the error of exp(-x), which errs by 2e-7 of itself (Cephes) and saturates at e^88; the other factor is at
+    most x.
+    """
     return (2e-7 + 8 * UNIT) * np.abs(truth) + (x * x).max(axis=1, keepdims=True) * np.exp(-88.0)
 
 
 def situated(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """As sigmoid, and two tanh, each times 1.5, which err by 2e-7 and the rounding of a quotient below 87."""
+    """Bound the error of `sigmoid` and two tanh, each times 1.5, which err by 2e-7 and the rounding of a quotient below
+    87.
+    """
     return sigmoid(x, truth) + 3 * (2e-7 + 8 * UNIT) * 1.5**2 * np.ones_like(truth)
 
 
 def mixed(x: np.ndarray, truth: np.ndarray) -> Any:
-    """Up to four products and a base, each rounded once; coefficients are numbers of the row, or below 4."""
+    """Bound the error of up to four products and a base, each rounded once; coefficients are numbers of the row, or
+    below 4.
+    """
     most = np.abs(x).max(axis=1, keepdims=True)
     return 6 * UNIT * 4 * most * np.maximum(most, 4.0)
 
 
 def sized(width: int) -> Slack:
-    """As rms, for two rows, plus a root of the quotient."""
+    """Bound the error of `rms` for two rows plus a root of the quotient."""
     return lambda x, truth: 2 * (width / 16 + 14) * UNIT * np.abs(truth)
 
 
@@ -95,18 +108,20 @@ def connected(x: np.ndarray, truth: np.ndarray) -> Any:
 
 
 def exceeding(x: np.ndarray, truth: np.ndarray) -> Any:
-    """The rounding of the cutoff: sums of 16 lanes, as in `layer`, relative to the largest x."""
+    """Bound the error of the cutoff: sums of 16 lanes, as in `layer`, relative to the largest x."""
     return 4 * (x.shape[1] / 16 + 10) * UNIT * np.abs(x).max(axis=1, keepdims=True)
 
 
 def tanh_form(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """exp's argument errs by 4 u of itself; the true value is 1 + tanh, which near -1 is rounded at 1e-16."""
+    """Bound the error of the tanh form: exp's argument errs by 4 u of itself; the true value is 1 + tanh, which near -1
+    is rounded at 1e-16.
+    """
     argument = 1.6 * (np.abs(x) + 0.045 * np.abs(x) ** 3)
     return (2e-7 + (8 + 4 * argument) * UNIT) * np.abs(truth) + 1e-15 * np.abs(x)
 
 
 def oai(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """A sigmoid of 1.702 x, and u + 1, which is rounded relative to 1."""
+    """Bound the error of a sigmoid of 1.702 x, and u + 1, which is rounded relative to 1."""
     return (2e-7 + 16 * UNIT) * np.abs(truth) + 4 * UNIT * np.abs(x)
 
 
@@ -116,7 +131,8 @@ def capped(x: np.ndarray, truth: np.ndarray) -> float:
 
 
 def product(*weights: MemoryWeight) -> Slack:
-    """Chains of fused multiply-adds, one per input; a scale, a bias and a residual add one rounding each.
+    """Bound the error of chains of fused multiply-adds, one per input; a scale, a bias and a residual add one rounding
+    each.
 
     For BF16 weights each activation is first rounded to 8 bits.
     """

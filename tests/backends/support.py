@@ -145,7 +145,8 @@ def tokens(count: int, vocabulary: int = 97, seed: int = 5) -> np.ndarray:
 
 
 def check_company(backends: Sequence[Backend], plan: Plan, cache: CacheTypes, tokens: np.ndarray) -> np.ndarray:
-    """Evaluate a long prompt at once, then its last rows in other chunks beside another sequence, on three backends.
+    """Evaluate a long prompt at once, then its last rows in other chunks together with another sequence, on three
+    backends.
 
     Check that all bits are equal. Return the logits (T, vocabulary).
     """

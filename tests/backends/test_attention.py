@@ -29,7 +29,7 @@ from tests.models.support import Driver, MemoryWeight
 
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + WIDE + MANY + BOTH_WAYS), *CACHES], ids=str)
 def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
-    """Two sequences in one batch, cut anywhere, over several blocks; then one continues from a copy of the other's."""
+    """Two sequences share a batch, cut anywhere, over several blocks; then one continues from a copy of the other's."""
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
     ours, theirs = (Driver(bind(b, plan, rows=128, cache=cache), sequences=2) for b in (cpu, ReferenceBackend()))

@@ -76,7 +76,9 @@ def test_a_head_has_the_bits_of_a_product_of_its_own(cpu: CpuBackend, format: st
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_embed_gives_the_numbers_of_the_file(cpu: CpuBackend, format: str) -> None:
-    """To the bit, for blocks of every size from subnormal up; 37 tokens leave the last panel partly empty."""
+    """They are equal to the bit, for blocks of every size from subnormal up; 37 tokens leave the last panel partly
+    empty.
+    """
     columns = 2 * quant.FORMATS[format].block_values if quant.FORMATS[format].block_values > 1 else 21
     weight = stored("table", format, (VOCABULARY, columns), low=0.0, high=3e38)
     tokens = np.resize(np.arange(VOCABULARY)[::-1], 70)

@@ -99,7 +99,7 @@ def test_bits_depend_on_nothing_else(plan: Plan, threads: int, cache: str) -> No
 
 
 def test_what_was_in_the_blocks_before_does_not_matter(plan: Plan, expected: list[np.ndarray]) -> None:
-    """An answer must not see the text's positions in its own layers, whatever their blocks contain."""
+    """An answer must not see the text's positions in its own layers, even if their blocks contain data."""
     ours = driver(ReferenceBackend(), plan, "f32")
     alone(ours, 0)
     ours.lengths[0], ours.borders = 0, [len(TEXTS[2]), *[len(text) for text in TEXTS[1:]]]

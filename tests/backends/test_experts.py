@@ -100,7 +100,7 @@ def mixture(
     ],
 )
 def test_choice_weights_and_sum(cpu: CpuBackend, build: Build) -> None:
-    """Three products of up to 96 terms each, float32: a few hundred roundings of 6e-8 on numbers near 1."""
+    """Three float32 products of up to 96 terms each have a few hundred roundings of 6e-8 on numbers near 1."""
     plan = record(TABLE, build)
     ours, theirs = (bind(backend, plan) for backend in (cpu, ReferenceBackend()))
     tokens = np.arange(TOKENS)

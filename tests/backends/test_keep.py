@@ -33,7 +33,7 @@ def bound(backend: Any, plan: Plan, keep: list[Value], rows: int = ROWS) -> Any:
 
 
 def test_inputs_of_matrices_are_left_readable(cpu: CpuBackend) -> None:
-    """Float matrices: the results differ only by rounding, including that of the cache to F16."""
+    """For float matrices, results differ only by rounding, also of the cache to F16."""
     made = plan("F32")
     keep = inputs(made)
     ours, theirs = bound(cpu, made, keep), bound(ReferenceBackend(), made, [])

@@ -37,7 +37,7 @@ def test_every_position(cpu: CpuBackend, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, model in KIT.items() if model.limit() > LIMIT])
 def test_exact_gelu(cpu: CpuBackend, name: str) -> None:
-    """For models that are sensitive to GELU's table, compare with the reference backend and exact GELU."""
+    """Models that are sensitive to GELU's table are compared with the reference backend and exact GELU."""
     ours, theirs = (logits(backend, KIT[name]) for backend in (cpu, ReferenceBackend()))
     assert nmse(ours, theirs).max() < LIMIT
 

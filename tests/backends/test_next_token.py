@@ -1,9 +1,8 @@
 """Next-token heads against llama.cpp's: row t reads token t + 1 and the hidden row of token t.
 
-The models are those of the kit that have heads, and others with a head added behind their layers
-(`tests.models.headed`). The stored logits come from llama.cpp's context for heads with a float32 cache, fed with the
-hidden rows of its context for the model: 32 rows in one batch, then one by one. A second head gets the same rows as the
-first.
+The models are the kit's models with heads, and others with a head added behind their layers (`tests.models.headed`).
+The stored logits come from llama.cpp's context for heads with a float32 cache, fed with the hidden rows of its context
+for the model: 32 rows in one batch, then one by one. A second head gets the same rows as the first.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def test_hidden_rows_of_all_tokens_change_no_logits(cpu: CpuBackend, name: str) 
 
 
 def test_what_a_head_lacks_is_the_model_s(cpu: CpuBackend) -> None:
-    """Compares a head with its own table and matrices with one that uses those of the model."""
+    """A head with its own table and matrices equals a head with the model's."""
     name, model, layer = "glm4moe-mtp", KIT["glm4moe-mtp"], "blk.3.nextn."
     pairs = {"embed_tokens": "token_embd", "shared_head_norm": "output_norm", "shared_head_head": "output"}
     metadata, held = model.loaded()

@@ -85,7 +85,7 @@ def test_n_grams_reach_back_to_the_beginning_of_a_text(backend: Backend, sizes: 
 
 
 def test_sequences_in_one_step_look_back_at_their_own_tokens(backend: Backend) -> None:
-    """Long chunks beside decoded rows, and a rewound sequence: a GPU runs them in pieces."""
+    """Long chunks run together with decoded rows and a rewound sequence; a GPU runs them in pieces."""
     driver, random = (
         Driver(bind(backend, plan(scaled=True), rows=150, blocks=12), sequences=4),
         np.random.RandomState(2),

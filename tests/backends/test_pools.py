@@ -44,7 +44,7 @@ def test_attention_is_that_of_the_reference(cpu: CpuBackend, p: Pooling, cache: 
 
 @pytest.mark.parametrize("p", [POOLING[0], POOLING[3]], ids=str)
 def test_a_row_that_sees_no_pool_has_the_bits_of_a_window(cpu: CpuBackend, p: Pooling) -> None:
-    """For positions before the end of the first pool, in a window over all of them; gathered or not."""
+    """Positions are before the end of the first pool, in a window over all of them; gathered or not."""
     wide = replace(p, heads=replace(p.heads, window=p.every))
     tokens = np.random.RandomState(2).randint(0, VOCABULARY, p.every - 1)
     plain = record(MemoryWeight.of("table", rows_of(p, VOCABULARY)), attend(wide.heads))
@@ -55,7 +55,7 @@ def test_a_row_that_sees_no_pool_has_the_bits_of_a_window(cpu: CpuBackend, p: Po
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
 @pytest.mark.parametrize("p", [MANY, *POOLING[2:5], *POOLING[6:]], ids=str)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: Pooling, name: str) -> None:
-    """A long prompt at once; then its last rows in batches with shared work, beside other sequences."""
+    """A long prompt runs at once, then its last rows in batches with shared work, together with other sequences."""
     plan, cache = plan_of(p), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     truth = check_company(backends, plan, cache, tokens)
@@ -82,7 +82,7 @@ def test_blocks_are_read_and_written(cpu: CpuBackend, p: Pooling) -> None:
 
 
 def test_a_layer_of_pools_takes_a_share_of_the_memory(cpu: CpuBackend) -> None:
-    """With keys of an indexer too. A decode step reads the window, the selected pools, and the keys of all pools."""
+    """It includes an indexer's keys. A decode step reads the window, the selected pools, and the keys of all pools."""
     p = POOLING[0]  # 4 positions to a pool, 5 pools selected; 24 and 16 numbers of 2 bytes
     memory = cpu.bind(plan_of(p), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
     of_row, of_key = 2 * (32 + 16), 2 * 20  # keys, with rows padded to whole vectors

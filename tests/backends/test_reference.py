@@ -115,7 +115,7 @@ def test_linear_scales_the_product_and_not_the_bias() -> None:
 
 @pytest.mark.parametrize(("style", "pairs"), [("norm", [(0, 1), (2, 3)]), ("neox", [(0, 2), (1, 3)])])
 def test_rotate_turns_pairs_and_leaves_the_rest(style: Any, pairs: list[tuple[int, int]]) -> None:
-    """One head of 8 dimensions, 4 of them rotated."""
+    """The head has 8 dimensions, 4 of them rotated."""
     truth = X.copy()
     for position, row in enumerate(X):
         for (a, b), frequency in zip(pairs, (1.0, 0.3), strict=True):

@@ -25,7 +25,7 @@ NOISE = 2.3e-5  # relative error of normal numbers rounded to int8 in blocks of 
 
 
 def paths(architecture: str) -> Iterator[Path]:
-    """Return the reference models of an architecture: dense, mixture of experts, or both."""
+    """Yield the reference models of an architecture: dense, mixture of experts, or both."""
     folder = reference("archs")
     yield from (p for kind in ("dense", "moe") if (p := folder / f"{architecture}-{kind}.gguf").exists())
 
@@ -56,10 +56,10 @@ def test_every_position(architecture: str) -> None:
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "smollm3", "mistral3"])
 def test_quantized_files(tmp_path: Path, architecture: str, format: str) -> None:
-    """The error against dequantized weights in float64 is that of int8 activations.
+    """The error against dequantized weights in float64 comes from int8 activations.
 
     Its bound is the noise of every product in sequence, times ten for softmax and gates. The distance from llama.cpp is
-    bounded by that of the weights.
+    bounded by the weights' error.
     """
     (path,) = (p for p in paths(architecture) if p.stem.endswith("-dense"))
     layers, written = quantize(path, tmp_path / path.name, format)

@@ -64,7 +64,7 @@ def truth(executable: Executable) -> np.ndarray:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads(model: Plan, truth: np.ndarray, threads: int) -> None:
-    """One thread, and possibly more threads than processors; a prompt, then token by token."""
+    """The tests use one thread, and possibly more threads than processors, for a prompt and then token by token."""
     backend = CpuBackend(threads)
     bound = bind(backend, model, rows=COUNT)
     assert digest(feed(bound, tokens(COUNT))) == digest(truth)
@@ -83,7 +83,7 @@ def test_which_rows_want_logits(executable: Executable, truth: np.ndarray) -> No
 
 
 def test_mates_in_the_batch(executable: Executable, truth: np.ndarray) -> None:
-    """Two other sequences, before and after, in batches cut differently, with their blocks in between."""
+    """Two other sequences come before and after, in batches cut differently, with their blocks in between."""
     driver, mine, other = Driver(executable, sequences=3), tokens(COUNT), tokens(400, seed=9)
     found, at = [], 0
     for step, size in enumerate([1, 6, 30, 2, 1, 50, 1, 1, 40, 18]):
@@ -110,7 +110,7 @@ def test_what_was_in_the_cache_before(executable: Executable, truth: np.ndarray)
 
 @pytest.mark.parametrize("kept", [1, BLOCK - 1, BLOCK, BLOCK + 1, COUNT - 1])
 def test_a_prefix_that_is_reused(executable: Executable, truth: np.ndarray, kept: int) -> None:
-    """Rewind to `kept` tokens after another continuation, and continue as before."""
+    """A sequence rewinds to `kept` tokens after another continuation, and continues as before."""
     scramble(executable)
     driver, mine = Driver(executable), tokens(COUNT)
     driver.step([(0, mine[:kept])])
@@ -135,7 +135,7 @@ def test_a_fork_and_its_copy_on_write(executable: Executable, truth: np.ndarray,
 
 
 def test_two_models_on_one_backend(cpu: CpuBackend, executable: Executable, truth: np.ndarray) -> None:
-    """Alternate steps of a model and its draft."""
+    """Steps of a model and its draft alternate."""
     other = bind(cpu, plan("Q8_0", Shape(layers=1), seed=2))
     driver, rival = Driver(executable), Driver(other)
     alone = feed(other, tokens(60, seed=2))

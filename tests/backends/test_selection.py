@@ -87,7 +87,7 @@ def test_attention_reads_whole_blocks_where_they_are(cpu: CpuBackend, s: Selecti
 
 @pytest.mark.parametrize("name", CACHE_TYPES)
 def test_values_that_begin_the_keys_are_stored_once(cpu: CpuBackend, name: str) -> None:
-    """The bits equal those of separate values. Types that rotate heads by their width still store both."""
+    """The bits are the same as with separate values. Types that rotate heads by their width still store both."""
     s, cache = replace(SELECTING[3], heads=Heads(5, 1, 576, value_dim=512)), CacheTypes(name, name)
     bound = []
     for values in ("copied", "prefix"):
@@ -121,7 +121,7 @@ def test_attention_reads_what_is_selected(cpu: CpuBackend, s: Selecting, cache: 
     ids=str,
 )  # fmt: skip
 def test_who_selects_everything_has_the_bits_of_who_selects_nothing(cpu: CpuBackend, s: Selecting, name: str) -> None:
-    """Over several partitions, in prefill and decode. Rows in the cache instead of panels change nothing."""
+    """It holds over several partitions, in prefill and decode. Rows in the cache instead of panels change nothing."""
     everything, cache = replace(s, count=-(-640 // s.block)), CacheTypes(name, name)
     plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend(s.heads))
     plain = Driver(bind(cpu, plan, rows=128, blocks=10, cache=cache))
@@ -150,7 +150,7 @@ LONG = 1400  # positions: two work shares of an indexer
     ids=str,
 )
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: Selecting, name: str) -> None:
-    """A long prompt at once; then its last rows in batches with shared work, beside other sequences."""
+    """A long prompt runs at once, then its last rows in batches with shared work, together with other sequences."""
     plan, cache = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s)), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     truth = check_company(backends, plan, cache, tokens)

@@ -24,7 +24,7 @@ from tests.clients.plans import answer_to
 
 
 class Planned(Sampler):
-    """Samples the tokens of the planned answer, whatever the logits are."""
+    """Samples the tokens of the planned answer, ignoring the logits."""
 
     def __init__(self, options: SamplingOptions, model: Model) -> None:
         super().__init__(options)

@@ -1,4 +1,4 @@
-"""Damaged draft models with other vocabularies: whatever they draft, the answer equals the one without them."""
+"""Damaged draft models with other vocabularies: for any drafts, the answer equals plain decoding."""
 
 from __future__ import annotations
 

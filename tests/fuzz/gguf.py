@@ -143,7 +143,7 @@ def change_counts(random: Random, image: Image) -> str:
 
 
 def change_architecture(random: Random, image: Image) -> str:
-    """Rename the keys of one architecture to those of another."""
+    """Rename the keys of one architecture to another's."""
     old, new = image.get("general.architecture"), random.choice(sorted(ARCHITECTURES)).encode()
     if not isinstance(old, bytes):  # an earlier change removed it
         return "no architecture to change"

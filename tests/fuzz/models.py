@@ -31,7 +31,7 @@ _STRING, _UINT32, _INT32, _FLOAT32, _BOOL = 8, 4, 5, 6, 7
 
 
 def sentencepiece(size: int) -> dict[str, Any]:
-    """Return a vocabulary of `size` tokens: letters, and as many byte tokens as fit."""
+    """Return a vocabulary of `size` tokens: letters, and byte tokens in the remaining ids."""
     few = ["<unk>", "<s>", "</s>", "\u2581", "<|im_start|>", "<|im_end|>"]
     letters = [chr(c) for c in range(97, 123)] + ["th", "he", "\u2581t", "in", "er"]
     room = max(0, min(256, size - len(few) - len(letters)))
@@ -162,7 +162,7 @@ class _Draw:
         return {"general.architecture": self.architecture.name} | {prefix + key: keys[key] for key in keys}
 
     def optional(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Return tensors that only some models have."""
+        """Yield tensors that only some models have."""
         q, kv, wide = self.kv_heads * self.group * self.head_dim, self.kv_heads * self.head_dim, self.width
         parts = {"attn_q": q, "attn_k": kv, "attn_v": kv, "attn_output": wide, "attn_norm": wide, "ffn_norm": wide}
         up = self.ffn * (2 if self.architecture.ffn == "fused" else 1)

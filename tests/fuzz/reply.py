@@ -1,6 +1,6 @@
 """Replies of a compromised confined child: random bytes instead of the reply to a request.
 
-A call ends with the answer or a ConfinedError. The next call gets its own answer, whatever was sent before.
+A call ends with the answer or a ConfinedError. The next call gets its own answer in any case.
 """
 
 from __future__ import annotations

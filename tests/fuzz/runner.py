@@ -1,7 +1,7 @@
 """Run cases in forked children and report those with a wrong outcome.
 
 A child runs `together` cases in sequence and logs them. If it dies, the last case in the log runs again alone. A case
-that dies only after others is reported with the first one that must precede it.
+that dies only after others is reported with the first case that must precede it.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Runner:
             _write(log, line | {"bytes": used, "seconds": monotonic() - began})
 
     def _made(self, number: int) -> Case:
-        """Return a case. If building it fails, return one that raises the error, which is the fuzzer's own."""
+        """Return a case. If building it fails, the case raises that error, which is a bug of the fuzzer."""
         try:
             return self._make(number, self._folder)
         except Exception as error:

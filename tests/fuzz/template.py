@@ -134,7 +134,7 @@ def _place(random: Random, parts: list[str]) -> int:
 
 
 def _code(random: Random, parts: list[str]) -> int | None:
-    """Return the index of a random code part; None if there is none."""
+    """Return the index of a random code part; None without code."""
     found = [i for i, part in enumerate(parts) if part.startswith(("{{", "{%"))]
     return random.choice(found) if found else None
 

@@ -32,7 +32,7 @@ CASES = {
 
 @pytest.mark.parametrize("kind", [*KINDS, "http"])
 def test_a_small_part(kind: str, tmp_path: Path) -> None:
-    """Seed 1 of every kind: each case succeeds or ends in a one-line error of localllm."""
+    """With seed 1, each case of every kind succeeds or ends in a one-line error of localllm."""
     command = [sys.executable, "-m", "tests.fuzz", kind, "--cases", str(CASES[kind]), "--keep", str(tmp_path)]
     command += ["--patience", "60"]  # other tests run at the same time
     ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)

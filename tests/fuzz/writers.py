@@ -178,7 +178,7 @@ def _called(folder: Path) -> tuple[bytes, int]:
 
 
 def _answer(isa: Isa) -> ir.Module:
-    """A kernel that returns 42."""
+    """Return a kernel that returns 42."""
     module, word = ir.Module("answer"), ir.IntType(64)
     function = ir.Function(module, ir.FunctionType(word, []), "answer")
     ir.IRBuilder(function.append_basic_block()).ret(word(42))

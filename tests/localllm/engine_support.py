@@ -190,7 +190,7 @@ class Schedule:
         self.engine.release(one.sequence)
 
     def check(self, one: Live) -> None:
-        """Compare a sequence's results with those of the sequence alone, in other chunks."""
+        """Compare a sequence's results with the sequence evaluated alone, in other chunks."""
         assert one.sequence.tokens == one.tokens
         if not one.compared or not (one.logits or one.largest):
             return

@@ -127,7 +127,7 @@ def test_an_answer_stays_in_the_cache_in_the_tokens_it_was_written_in(demo: api.
 
 
 def test_an_answer_that_the_template_shortens_is_evaluated_again_and_nothing_before_it(demo: api.Model) -> None:
-    """As with templates that remove reasoning or white space."""
+    """Some templates remove reasoning or white space from answers."""
     template, _ = template_of(demo)
     trimming = ChatTemplate(
         template.source.replace("message['content']", "message['content'].split('|')[-1]"),
@@ -204,7 +204,7 @@ def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_bef
 
 @pytest.mark.parametrize("turns", range(2, 9))
 def test_a_shift_drops_as_few_turns_as_possible(tiny: api.Model, turns: int) -> None:
-    """Until the rest fits half of the context; the newest turn always stays."""
+    """It drops turns until the rest fits half of the context; the newest turn always stays."""
     conversation = talk(tiny)
     messages = [{"role": role, "content": str(n) * (3 + n)} for n in range(turns) for role in ("user", "assistant")]
     lengths = []

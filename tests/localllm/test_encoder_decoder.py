@@ -96,7 +96,7 @@ def test_sequences_fork_and_go_back(model: Model) -> None:
     assert int(result.logits.argmax()) == whole[0]
     assert first.border == border
     second = engine.fork(first)
-    for number, token in enumerate(whole[:-1]):  # the fork and its origin alternately, beside another text's answer
+    for number, token in enumerate(whole[:-1]):  # fork and origin alternate, with another text's answer
         rows = [Rows(second, [token]), Rows(first, [token]), Rows(other, [token])]
         results = engine.step(rows)
         assert [int(one.logits.argmax()) for one in results[:2]] == [whole[number + 1]] * 2

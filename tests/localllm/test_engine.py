@@ -61,7 +61,7 @@ def small(cpu: CpuBackend) -> Iterator[Engine]:
     [*((name, cache) for name in ATTENDING for cache in CACHE_TYPES), *((name, "f16") for name in RECURRENT)],
 )
 def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: str, cache: str) -> None:
-    """1 to 16 sequences: prompts in chunks beside decoded rows, forks, truncations, steps that do not fit."""
+    """1 to 16 sequences: prompts in chunks with decoded rows, forks, truncations, steps that do not fit."""
     plan = PLANS[name]()
     engines = engine_of(cpu, plan, LIMITS, cache), engine_of(cpu, plan, ALONE, cache)
     total = dict[str, int]()
@@ -81,7 +81,7 @@ def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: 
     ("name", "cache"), [*(("llama", cache) for cache in CACHE_TYPES), ("experts and windows", "q8_0")]
 )
 def test_decoded_rows_on_a_card_get_the_bits_they_have_alone(card: Backend, name: str, cache: str) -> None:
-    """Alone, beside each other and beside long prompt chunks; up to 16 tokens of a sequence count as decoded rows."""
+    """Rows run alone, together, and with long prompt chunks; up to 16 tokens of a sequence count as decoded rows."""
     plan = PLANS[name]()
     engines = engine_of(card, plan, LIMITS, cache), engine_of(card, plan, ALONE, cache)
     for seed, (most, steps) in enumerate([(2, 8), (16, 30)]):
@@ -94,7 +94,7 @@ def test_decoded_rows_on_a_card_get_the_bits_they_have_alone(card: Backend, name
 
 
 def test_largest_of_says_what_the_device_says() -> None:
-    """Ties by id, NaN first, one sign for zeros."""
+    """Ties are ordered by id, NaN comes first, and zeros have one sign."""
     logits = np.array([[1, 3, 3, -np.inf, 2], [5, np.nan, 5, np.nan, np.inf], [-0.0, 0.0, -1, -0.0, -2]], np.float32)
     found = largest_of(logits, 3)
     assert found.ids.tolist() == [[1, 2, 4], [1, 3, 4], [0, 1, 3]]
@@ -185,7 +185,7 @@ def test_a_step_that_fails_takes_all_its_tokens_back(small: Engine, monkeypatch:
 def test_a_block_still_to_be_copied_is_copied_before_it_is_filled(
     small: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a conversation is restored from a file into blocks that another one has just freed."""
+    """It happens when a conversation is restored from a file into blocks that another one has just freed."""
     tokens = [1, 2, 3, 4, 5] * 14
     truth = alone(small, [*tokens, 6], 16)[-1:]
     one = small.add()

@@ -113,7 +113,7 @@ def test_grammars_of_both_kinds(demo: localllm.Model, source: str) -> None:
     "options", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}, {"temperature": 1.0, "top_k": 5}]
 )
 def test_drafts_change_no_token(demo: localllm.Model, guessing: localllm.Model, options: dict[str, Any]) -> None:
-    """A draft is accepted if it equals the sampled token, so sampled tokens equal those of plain decoding."""
+    """A draft is accepted if it equals the sampled token, so plain decoding gives the same tokens."""
     assert guessing.speculation is not None
     held = {"grammar": LIST, "max_tokens": 60, "seed": 1, **options}
     plain, _ = tokens_of(demo, "Fish:\n", **held)

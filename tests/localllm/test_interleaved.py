@@ -107,7 +107,7 @@ ASKED = st.builds(Asked, st.integers(0, 2), st.sampled_from([None, 7]), st.integ
 def test_interleaved_answers_are_those_alone(
     model: tuple[str, str, str], asked: list[Asked], order: list[int], dropped: set[int]
 ) -> None:
-    """With every draft source and every cache type, in any order, and after an answer is dropped midway."""
+    """It holds with every draft source and cache type, in any order, and after an answer is dropped midway."""
     check(model, asked, order, dropped)
 
 
@@ -170,7 +170,7 @@ def test_both_answers_of_one_thread_go_on_from_row_to_row() -> None:
     asked=st.lists(ASKED, min_size=2, max_size=6),
 )
 def test_threads_get_the_tokens_of_alone(model: tuple[str, str, str], asked: list[Asked]) -> None:
-    """With every draft source and every cache type, greedy and with a seed."""
+    """It holds with every draft source and cache type, greedy and with a seed."""
     shared = opened(*model)
     free = all_free(shared)
     assert in_threads(shared, asked) == [alone(model[0], model[2], one) for one in asked]
@@ -339,7 +339,7 @@ def test_tokenizing_goes_on_in_other_threads() -> None:
 
 
 def test_an_answer_that_is_dropped_gives_its_blocks_back() -> None:
-    """Even if another thread is inside a step; the blocks are free when it leaves."""
+    """Another thread may be inside a step; the blocks are free when it leaves."""
     model, asked = opened("demo", "draft model", "f16"), Asked(1, None, 20)
     free = all_free(model)
     dropped, closed = Asked(0, None, 20).begin(model), Asked(2, None, 20).begin(model)
@@ -383,7 +383,7 @@ def read_on(number: int, model: localllm.Model, found: list[Any], begun: threadi
 
 
 def test_closing_while_threads_read_gives_each_one_error() -> None:
-    """At any moment, also between the steps of the model and those of its draft model."""
+    """It works at any moment, also between a step of the model and a step of its draft model."""
     for delay in (0.0, 0.002, 0.01, 0.03):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -407,7 +407,7 @@ def test_closing_while_threads_read_gives_each_one_error() -> None:
 
 
 def test_threads_may_take_turns() -> None:
-    """Two answers in two threads that alternate step by step."""
+    """Two answers in two threads alternate step by step."""
     model = opened("demo", "draft model", "f16")
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
     asked, found = [Asked(0, None, 20), Asked(1, 7, 20)], [list[int](), list[int]()]

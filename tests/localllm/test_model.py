@@ -137,7 +137,7 @@ def test_tokens_and_text(model: localllm.Model) -> None:
 
 
 def test_logits_are_those_of_the_reference(bare: Path, path: Path) -> None:
-    """Differences: F32 weights by the rounding of the cache's halves; Q8_0 weights by int8 activations."""
+    """F32 weights differ by the rounding of the cache's halves, Q8_0 weights by int8 activations."""
     for file, vocabulary, limit in ((bare, 97, 2e-8), (path, 356, 1e-3)):
         sequence = [int(token) for token in tokens(80, vocabulary)]
         with localllm.load(file, threads=2) as ours, localllm.load(file, backend="reference") as theirs:
@@ -229,7 +229,7 @@ def test_the_end_of_generation_is_not_shown(model: localllm.Model) -> None:
 
 
 def test_stop_strings(model: localllm.Model) -> None:
-    """The text up to the stop is shown, whatever the token boundaries; the stop is not, a partial match is."""
+    """The text up to the stop is shown, for any token boundaries; the stop is not, a partial match is."""
     whole = text(greedy(model))
     stop = whole[8:11]
     assert whole.index(stop) == 8, "the random model repeats itself: choose another place"
@@ -337,7 +337,7 @@ def test_greedy_text_is_that_of_llama_cpp(name: str, threads: int) -> None:
 
 
 def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenized(model: localllm.Model) -> None:
-    """Judged by its length in characters; a text that might fit is counted in tokens."""
+    """Its length in characters decides; a text that might fit is counted in tokens."""
     most = model.context * model.tokenizer.longest
     with pytest.raises(ContextFull, match=f"has {most + 1} characters, the context of {model.context} tokens holds"):
         next(model.generate("a" * (most + 1)))

@@ -194,7 +194,7 @@ def test_no_command_writes_a_file_named_like_stdout(
 
 @pytest.mark.parametrize("name", ["perplexity", "imatrix", "quantize"])
 def test_no_command_writes_over_what_it_reads(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The model under another name, its second part, and the text."""
+    """The output is the model itself, a hard link to it, or a symbolic link."""
     model = write_model(tmp_path / "tiny.gguf")
     os.link(model, tmp_path / "hard")
     (tmp_path / "soft").symlink_to("tiny.gguf")

@@ -261,7 +261,7 @@ def test_several_conversations_share_the_cache_until_it_is_full(model: localllm.
 
 
 def test_conversations_do_not_hear_each_other(model: localllm.Model, tmp_path: Path) -> None:
-    """Two, interleaved token by token, equal the same conversations alone."""
+    """Two conversations, interleaved token by token, equal the same conversations alone."""
     a, b = [1, *letters("one two three")], [1, *letters("vier fünf sechs".replace("ü", "u"))]
     truth = [model.logits(a), model.logits(b)]
     sessions = [Session(model.engine), Session(model.engine)]

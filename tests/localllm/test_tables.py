@@ -72,7 +72,7 @@ def test_a_server_has_the_memory_that_a_table_does_not_take(tmp_path: Path, monk
 
 
 def test_a_table_in_a_later_part_is_read_there(tmp_path: Path) -> None:
-    """Only the rows that a step needs. Files that were deleted meanwhile can still be read."""
+    """A step reads only the rows that it needs. Files that were deleted meanwhile can still be read."""
     split = {"split.count": np.uint16(2), "split.tensors.count": np.int32(len(TENSORS))}
     names = [tmp_path / f"m-{i:05d}-of-00002.gguf" for i in (1, 2)]
     others = new({name: tensor for name, tensor in TENSORS.items() if name != NAME})

@@ -24,7 +24,7 @@ class Headed:
     like: int  # the layer whose tensor set the head's layer copies
     experts: int | None = None  # the layer whose feed-forward it copies, if different
     norm: str = "nextn.shared_head_norm"
-    own: tuple[str, ...] = ()  # embeddings or output of its own; the model's are used otherwise
+    own: tuple[str, ...] = ()  # embeddings or output that the head has itself; else it uses the model's
     values: tuple[tuple[str, int], ...] = ()  # entries of per-layer keys for the head, if they are not the last layer's
 
     @property

@@ -2,7 +2,7 @@
 
     python -m tests.models.make_nemotron3 OUT.gguf [LATENT]
 
-LATENT: width of the rows that the experts read, as in Nemotron 3 Super; 0 for that of the model. Weights follow the
+LATENT: width of the rows that the experts read, as in Nemotron 3 Super; 0 for the model's width. Weights follow the
 kit's rule. The fixtures hold the file up to its tensors, and llama.cpp's logits of 40 tokens, the last 8 one by one.
 """
 

@@ -149,7 +149,7 @@ def test_the_token_alone_chooses_the_experts() -> None:
 
 
 def test_transformers_agree() -> None:
-    """At every position: with YaRN, experts by token, 3 of 35 pools of 4, and one of 128."""
+    """They agree at every position: with YaRN, experts by token, 3 of 35 pools of 4, and one of 128."""
     with np.load(make_deepseek4.DATA) as data:
         logits = data["logits"]
     found = driver(plan_of(make_deepseek4.metadata(), make_deepseek4.tensors())).step([(0, make_deepseek4.TOKENS)])

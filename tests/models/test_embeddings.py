@@ -65,7 +65,7 @@ def test_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert-cls", "jina-bert-v2", "modern-bert", "gemma-embedding", "t5encoder"])
 def test_rows_do_not_depend_on_other_texts(name: str) -> None:
-    """Texts of one step see only themselves: the bits equal those of a separate step, over several cache blocks."""
+    """Texts of one step see only themselves: the bits equal a separate step's, over several cache blocks."""
     model, backend = EMBEDDERS[name], CpuBackend(2)
     long = (model.tokens * 2)[:75]
     try:
@@ -121,7 +121,7 @@ def test_what_a_classifier_reads() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("buckets", [8, 32])
 def test_buckets_of_distances(buckets: int, causal: bool) -> None:
-    """As T5's code computes them, in float32: the logarithm of the distance, rounded down."""
+    """T5's code computes them the same way, in float32: the logarithm of the distance, rounded down."""
     own = buckets if causal else buckets // 2
     exact = own // 2
     for distance in range(-300, 301):
@@ -132,7 +132,7 @@ def test_buckets_of_distances(buckets: int, causal: bool) -> None:
 
 
 def test_layers_may_have_numbers_of_distances_of_their_own() -> None:
-    """A layer without distance biases uses those of the first."""
+    """A layer without distance biases uses the first layer's."""
     metadata, tensors = EMBEDDERS["t5encoder"].loaded()
     first = tensors["enc.blk.0.attn_rel_b.weight"]
     given = {f"enc.blk.{n}.attn_rel_b.weight": MemoryWeight.of(f"own {n}", first.values()) for n in (1, 2)}

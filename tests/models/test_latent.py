@@ -18,7 +18,7 @@ WIDTHS = ("key_length", "value_length")
 
 @pytest.mark.parametrize(("format", "stored"), [("F32", "F32"), ("F16", "F16"), ("BF16", "BF16"), ("Q4_K", "F16")])
 def test_transposed_rows_of_each_head(format: str, stored: str) -> None:
-    """Exact in number formats; block formats become halves. Any run of rows can be read."""
+    """Number formats stay exact; block formats become halves. Any run of rows can be read."""
     values = np.random.RandomState(3).standard_normal((HEADS * OF, COLUMNS))
     source = MemoryWeight.of("kv_b", values, format)
     found = Tensors({"kv_b": source}).transposed("kv_b", HEADS, ROWS, OF, COLUMNS)
@@ -33,7 +33,7 @@ def test_transposed_rows_of_each_head(format: str, stored: str) -> None:
 
 
 def test_key_and_value_matrices_as_one_tensor() -> None:
-    """DeepSeek's files from before and after the split of its matrices: equal logits, up to float32 rounding."""
+    """DeepSeek's files from before and after the split of its matrices give equal logits, up to float32 rounding."""
     metadata, tensors = KIT["deepseek2-groups"].loaded()
     old = dict(tensors)
     for layer in range(3):
@@ -51,7 +51,7 @@ def test_key_and_value_matrices_as_one_tensor() -> None:
 
 
 def test_a_bias_of_the_choice_means_sigmoid_where_the_file_tells_no_gating() -> None:
-    """Files of GLM 4.7 Flash may lack the key; in those of DeepSeek V2, which has no bias, its absence means
+    """Files of GLM 4.7 Flash may lack the key; in files of DeepSeek V2, which has no bias, its absence means
     softmax.
     """
     metadata, tensors = KIT["deepseek2-groups"].loaded()

@@ -15,7 +15,7 @@ from tests.backends.support import bind
 from tests.models.kit import KIT
 from tests.models.support import Driver, MemoryWeight, nmse, plan_of
 
-MODEL, TEXT = KIT["qwen3tts-dense"], 40  # number of text tokens, which precede those of speech
+MODEL, TEXT = KIT["qwen3tts-dense"], 40  # number of text tokens, which precede speech tokens
 
 
 def with_text(count: int = TEXT) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:

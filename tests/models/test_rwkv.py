@@ -41,7 +41,9 @@ def test_rows_are_halved_after_every_other_layer() -> None:
 @pytest.mark.parametrize("head", [16, 32, 64])
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_forward_in_a_few_lines(head: int, gated: bool) -> None:
-    """ARWKV with head norms, and without a gate. llama.cpp reads out of bounds for heads of 32 with AVX-512."""
+    """The model is ARWKV with head norms, and without a gate. llama.cpp reads out of bounds for heads of 32 with
+    AVX-512.
+    """
     metadata, tensors = variant(head, gated)
     tokens = [int(token) for token in np.random.RandomState(2).randint(0, 128, 150)]
     found, expected = logits(metadata, tensors, tokens), forward(tensors, tokens, head)

@@ -23,7 +23,7 @@ def test_passes_share_the_tensors_of_a_block() -> None:
 
 
 def test_all_passes_share_the_tensors_of_a_block() -> None:
-    """2 blocks run 3 times, with the output norm between passes too."""
+    """The model runs 2 blocks 3 times, with the output norm between passes too."""
     plan = plan_of(*KIT["nanbeige-loops"].loaded())
     times = [read.weight.name for read in plan.reads].count
     assert len(plan.layers) == 6

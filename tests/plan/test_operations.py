@@ -1,4 +1,4 @@
-"""The declared reads and writes of operations equal those of the reference backend, which defines them."""
+"""Operations declare exactly the reads and writes that the reference backend, their definition, performs."""
 
 from __future__ import annotations
 

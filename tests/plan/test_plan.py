@@ -15,7 +15,7 @@ NORM = MemoryWeight.of("norm", np.ones(16))
 
 
 def tied() -> Plan:
-    """logits = (x + norm(x)) @ table.T"""
+    """Build logits = (x + norm(x)) @ table.T."""
     r = Recorder()
     x = r.embed(TABLE)
     return r.finish(r.linear(r.add(x, r.rms_norm(x, NORM, 1e-5)), TABLE))

@@ -1,6 +1,6 @@
 """Make blocks.npz, the part of the reference data that the quant tests contain.
 
-Run from the repository root, beside shared/: python -m tests.quant.make_blocks
+Run from the repository root, with shared/ next to it: python -m tests.quant.make_blocks
 """
 
 from __future__ import annotations

@@ -101,10 +101,10 @@ def test_mxfp4() -> None:
     nibbles = bytes(j | (15 - j) << 4 for j in range(16))
     levels = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
     assert one(b"\x80" + nibbles, "MXFP4") == [2 * v for v in levels] + [2 * v for v in reversed(levels)]
-    # 6 lies in [4, 8): scale 1, exponent 127. Ties take the smaller magnitude.
+    # 6 is in [4, 8): scale 1, exponent 127. Ties take the smaller magnitude.
     values = [6.0, 0.25, 0.26, 0.75, -0.75, 2.5, 3.5, 5.0, -5.01, 1.25, -0.25] + [0.0] * 21
     assert write(values, "MXFP4") == b"\x7f" + bytes([7, 0, 1, 1, 9, 4, 5, 6, 15, 2, 0] + [0] * 5)
-    # log2f(8 - 2**-21) is 3 in float32, so the scale is that of 8
+    # log2f(8 - 2**-21) is 3 in float32, so 8 has the same scale
     assert write([float(np.nextafter(np.float32(8), np.float32(0)))] + [0.0] * 31, "MXFP4")[0] == 128
 
 

@@ -1,4 +1,4 @@
-"""The cache of compiled code: it loads nothing that another user could have written, and a full disk is no error."""
+"""The cache of compiled code: it never loads files that another user could have written, and tolerates a full disk."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def kept() -> None:
         assert CodeCache(folder()).read("a") == b"code"
 
 
-# -- where it is ---------------------------------------------------------------------------------------------------
+# -- location ------------------------------------------------------------------------------------------------------
 
 
 def test_where_the_cache_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def as_user(user: int, group: int, work: Callable[[], None]) -> None:
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(home: Path) -> None:
-    """Not even to a file of this user with a matching digest, which could be a download."""
+    """It is not followed even to a file of this user with a matching digest, which could be a download."""
     kept()
     (folder() / "a").rename(home / "download")
     (folder() / "a").symlink_to(home / "download")
@@ -271,7 +271,7 @@ def test_what_is_no_file_is_not_waited_for(home: Path, kind: str) -> None:
 
 
 def test_a_user_s_own_link_to_a_private_folder_is_followed(home: Path) -> None:
-    """For a cache on another disk; each folder on the path is checked."""
+    """A cache may be on another disk; each folder on the path is checked."""
     (disk := home.parent / "disk").mkdir()
     (home / "links").mkdir()
     (home / "links" / "out").symlink_to("../../disk")

@@ -62,7 +62,7 @@ def error(rows: np.ndarray, name: str) -> float:
 
 @pytest.mark.parametrize("name", WRITABLE)
 def test_feedback_beats_rounding_alone(name: str) -> None:
-    """Compares the output error on the inputs of the Hessian with plain and importance-weighted rounding."""
+    """The output error on the inputs of the Hessian is below plain and importance-weighted rounding."""
     squares = (np.diagonal(HESSIAN) / len(X)).astype(np.float32)
     plain, weighted = error(quant.quantize(W, name), name), error(quant.quantize(W, name, squares), name)
     assert error(gptq.quantize(W, HESSIAN, name), name) < 0.75 * min(plain, weighted)

@@ -107,7 +107,7 @@ def test_zeros_and_the_smallest_numbers_stay_quiet(name: str, fill: float | None
 @pytest.mark.parametrize("name", quant.FORMATS)
 @pytest.mark.parametrize("fill", [b"\x00\x7c", b"\x7c\x00", b"\x00\xfc", b"\xff\x7f", b"\xff"])
 def test_damaged_blocks_are_read_without_a_sound(name: str, fill: bytes) -> None:
-    """No warning for scales of +-infinity or NaN (halves 0x7C00, 0xFC00, 0x7FFF) and the largest exponents."""
+    """Scales of +-infinity or NaN (halves 0x7C00, 0xFC00, 0x7FFF) and the largest exponents give no warning."""
     stored = np.resize(np.frombuffer(fill, np.uint8), (3, 2 * quant.FORMATS[name].block_bytes))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -116,7 +116,7 @@ def test_damaged_blocks_are_read_without_a_sound(name: str, fill: bytes) -> None
 
 @pytest.mark.parametrize("name", quant.FORMATS)
 def test_strange_arrays(name: str) -> None:
-    """Covers read-only, strided, transposed and empty arrays, and tensors that take several chunks."""
+    """Arrays may be read-only, strided, transposed or empty, and tensors may take several chunks."""
     fmt = quant.FORMATS[name]
     rng = np.random.default_rng(3)
     stored = rng.integers(0, 128, (1 + 160_000 // (4 * fmt.block_values), 4 * fmt.block_bytes), np.uint8)

@@ -1,4 +1,4 @@
-"""The mixes equal those of llama-quantize: the format of every tensor of 42 models, for every type and option."""
+"""The mixes equal llama-quantize's: the format of every tensor of 42 models, for every type and option."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_names_are_found_in_any_case_and_an_unknown_one_is_explained() -> None:
 
 
 def test_the_numbers_of_llama_quantize_are_names_too() -> None:
-    """As in its --help."""
+    """llama-quantize lists these numbers in its --help."""
     numbers = {0: "F32", 2: "Q4_0", 7: "Q8_0", 12: "Q3_K_M", 15: "Q4_K_M", 20: "IQ2_XS", 32: "BF16", 38: "MXFP4_MOE"}
     assert {number: find(str(number)).name for number in numbers} == numbers
     assert {find(str(mix.file_type)).name for mix in MIXES.values()} == set(MIXES) - {"MXFP4"}
@@ -92,7 +92,9 @@ def test_mxfp4_is_ours_and_means_every_matrix() -> None:
 
 
 def test_rows_that_fill_no_block_fall_back() -> None:
-    """From blocks of 256 values to blocks of 32, then to halves, as llama-quantize does; others are refused."""
+    """Blocks of 256 values become blocks of 32, then halves, as in llama-quantize; without a fallback the type is
+    refused.
+    """
     kinds = {"Q4_K_S": ["Q4_K", "Q5_0", "F16"], "IQ4_XS": ["IQ4_XS", "IQ4_NL", "F16"], "Q8_0": ["Q8_0", "Q8_0", "F16"]}
     for kind, expected in kinds.items():
         tensors = [(f"blk.9.x{n}.weight", (4, n), "F32") for n in (256, 288, 40)]

@@ -49,7 +49,7 @@ def test_quantize_gives_the_bytes_of_ggml(name: str) -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_whole_reference(name: str) -> None:
-    """Covers all 64 rows of 1024 values, with and without importance weights."""
+    """The reference has 64 rows of 1024 values, with and without importance weights."""
     data = np.load(reference("formats", f"{name}.npz"))
     source = np.load(reference("formats", "input.npz"))
     for kind, importance in (("plain", None), ("imatrix", source["imatrix"])):

@@ -272,7 +272,7 @@ def _model_type(model: Model, summary: Summary) -> str:
 
 
 def _decoding(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str]:
-    """Fill the cell only for tests that decode at memory speed."""
+    """Return a column that is empty for tests that are not limited by memory bandwidth."""
     return lambda r: text(r) if r.bytes_per_token else ""
 
 

@@ -160,7 +160,7 @@ def _words(own: Bench, path: Path, threads: int, test: Test) -> list[str]:
 
 
 def _changed(own: Bench) -> list[str]:
-    """Return our other options as they were given."""
+    """Return the options for our program that were changed."""
     usual, words = LoadOptions().values(), list[str]()
     for name in ("backend", "gpu_layers", "n_cpu_moe", "device"):
         value = own.load.values()[name]

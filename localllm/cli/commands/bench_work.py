@@ -1,7 +1,7 @@
 """The operations and bytes of one run of a test, for rooflines and rates.
 
-A pass over a prompt is assumed to read every weight and every cached row once, whatever the number of rows. So the
-bytes of a prompt are a lower bound, and its operations per byte an upper bound.
+A pass over a prompt is assumed to read every weight and every cached row once, for any number of rows. So the bytes of
+a prompt are a lower bound, and its operations per byte an upper bound.
 """
 
 from __future__ import annotations

@@ -55,7 +55,10 @@ def chat(
 
 
 def last_talked(own: Chat, keeping: Keeping) -> Talked | None:
-    """Return the conversation that --continue selects; None without --continue. Raise UsageError if there is none."""
+    """Return the conversation that --continue selects; None without --continue.
+
+    Raise UsageError without a saved conversation.
+    """
     if not own.go_on:
         return None
     if keeping.prompt_cache:

@@ -66,9 +66,7 @@ def _rows(sources: Sources, command: str, given: Mapping[str, Any]) -> Iterator[
 
 
 def _shortened(sections: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
-    """Return every option once: shared ones, then those of one command only, or with another source than the shared
-    one.
-    """
+    """Return every option once: shared options first, then options of one command, or with a different source in it."""
     shared = {row.each.name: row.origin for row in sections[SHARED]}
     own = {name: [row for row in rows if shared.get(row.each.name) != row.origin] for name, rows in sections.items()}
     return {SHARED: sections[SHARED], **{name: rows for name, rows in own.items() if rows}}

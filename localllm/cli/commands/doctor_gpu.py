@@ -55,7 +55,7 @@ def check_devices(output: str) -> None:
 
 
 def _devices(missing: dict[str, str]) -> Iterator[tuple[str, int, Callable[[], Any]]]:
-    """Return (backend, number, function that opens it) of every device. Fills `missing`: backend -> reason."""
+    """Yield (backend, number, function that opens it) for every device. Fills `missing`: backend -> reason."""
     from localllm.backends.base import BackendError
 
     for backend, found in openings().items():

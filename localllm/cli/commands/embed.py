@@ -38,7 +38,7 @@ def embed(own: Embed, name: str, given: Sequence[str], opening: Opening) -> None
 
 
 def _texts(own: Embed, given: Sequence[str]) -> list[str]:
-    """Yield the texts of the command line, then the lines of a file or of stdin."""
+    """Return the texts of the command line, then the lines of a file or of stdin."""
     texts = list(given)
     if own.file:
         texts += read_text(own.file).splitlines()

@@ -90,7 +90,7 @@ def _prompt(it: Explanation) -> Text:
 
 
 def _line(record: Record) -> Text:
-    """Return a timeline of letters: each stands for the step that took most of its interval."""
+    """Return a timeline of letters: each names the step that took most of its interval."""
     total, chunks = record.ended or 1.0, {id(step) for step in record.chunks()}
     shares: list[dict[str, float]] = [{} for _ in range(BAR)]
 

@@ -126,7 +126,7 @@ def _known(imatrix: Imatrix | None) -> Collection[str]:
 
 @contextmanager
 def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
-    """Convert a folder to a temporary file beside the target for the duration of the block. Errors name the folder."""
+    """Convert a folder to a temporary file next to the target for the duration of the block. Errors name the folder."""
     with scratch(target) as path:
         try:
             with conversion(copy_jobs(source), source.tensors, Settings(_threads(own))) as tensors:

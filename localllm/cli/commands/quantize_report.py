@@ -22,7 +22,7 @@ from localllm.quantize.target import CONTEXT
 
 
 def show(source: Source, jobs: Sequence[Job], imatrix: Imatrix | None, own: Quantize) -> None:
-    """Print the jobs, the file size, and reasons why the job would fail."""
+    """Print the jobs, the file size, and warnings about the jobs."""
     print(job_table(jobs))
     print(f"{summary(jobs)}; a file of {size(size_of(source, jobs))}")
     for note in _notes(jobs, imatrix, own):

@@ -25,7 +25,7 @@ from localllm.printable import printable
 if TYPE_CHECKING:
     from localllm.confined import Confined
 
-MASK = "\u2591"  # stands for a position that is still masked
+MASK = "\u2591"  # shown at masked positions
 
 
 def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:

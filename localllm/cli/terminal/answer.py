@@ -125,7 +125,7 @@ def _reads(model: Model, seconds: float) -> list[float]:
 
 
 class Roof:
-    """The read bandwidth of this machine, for comparison with that of an answer.
+    """The read bandwidth of this machine, for comparison with the bandwidth that an answer used.
 
     Other programs can disturb the measurement. It is valid if the median of many reads is close to the best one.
     """

@@ -73,7 +73,7 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 
 def room() -> int:
-    """Return the columns of the terminal on stdout; 0 if there is none or its width is unknown."""
+    """Return the columns of the terminal on stdout; 0 without a terminal, or if its width is unknown."""
     return width_of(sys.stdout, 0) if sys.stdout.isatty() else 0
 
 

@@ -11,7 +11,7 @@ NARROWEST = 20
 
 
 def width_of(stream: TextIO, fallback: int = FALLBACK) -> int:
-    """Return the current width in columns of the terminal behind a stream; `fallback` if there is none or it is
+    """Return the current width in columns of the terminal behind a stream; `fallback` without a terminal, or if it is
     unknown.
     """
     try:

@@ -175,7 +175,7 @@ def _cached(look: Look) -> float | None:
 
 
 def _requests(look: Look, *, failed: bool = False) -> float | None:
-    """Return the number of requests, without monitoring requests such as those of this program; None if unknown.
+    """Return the number of requests, without monitoring requests, which this program sends too; None if unknown.
 
     `failed`: only those with status 400 and above, except clients that disconnected (499).
     """

@@ -104,7 +104,7 @@ SELECTED = (  # gathered; cache blocks in place; values that begin the keys; hea
 def test_what_an_indexer_selects_has_the_same_bits(
     cpu: CpuBackend, name: str, s: Selecting, values: str, cache: CacheTypes
 ) -> None:
-    """A prompt whose rows select separately, then rows with shared work."""
+    """The plan runs a prompt whose rows select separately, then rows with shared work."""
     plan = record(MemoryWeight.of("t", rows_of(s, 97)), attend_selected(s, values))
     backend = CpuBackend(2, needs(name))
     ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
@@ -134,7 +134,7 @@ EXTRA = [("avx2", format) for format in UNPACKED] + [
 
 @pytest.mark.parametrize(("name", "format"), EXTRA)
 def test_a_format_has_the_same_bits(cpu: CpuBackend, name: str, format: str) -> None:
-    """Few rows and many, in tiles of every size, embedding included."""
+    """The plan runs few rows and many, in tiles of every size, and includes the embedding."""
     width = INTEGER_PANELS[format].block_values * (2 if INTEGER_PANELS[format].block_values == 256 else 4)
     weight, table = stored("w", format, (50, width)), stored("t", format, (97, width))
     matrix = record(table, lambda r, x: r.linear(x, weight))
@@ -148,7 +148,7 @@ def test_a_format_has_the_same_bits(cpu: CpuBackend, name: str, format: str) -> 
 @pytest.mark.parametrize("name", ["avx512-vnni", "avx2", "generic"])
 @pytest.mark.parametrize("columns", [64, 257])
 def test_bfloats_have_the_same_bits(cpu: CpuBackend, name: str, columns: int) -> None:
-    """The same bits with one instruction for pairs, two fused multiply-adds or software; for numbers of all sizes."""
+    """The bits do not depend on whether pairs take one instruction, two fused multiply-adds or software."""
     random = np.random.RandomState(columns)
     weight, table = (
         MemoryWeight.of(what, random.standard_normal((97, columns)) * 2.0 ** random.uniform(-30, 30, columns), format)
@@ -199,7 +199,7 @@ backend.close()
 
 @pytest.mark.parametrize(("cpu_name", "name"), [("haswell", "avx2"), ("x86-64", "generic")])
 def test_numba_cpu_name_chooses_the_row(cpu: CpuBackend, cpu_name: str, name: str) -> None:
-    """As Numba does, in a separate process; the logits do not change."""
+    """The variable works as for Numba, in a separate process, and does not change the logits."""
     needs(name)
     child = subprocess.run(
         [sys.executable, "-c", CHILD],
@@ -261,7 +261,7 @@ INSTRUCTIONS = {  # name: required instructions of the dot product, in AT&T or A
 ANY_DOT = r"vpdpbusd|vpdpwssd|vpmaddubsw|pmaddubsw|\b[su]s?dot\b"
 # Stack accesses per dot product in the loop over blocks. 32 registers hold two panels' sums, bytes, scales and
 # activations; on Arm they are a quarter as wide and hold all but a few scales. 16 registers of half the width hold
-# half: AVX2 may access the stack once per two products, each of which is three instructions.
+# half: AVX2 may access the stack once per two products of three instructions each.
 STACK = {"avx512-vnni": 0.0, "avx-vnni": 0.0, "avx2": 0.6, "arm-dotprod": 0.2}
 
 
@@ -324,7 +324,9 @@ class WideArguments(Struct):
 
 @pytest.mark.parametrize("format", in_pairs("avx2"))
 def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
-    """Two instructions for each 16 products, 32 values per iteration; the stack is used only at the iteration's end."""
+    """The loop has two instructions per 16 products, 32 values per iteration, and uses the stack only at an iteration's
+    end.
+    """
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
         x = [a.x.row(f.i64(row)) for row in range(wide.ROWS)]
@@ -352,8 +354,9 @@ def test_bfloats_are_multiplied_in_pairs_and_stay_in_registers() -> None:
 
 @pytest.mark.parametrize("format", [name for name, panel in INTEGER_PANELS.items() if panel.in_order])
 def test_a_decoding_product_loads_in_the_order_of_memory(format: str) -> None:
-    """Except for neighbours: prefetchers follow a stream, and a compiler would otherwise reorder the loads of a
-    block.
+    """Prefetchers follow a stream.
+
+    Without ordering, the compiler mixes the loads of a block; only neighbours may be swapped.
     """
     text = assembly(mat_vec(format), isa.named("avx512-vnni"))
     runs = []

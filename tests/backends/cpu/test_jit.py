@@ -55,7 +55,7 @@ def test_loading_again_and_more(tmp_path: Path) -> None:
 
 
 def test_names_of_the_c_library_are_ours(tmp_path: Path) -> None:
-    """Kernels named read and select neither shadow those of libc nor are shadowed by them."""
+    """Kernels named read and select neither shadow libc's functions nor are shadowed by them."""
     library = load(tmp_path, answer(7, "read"))
     assert run(library, "read") == 7
     assert library.address("read") != ctypes.cast(ctypes.CDLL(None).read, ctypes.c_void_p).value

@@ -69,7 +69,9 @@ def error(x: np.ndarray, size: int = 32) -> np.ndarray:
 
 @pytest.mark.parametrize("format", INTEGER_PANELS)
 def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> None:
-    """Within float32 rounding of the definition, and within half a step of every activation of the exact product."""
+    """The result is within float32 rounding of the definition, and within half a step of every activation of the exact
+    product.
+    """
     for rows, blocks in SHAPES:
         width = columns(format, blocks)
         x = activations(width)
@@ -107,7 +109,9 @@ def test_rows_do_not_see_each_other(cpu: CpuBackend, format: str) -> None:
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
 def test_the_definition_to_the_bit(cpu: CpuBackend, format: str) -> None:
-    """The chain step by step; float64 replaces the fused operation and differs once in a million times."""
+    """The test runs the chain step by step. float64 replaces the fused operation and differs once in a million
+    times.
+    """
     rows, width = 64, 512
     x = activations(width)
     weight = stored("w", format, (rows, width))
@@ -213,7 +217,9 @@ def test_who_makes_a_row_rounds_it_as_who_reads_it_would(cpu: CpuBackend, of: st
 @pytest.mark.parametrize("at", [0, 5, 16, 31])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0x7F800000, 0xFF800000])
 def test_an_activation_that_is_no_number_shows(cpu: CpuBackend, format: str, at: int, bits: int) -> None:
-    """At any of the 32 positions of its block: a damaged model must not answer as if nothing were wrong."""
+    """NaN must show at any of the 32 positions of its block: a damaged model must not answer as if nothing were
+    wrong.
+    """
     x = np.ones((2, 64), np.float32)
     x.view(np.uint32)[0, at] = bits
     weight = stored("w", format, (20, 64))
@@ -224,7 +230,7 @@ def test_an_activation_that_is_no_number_shows(cpu: CpuBackend, format: str, at:
 
 @pytest.mark.parametrize("format", INTEGER_PANELS)
 def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
-    """y = (W x) * scale + bias + residual, each rounded once, in this order."""
+    """The product computes y = (W x) * scale + bias + residual, each rounded once, in this order."""
     weight = stored("w", format, (45, columns(format, 1)))
     back = stored("back", "F32", (weight.shape[1], 45))
     bias = MemoryWeight.of("b", np.random.RandomState(0).standard_normal(45))

@@ -45,7 +45,9 @@ SPLIT = [
 
 @pytest.mark.parametrize(("shape", "name"), SPLIT)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], shape: str, name: str) -> None:
-    """A long prompt at once; then its last rows in batches that are split over partitions, beside other sequences."""
+    """A long prompt at once; then its last rows in batches that are split over partitions, together with other
+    sequences.
+    """
     plan, cache = plan_of(SHAPES[shape]), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     check_company(backends, plan, cache, tokens)
@@ -95,7 +97,9 @@ def test_query_heads_of_one_head_are_shared_out() -> None:
 
 
 def test_a_piece_has_the_bits_of_its_heads_alone(backends: list[CpuBackend]) -> None:
-    """32 heads that read the same keys, against attention of 16 of them at a time: in prefill, and with shared work."""
+    """Attention of 32 heads that read the same keys equals attention of 16 of them at a time: in prefill, and with
+    shared work.
+    """
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     values = np.random.RandomState(3).standard_normal((VOCABULARY, 34 * 20)).astype(np.float32)
 

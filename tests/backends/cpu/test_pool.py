@@ -267,7 +267,7 @@ def test_a_number_of_threads_that_makes_no_sense(threads: int) -> None:
 
 
 def test_bandwidth_is_plausible_and_needs_weights(cpu: CpuBackend) -> None:
-    """Between disk and register speed; for weights too small to measure it is unknown."""
+    """The rate is between disk and register speed. For weights too small to measure it is unknown."""
     big, table = MemoryWeight.of("w", np.zeros((8192, 256))), MemoryWeight.of("t", np.zeros((2, 256)))
     assert 1e8 < bind(cpu, record(table, lambda r, x: r.linear(x, big))).read_bandwidth() < 2e12
     assert bind(cpu, chain()).read_bandwidth() == 0.0

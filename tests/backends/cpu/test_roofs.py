@@ -22,7 +22,7 @@ def cpu(request: pytest.FixtureRequest) -> Iterator[CpuBackend]:
 
 
 def test_every_thread_does_every_product(cpu: CpuBackend) -> None:
-    """Weights 2, activations 3: a lane adds 4 x 6 per iteration to each sum, and the sums start at 0, 1, ..."""
+    """Weights are 2, activations 3: a lane adds 4 x 6 per iteration to each sum, and the sums start at 0, 1, ..."""
     threads, turns = cpu.pool.threads, 5
     data = np.full(peak.OPERANDS, 2, np.uint8)
     data[64:] = 3

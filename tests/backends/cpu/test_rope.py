@@ -72,7 +72,9 @@ def test_pieces_of_a_table_are_the_table() -> None:
 
 
 def test_magnitude_and_temperature() -> None:
-    """cos * magnitude * (1 + t ln(1 + floor(p / length))), as Ministral 3 scales queries past its original context."""
+    """The table holds cos * magnitude * (1 + t ln(1 + floor(p / length))), as Ministral 3 scales queries past its
+    context.
+    """
     what = Rope("norm", 4, (0.0, 1e-3), 1.5, 0.25, 10)
     table = rope.table(what, 0, 31)
     growth = 1.0 + 0.25 * np.log(1.0 + np.arange(31) // 10)

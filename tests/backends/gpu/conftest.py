@@ -1,4 +1,4 @@
-"""The devices of these tests: always PoCL, which runs OpenCL on the CPU; with `pytest -m gpu` every other device too.
+"""Devices for the GPU tests: always PoCL, which runs OpenCL on the CPU; with `pytest -m gpu` every other device too.
 
 Mesa's rusticl runs OpenCL on the CPU as well, if RUSTICL_ENABLE=llvmpipe.
 """

@@ -1,15 +1,14 @@
-// CUDA kernels on the host: stands before a kernel's source, compiled as C++ with -DHOST_EMULATION.
-// Every thread of a block is a fiber of one OS thread; they run one after the other, each to its next barrier or warp
-// operation, so that data read without the barrier it needs is not there yet. Blocks begin with shared memory of NaNs,
-// copies that end later end as late as they may, and accesses must be aligned. Fragments of the tensor cores are those of
-// the PTX manual.
+// CUDA kernels on the host: prepended to a kernel's source, compiled as C++ with -DHOST_EMULATION.
+// Every thread of a block is a fiber of one OS thread. Fibers run one after another, each to its next barrier or warp
+// operation, so a read without the required barrier finds no data yet. Blocks begin with shared memory of NaNs,
+// asynchronous copies end as late as allowed, and accesses must be aligned. Tensor core fragments follow the PTX manual.
 #include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
 
-// Instead of <math.h> and <utility>, which take twice as long to compile as a kernel.
+// Replaces <math.h> and <utility>, which take twice as long to compile as a kernel.
 extern "C" {
 float expf(float), fmaf(float, float, float), fmaxf(float, float), fminf(float, float), logf(float), rintf(float);
 float sqrtf(float);
@@ -29,24 +28,24 @@ alignas(128) float local_memory[1 << 16];
 namespace emulated {
 const int THREADS = 1024, STACK = 1 << 16;
 struct Copy { unsigned char *to, bytes[16]; int size; };
-struct Fiber { jmp_buf place; int begun, state; Copy copies[64]; int pending; };  // begun: in an earlier block too; state 0: runs, 1: waits, 2: is done
+struct Fiber { jmp_buf place; int begun, state; Copy copies[64]; int pending; };  // begun: also in an earlier block; state 0: running, 1: waiting, 2: done
 Fiber fibers[THREADS];
-unsigned slots[THREADS][8];  // what a lane shows its warp
+unsigned slots[THREADS][8];  // values that a lane shares with its warp
 int size, now, at_barrier, at_warp[THREADS / 32], finished;
 const char *failure;
 jmp_buf scheduler;
 char *stacks;
 
-// Not swapcontext, which asks the system for the signal mask each time.
+// swapcontext would make a system call for the signal mask each time.
 void leave() { if (!_setjmp(fibers[now].place)) _longjmp(scheduler, 1); }
 inline void rest() { fibers[now].state = 1; leave(); }
 inline void wake(int from, int to) { for (int i = from; i < to; i++) if (fibers[i].state == 1) fibers[i].state = 0; }
-inline void stop(const char *why) {  // the grid; from a thread
+inline void stop(const char *why) {  // stop the grid from a thread
   failure = why;
   _longjmp(scheduler, 1);
 }
 }  // namespace emulated
-// What -fsanitize=alignment calls: a card stops at such an access.
+// Called by -fsanitize=alignment: a GPU faults at such an access.
 extern "C" void __ubsan_handle_type_mismatch_v1(void *, void *) { emulated::failure = "an access that is not aligned"; }
 namespace emulated {
 inline void block_barrier() {
@@ -56,7 +55,7 @@ inline void warp_barrier() {
   int warp = now / 32;
   if (++at_warp[warp] == 32) { at_warp[warp] = 0; wake(32 * warp, 32 * warp + 32); } else rest();
 }
-// Every lane shows `count` words and gets what `read` makes of those of its warp.
+// Every lane shares `count` words, and gets the result of `read` on its warp's words.
 template <class T, class F> T among(const void *own, int count, F read) {
   memcpy(slots[now], own, 4 * count);
   warp_barrier();
@@ -130,7 +129,7 @@ inline void ldmatrix_x4(unsigned *r, const void *row) {
   });
   r[0] = v.x, r[1] = v.y, r[2] = v.z, r[3] = v.w;
 }
-// d (8 * eights, 8) += a b: elements of `bits` bits, `quads` registers of b a lane, `read` gives them as numbers.
+// d (8 * eights, 8) += a b: elements of `bits` bits, `quads` registers of b per lane; `read` converts them to numbers.
 template <class D, class F>
 void multiply(D *d, const unsigned *a, const unsigned *b, int eights, int bits, int quads, F read) {
   unsigned *own = emulated::slots[emulated::now];
@@ -185,7 +184,7 @@ void enter() {
     leave();
   }
 }
-// Let a fiber go on; it comes back by `leave`.
+// Resume a fiber; it returns by `leave`.
 void resume() {
   auto &f = fibers[now];
   if (f.begun) _longjmp(f.place, 1);
@@ -197,7 +196,7 @@ void resume() {
   makecontext(&context, enter, 0);
   setcontext(&context);
 }
-// The threads of a block, to their end; `backwards` from the last to the first.
+// Run the threads of a block to their end; `backwards`: from the last to the first.
 void run_block(int threads, int backwards) {
   memset(at_warp, 0, sizeof at_warp);
   finished = at_barrier = 0;
@@ -214,7 +213,7 @@ void run_block(int threads, int backwards) {
     if (!ran) { failure = "threads wait for threads that have ended"; return; }
   }
 }
-// A grid of blocks, one after the other; what went wrong, or null.
+// Run the blocks of a grid one after another; return the error, or null.
 const char *launch(void (*f)(void **), void **a, const int *grid, int threads, int local_bytes, int backwards) {
   if (threads > THREADS || threads % 32 || local_bytes > (int)sizeof local_memory) return "a block that is too large";
   if (!stacks) {
@@ -233,7 +232,7 @@ const char *launch(void (*f)(void **), void **a, const int *grid, int threads, i
         if (!failure && rest && (*(const signed char *)beyond != -1 || memcmp(beyond, beyond + 1, rest - 1)))
           failure = "a store beyond the shared memory of the block";
       }
-  if (failure) {  // what the fibers are in the middle of is over
+  if (failure) {  // abandon the running fibers
     for (auto &f : fibers) f.begun = 0;
     memset(local_memory, 0xFF, sizeof local_memory);
   }

@@ -35,7 +35,7 @@ from tests.models.support import Driver, MemoryWeight, stack
 
 MANY = FEW_ROWS + 1  # minimum rows of prefill: 17, or 3 on Oclgrind (`simulate.py`)
 STEPS = (1, 2, MANY)  # rows of decode, verify, prefill
-DEPTH = 96 if MANY > 16 else 32  # of products: three steps of tensor cores; Oclgrind has none, and takes one chunk
+DEPTH = 96 if MANY > 16 else 32  # of products: three steps of tensor cores; Oclgrind lacks them, and takes one chunk
 
 
 @dataclass(frozen=True)

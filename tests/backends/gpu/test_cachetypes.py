@@ -86,7 +86,7 @@ IN_COMPANY = CacheTypes("q8_0", "q4_0"), CacheTypes("q5_1", "fp8"), CacheTypes("
 
 @pytest.mark.parametrize("cache", IN_COMPANY, ids=str)
 def test_decoding_a_quantized_cache_gives_the_same_bits_in_any_company(gpu: Backend, cache: CacheTypes) -> None:
-    """Past a partition, with and without a window."""
+    """The sequence is longer than a partition, with and without a window."""
     for h in (Heads(6, 2, 32), Heads(4, 2, 32, window=90)):
         values = np.random.RandomState(3).standard_normal((VOCABULARY, 32 * (h.heads + 4))).astype(np.float32)
         tokens = np.random.RandomState(2).randint(0, VOCABULARY, 400)

@@ -210,7 +210,7 @@ def test_a_fault_in_a_kernel_is_caught(device: Faulty, name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_without_faults_everything_passes(gpu: Backend, name: str) -> None:
-    """Covers every kernel, format and cache type."""
+    """The check covers every kernel, format and cache type."""
     for small in PLANS[name]:
         for verdict in examine(gpu.device, segments(record(small.table, small.build)), LIMITS, small.cache):
             assert verdict.status == "passed", verdict
@@ -218,7 +218,7 @@ def test_without_faults_everything_passes(gpu: Backend, name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kernels_that_are_checked_are_those_of_the_model(name: str) -> None:
-    """With the same constants, so that nothing is compiled twice; and none is missing."""
+    """The kernels have the same constants, so that nothing is compiled twice, and none is missing."""
     own = tiny_plan(name)
     for compute in ("", "sm_90"):
         for cache in (F16_CACHE, CacheTypes("q8_0", "q4_0")):

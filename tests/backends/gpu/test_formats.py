@@ -30,7 +30,7 @@ def test_embed_gives_the_numbers_of_the_file(gpu: Backend, format: str) -> None:
 
 @pytest.mark.parametrize("format", formats.QUANTIZED)
 def test_products(gpu: Backend, format: str) -> None:
-    """One row, a few, and many through tiles: within float32 rounding of the definition (`test_linear`).
+    """One row, a few, and many through tiles are within float32 rounding of the definition (`test_linear`).
 
     A single row has the bits that it has among few.
     """

@@ -38,7 +38,7 @@ def launched(model: Plan, rows: int = 1, cache: CacheTypes = F16_CACHE) -> list[
 
 @pytest.mark.parametrize("rows", [1, 2, FEW_ROWS])
 def test_a_layer_is_nine_launches(rows: int) -> None:
-    """With matrices of one format, also with biases, with normed heads, and with float rows as inputs."""
+    """It holds for matrices of one format, also with biases, with normed heads, and with float rows as inputs."""
     for format in ("Q4_0", "Q8_0", "F16"):
         assert launched(plan(format, SHAPE), rows) == WHOLE
     assert launched(plan("Q4_0", Shape(head_dim=32, layers=3, biased=True)), rows) == WHOLE
@@ -46,7 +46,7 @@ def test_a_layer_is_nine_launches(rows: int) -> None:
 
 
 def test_what_cannot_be_one_is_few() -> None:
-    """A different format for values; heads that end within a block of 32; keys in blocks."""
+    """The values have another format, or heads end within a block of 32, or keys are stored in blocks."""
 
     def count(model: Plan, cache: CacheTypes = F16_CACHE) -> dict[str, int]:
         names = launched(model, 1, cache)
@@ -113,7 +113,10 @@ CACHES = [(name, F16_CACHE) for name in MODELS] + [("Q4_0, biased", CacheTypes("
 
 @pytest.mark.parametrize(("name", "cache"), CACHES, ids=str)
 def test_fused_operations_have_the_bits_of_single_ones(gpu: Backend, name: str, cache: CacheTypes) -> None:
-    """Decode, few rows and prefill of two sequences. The distance from float32 is that of int8 activations."""
+    """The test runs decode, few rows and prefill of two sequences.
+
+    The distance from float32 comes from int8 activations.
+    """
     model = MODELS[name]
     single = bind.program(model, LIMITS, cache, model.values)
     assert len(launched(model, 1, cache)) < sum(len(d.launches(1)) for d in single.dispatches)

@@ -205,9 +205,9 @@ def lowered(small: Small, compute: str = "", local_memory: int = LEAST_LOCAL) ->
 
 
 def test_no_kernel_needs_more_local_memory_than_opencl_promises() -> None:
-    """32 KiB per work-group on OpenCL, at the largest shapes.
+    """OpenCL promises 32 KiB per work-group, at the largest shapes.
 
-    CUDA's tensor cores have 48 KiB, available on every GPU.
+    CUDA's tensor cores use 48 KiB, available on every GPU.
     """
     needed: dict[str, int] = {}
     for small in LARGEST:
@@ -247,7 +247,7 @@ def accesses(launch: Launch) -> tuple[set[object], set[object]]:
 
 
 def test_what_a_launch_reads_was_written_before_and_is_not_what_it_writes() -> None:
-    """For every number of rows, in tiny models and small plans, with and without tensor cores.
+    """It holds for every number of rows, in tiny models and small plans, with and without tensor cores.
 
     The host writes lookup data before a stage.
     """

@@ -23,7 +23,7 @@ from tests.models.test_embeddings import HALVES, off
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_position_of_the_reference_models(backend_name: str, architecture: str) -> None:
-    """Prefill in one chunk and in several, then token by token."""
+    """Positions are evaluated in one prefill chunk and in several, then token by token."""
     found = list(paths(architecture))
     assert found
     for path in found:
@@ -85,8 +85,8 @@ OF_EVERY_OPERATION = (
 
 @pytest.mark.parametrize("name", OF_EVERY_OPERATION)
 def test_every_position_of_models_of_the_kit(gpu: Backend, name: str) -> None:
-    """Layers that share keys and values, hyper-connections, per-layer embeddings, latent rows, states, experts of every
-    kind.
+    """The models have layers that share keys and values, hyper-connections, per-layer embeddings, latent rows, states,
+    and experts of every kind.
     """
     model = KIT[name]
     ours = kit_logits(gpu, model)
@@ -96,5 +96,5 @@ def test_every_position_of_models_of_the_kit(gpu: Backend, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["modern-bert", "jina-bert-v2", "nomic-bert-moe"])
 def test_encoders_of_the_kit(gpu: Backend, name: str) -> None:
-    """Rows that see later ones: within windows, with distance biases, and in a mixture of experts."""
+    """Rows see later ones: within windows, with distance biases, and in a mixture of experts."""
     assert off(gpu, name) < HALVES

@@ -97,7 +97,7 @@ WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in (*HEADS, *WIDE, *BOTH_WAYS)), *CACHES], ids=str)
 def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
-    """Decode and prefill of two sequences in one batch, over several blocks and partitions.
+    """Two sequences decode and prefill in one batch, over several blocks and partitions.
 
     Then one continues from a copy of the other's blocks.
     """
@@ -141,7 +141,7 @@ def test_attention_to_selected_positions(gpu: Backend, s: Selecting, cache: Cach
 
 @pytest.mark.parametrize("name", CACHE_TYPES)
 def test_values_that_begin_the_keys_are_stored_once(gpu: Backend, name: str) -> None:
-    """The bits equal those of separate values. Types that rotate heads by their width still store both."""
+    """The bits are the same as with separate values. Types that rotate heads by their width still store both."""
     s, bound = replace(SELECTING[0], heads=Heads(5, 1, 96, value_dim=64)), []
     for values in ("copied", "prefix"):
         plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s, values))
@@ -181,7 +181,7 @@ def test_attention_to_pools(gpu: Backend, p: Pooling, cache: CacheTypes) -> None
 
 
 def test_texts_in_both_directions_have_the_same_bits_in_any_company(gpu: Backend) -> None:
-    """Few rows of a text stay together although they leave a chunk partly empty; many run beside them."""
+    """Few rows of a text stay together although they leave a chunk partly empty; many others run with them."""
     h = Heads(4, 2, 16, causal=False)
     values = np.random.RandomState(3).standard_normal((VOCABULARY, 128)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))

@@ -52,7 +52,7 @@ def opened(gpu: Backend) -> tuple[Driver, GpuExecutable]:
 
 
 def test_replays_have_the_bits_of_launches(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row, several rows and sequences, after a prefill, past a partition, and the largest logits."""
+    """It holds for one row, several rows and sequences, after a prefill, past a partition, and for top-k logits."""
     results = []
     for refuse in (False, True):
         spied = Spied(gpu.device, monkeypatch, refuse)

@@ -90,7 +90,7 @@ SIXTEEN = {"F16": (2.0**-11, 2.0**-38), "BF16": (2.0**-17, 0.0)}
 @pytest.mark.parametrize("format", SIXTEEN)
 @pytest.mark.parametrize("backwards", [False, True])
 def test_products_of_16_bit_numbers(folder: Path, format: str, backwards: bool) -> None:
-    """Activations of any size, also zeros and beyond the range of halves, with bias, scale and residual."""
+    """Activations have any size, also zero and beyond the range of halves; products have bias, scale and residual."""
     weight, bias = stored("w", format, (48, 48)), MemoryWeight.of("b", np.arange(48.0))
     x = np.random.RandomState(2).standard_normal((70, 48)).astype(np.float32)
     x *= 10.0 ** np.linspace(-30, 30, 70, dtype=np.float32)[:, None]
@@ -109,7 +109,7 @@ def test_products_of_16_bit_numbers(folder: Path, format: str, backwards: bool) 
 
 
 def test_prefill_of_a_mixture(folder: Path) -> None:
-    """Pairs grouped by expert, in tiles of all three kinds."""
+    """Pairs are grouped by expert, in tiles of all three kinds."""
     kinds = {"gate": "Q8_0", "up": "F16", "down": "Q4_0"}
     plan = record(TABLE, mixture("softmax", 12, formats=lambda name: kinds[name], extras=True))
     backend = EmulatedBackend(folder)
@@ -122,7 +122,7 @@ def test_prefill_of_a_mixture(folder: Path) -> None:
 @pytest.mark.parametrize("compute", ["sm_75", "sm_90"])
 @pytest.mark.parametrize(("format", "width"), [("Q8_0", 32), ("Q8_0", 96), ("F16", 32), ("F16", 48), ("BF16", 48)])
 def test_what_is_no_number_stays_in_its_row(folder: Path, format: str, width: int, compute: str) -> None:
-    """Also if a row ends within a step of the tile, so that the next row follows directly."""
+    """It holds also if a row ends within a step of the tile, so that the next row follows directly."""
     x = np.ones((20, width), np.float32)
     x[0, 5], x[3, 5], x[4, 7] = np.nan, np.nan, np.inf
     plan = record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, stored("a", format, (20, width))))

@@ -22,7 +22,7 @@ def names(plan: Plan) -> set[str]:
 
 
 def test_the_last_layers_go_to_the_card_and_the_output_counts_as_one() -> None:
-    """Layers count as for llama.cpp's -ngl."""
+    """Layers are counted as for llama.cpp's -ngl."""
     model = PLANS[DENSE]()
     assert most_layers(model) == 4
     for layers, first in ((1, 3), (2, 2), (3, 1)):

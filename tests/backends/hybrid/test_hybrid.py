@@ -56,7 +56,7 @@ TINY = {**{name: VARIANTS[name] for name in ("llama plain", "qwen3")}, **FAMILIE
     "name", ["llama plain", "qwen3", "llama experts", "glm4moe", "gpt-oss", "gemma2", "gemma3 pattern", "olmo3"]
 )
 def test_every_cut_of_a_tiny_model(pair: Pair, name: str) -> None:
-    """Dense models and mixtures, with windows, soft caps and tied embeddings."""
+    """The models are dense or mixtures, with windows, soft caps and tied embeddings."""
     model = plan_of(*TINY[name]())
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 16)
     for layers, host_experts in placements(model, "experts" in name or name in ("glm4moe", "gpt-oss")):
@@ -75,7 +75,7 @@ def test_every_cut_of_the_reference_models(pair: Pair, file: str) -> None:
 
 
 def test_what_a_layer_looks_up_is_read_for_its_side(pair: Pair) -> None:
-    """Rows of n-grams, which the second of three layers adds: on the host in one split, on the GPU in another."""
+    """The second of three layers adds rows of n-grams: it is on the host in one split, on the GPU in another."""
     model = plan_of(*KIT["qwen4exp-8of40"].loaded())
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 16)
     sides = set()
@@ -88,7 +88,7 @@ def test_what_a_layer_looks_up_is_read_for_its_side(pair: Pair) -> None:
 
 @pytest.mark.parametrize("name", ["llama plain", "llama experts", "gpt-oss"])
 def test_every_split_has_the_bits_of_the_whole_plan_on_the_reference_backend(name: str) -> None:
-    """Without a device: the sides run alternately."""
+    """The test needs no device: the sides run alternately."""
     model = plan_of(*TINY[name]())
     whole = ReferenceBackend().bind(model, LIMITS)
     truth = logits(whole, TOKENS.tolist(), 16)

@@ -61,7 +61,7 @@ def planner(card: Small, model: Plan, context: int = 4096) -> Planner:
 
 
 def room_for(card: Small, room: int) -> None:
-    """Return the free memory at which this much is usable."""
+    """Set the free memory such that this much is usable."""
     card.free = room + RESERVE
     if card.free // 20 < RESERVE:
         card.free = -(-room * 20 // 19)

@@ -1,8 +1,8 @@
 """The cases of llama.cpp's test-chat.cpp: 463 answers, and the prompts of 105 continued answers.
 
 As there, white space at both ends of reasoning and content is ignored, and arguments are compared as values. `ANSWERS`
-and `PROMPTS` list our differences with reasons. An unlisted difference fails, and so does a listed one that no longer
-exists.
+and `PROMPTS` list our differences with reasons. An unlisted difference fails, and so does an entry whose difference no
+longer exists.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_answers(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cuts_do_not_change_an_answer(name: str) -> None:
-    """At every character, at random positions, and for truncated answers."""
+    """Answers are cut at every character, at random positions, and also truncated."""
     chance = random.Random(name)
     for case in (case for case in CASES if case["template"] == name):
         text = case["text"]
@@ -139,7 +139,7 @@ def _confined() -> Confined:
 
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in TAILS}))
 def test_prompts_think_unless_told_otherwise(name: str) -> None:
-    """Prompt endings: models that support thinking think, even if the template takes a missing option for "off"."""
+    """Models that support thinking think, even if their template takes a missing option for "off"."""
     source = reference("templates", f"{name}.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, "<s>", "</s>", confined=_confined())
     for off, tail in ((off, tail) for other, off, tail in TAILS if other == name):

@@ -155,7 +155,7 @@ def checked(value: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_choice_of_allowed_tokens_ends_in_a_match(demo: GrammarVocabulary, seed: int) -> None:
-    """Random tokens of the demo model, as from the worst possible model."""
+    """The demo model's tokens are random, as from the worst possible model."""
     random_, constraint = random.Random(seed), demo.begin(compile_structure(Structure(schema=SCHEMA)))()
     tokens: list[int] = []
     while not constraint.finished:
@@ -174,7 +174,7 @@ def test_any_choice_of_allowed_tokens_ends_in_a_match(demo: GrammarVocabulary, s
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_refused_token_is_refused_by_the_text(demo: GrammarVocabulary, seed: int) -> None:
-    """Compared with Python's `re`: exactly the tokens are allowed whose text can still lead to a match."""
+    """As in Python's `re`, exactly the tokens are allowed whose text can still lead to a match."""
     random_, constraint = random.Random(seed), demo.begin(compile_structure(Structure(regex="(ab|a c|[x-z]{2})*")))()
     partial = re.compile(r"(?:ab|a c|[x-z]{2})*(?:a|a |[x-z])?")  # every start of a match
     text = ""

@@ -261,7 +261,7 @@ def test_an_answer_that_is_cut_off_behind_a_call_in_a_thought() -> None:
 
 @pytest.mark.parametrize("size", [100, 10_000])
 def test_a_long_call_in_an_unended_thought(size: int) -> None:
-    """Even longer than the text that the reader rescans."""
+    """The call is even longer than the text that the reader rescans."""
     call = TAG_CALL.replace("Rome", "R" * size)
     found = read(CODER, f"I look.\n{call}", "<think>")
     assert (found.reasoning, found.values) == ("I look.", [("get_weather", {"city": "R" * size})])
@@ -296,7 +296,9 @@ def test_content_that_goes_on_after_a_call_keeps_the_white_space(before: str, af
 
 @pytest.mark.parametrize("tail", ["<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n"])
 def test_thoughts_that_stay_in_the_content(tail: str) -> None:
-    """With their start marker, which may be in the prompt; calls mentioned in them are not calls."""
+    """The content includes the start marker, which may be in the prompt; calls mentioned in the reasoning are not
+    calls.
+    """
     text = f"E.g. {JSON_CALL}, no.\n</think>\n\nHi.\n"
     begun = "<think>\n"
     found = read(HERMES, (text if tail.endswith(begun) else begun + text) + JSON_CALL, tail, inline=True)
@@ -384,7 +386,7 @@ def test_without_tools_markers_of_calls_are_text() -> None:
     ids=["markers", "names", "brackets", "spaces", "escapes", "ends"],
 )
 def test_hostile_texts_take_linear_time(text: str) -> None:
-    """Far below a quadratic reader's time, which is minutes."""
+    """The limit is far below a quadratic reader's time, which is minutes."""
     assert len(text) > 100_000
 
     def run(part: str) -> float:

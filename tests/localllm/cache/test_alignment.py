@@ -1,4 +1,4 @@
-"""Keeping cached tokens: the text stays the same, and as many tokens as possible are reused."""
+"""Keeping cached tokens: the text stays the same, and the reused part is as long as possible."""
 
 from __future__ import annotations
 

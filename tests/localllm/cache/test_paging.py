@@ -96,7 +96,7 @@ class PagedCache(RuleBasedStateMachine):
 
     @rule(who=conversations, back=st.integers(0, SLACK))
     def take_back(self, who: Conversation, back: int) -> None:
-        """Remove rejected draft tokens: a few tokens can be removed whatever blocks were freed."""
+        """Remove rejected draft tokens: a few tokens can always be removed, even if blocks were freed."""
         self.abort(who)
         length = max(0, len(who.values) - min(back, who.slack))
         assert who.sequence.reach(length) == length
@@ -320,7 +320,7 @@ def test_what_has_fallen_out_of_the_window_makes_room(monkeypatch: pytest.Monkey
     other.append([1])
     assert sequence.reach(111) == 0
     assert sequence.reach(118) == 118
-    assert other.room == 7  # in its block, and in one that it can still get
+    assert other.room == 7  # in its block, and in another free one
 
 
 def test_many_tokens_at_once_do_not_fit_a_small_pool_of_windowed_layers() -> None:

@@ -60,7 +60,7 @@ def kept(model: api.Model, session: api.Session, tmp_path: Path) -> Path:
 
 
 def test_what_was_kept_goes_on_with_the_same_bits(file: Path, model: api.Model, kept: Path) -> None:
-    """Written with one thread, read by a process with three threads, into other blocks."""
+    """One thread writes the file, a process with three threads reads it into other blocks."""
     truth = model.logits([*IDS, 300, 301])[-2:]
     with api.load(file, threads=3) as other:
         before, session = other.session(), other.session()

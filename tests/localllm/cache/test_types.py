@@ -53,7 +53,7 @@ def test_an_indexer_without_values_harms_no_type(name: str) -> None:
 
 
 def test_a_layer_of_pools_counts_for_its_share() -> None:
-    """Two rows of 64 numbers of 2 bytes, key and value: for each position, and for every 4th and every 128th."""
+    """Key and value rows have 64 numbers of 2 bytes: for each position, and for every 4th and every 128th."""
     limits, plan, types = limits_of(8), model_plan(*KIT["deepseek4-8of50"].loaded()), CacheTypes()
     states = sum(4 * 8 * (BLOCK * layer.row) for layer in plan.layers if isinstance(layer, RowLayer))
     rows = 3 * BLOCK + BLOCK // 4 + 1
@@ -61,7 +61,7 @@ def test_a_layer_of_pools_counts_for_its_share() -> None:
 
 
 def test_auto_is_q8_0_where_the_cache_is_a_tenth_of_the_weights_or_more() -> None:
-    """Two heads of 64, keys and values, two bytes: 512 bytes a token."""
+    """Two heads of 64, for keys and values, of two bytes are 512 bytes a token."""
     plan, auto = plan_of(64), CacheTypes("auto", "auto")
     small, large = (choose_types(auto, plan, limits_of(blocks), 512 * 1280, force=False) for blocks in (1, 2))
     assert (small.types, large.types) == (CacheTypes(), CacheTypes("q8_0", "q8_0"))

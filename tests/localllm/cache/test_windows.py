@@ -128,7 +128,9 @@ def test_far_back_means_from_the_start(model: api.Model, truth: np.ndarray) -> N
 
 
 def test_forks_and_neighbours(model: api.Model, truth: np.ndarray) -> None:
-    """Two continue from the same tokens, each writing to its copy of the last block, while a third takes blocks."""
+    """Two sequences continue from the same tokens, each writing to its copy of the last block, while a third takes
+    blocks.
+    """
     session, other, third = model.session(), model.session(), model.session()
     feed(session, 0, 290)
     other.sequence = model.engine.fork(session.sequence)

@@ -54,7 +54,7 @@ def scaled(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> tuple[
 
 @pytest.mark.parametrize("name", FILES)
 def test_folding_changes_no_logits_of_reference_models(name: str) -> None:
-    """Factors over three powers of two in both directions; results differ only by float32 rounding."""
+    """Factors span three powers of two in both directions; results differ only by float32 rounding."""
     metadata, tensors = open_model(reference("archs", f"{name}.gguf"))
     count, others = scaled(metadata, tensors)
     assert count > 0
@@ -85,7 +85,9 @@ def test_folding_changes_no_logits_of_experts_with_biases() -> None:
 
 
 def test_where_a_llama_can_be_folded() -> None:
-    """Four places per layer, and the output norm; a tied embedding table is also read unscaled, so it is excluded."""
+    """A layer has four places, and the output norm is one; a tied embedding table is also read unscaled, so it is
+    excluded.
+    """
     metadata, tensors = VARIANTS["llama plain"]()
     names = [group.readers for group in groups(plan_of(metadata, tensors))]
     assert names[:1] == [("blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight")]
@@ -158,7 +160,7 @@ def divergence(path: Path, base: Model, windows: Windows) -> float:
 
 
 def test_gptq_halves_what_four_bits_cost(tmp_path: Path) -> None:
-    """On windows that were not used for quantization.
+    """It is measured on windows that were not used for quantization.
 
     AWQ's factors are near 1 here, because no input is much larger.
     """

@@ -23,7 +23,7 @@ from tests.models.test_grove_moe import model as grove_moe
 
 SMALLTALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 
-# Sum of the mean squares, and that of column 7: llama-imatrix of 2026-10-01, -c 128 --chunks 8 on the same files.
+# The mean squares: their sum, and column 7: llama-imatrix of 2026-10-01, -c 128 --chunks 8 on the same files.
 LLAMA_CPP = {
     "blk.0.attn_k.weight": (254.951, 0.528198),
     "blk.0.attn_output.weight": (2279.51, 3.29557),
@@ -55,7 +55,7 @@ def test_the_model_in_the_box_gives_llama_cpp_s_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["llama-moe", "gpt-oss-moe", "qwen2moe-moe"])
 def test_every_expert_counts_the_rows_it_got(arch: str) -> None:
-    """Mean squares and counts on the CPU backend equal those of the reference backend in float64."""
+    """Mean squares and counts on the CPU backend equal the reference backend's in float64."""
     path = reference("archs", f"{arch}.gguf")
     windows = Windows(np.random.RandomState(2).randint(0, 128, (2, 20)).astype(np.int32))
     found = []
@@ -106,7 +106,7 @@ def test_rows_of_a_matrix_that_is_read_in_parts_count_once() -> None:
 
 
 def test_windows_begin_with_bos(tmp_path: Path) -> None:
-    """Position 0 of every window is BOS if the vocabulary adds it, whatever the text has there."""
+    """Position 0 of every window is BOS if the vocabulary adds it, in place of the text's token."""
     path = reference("models", "stories260K-f32.gguf")
     with load(path, ctx_size=16, observe=True) as model:
         windows = cut(model, "Once upon a time there was a big dog and a little cat. " * 4, 16)

@@ -43,7 +43,9 @@ def cost(effects: dict[str, list[Effect]], mix: dict[str, str]) -> tuple[int, fl
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mixes_are_near_the_best_of_all(seed: int) -> None:
-    """Five tensors, five formats, all 3125 mixes tried; at most one step of one tensor from the best."""
+    """The test tries all 3125 mixes of five tensors and formats; the result is at most one step of one tensor from the
+    best.
+    """
     effects, mixes = random_effects(seed), every(random_effects(seed))
     step = max(b.bytes - a.bytes for e in effects.values() for a, b in pairwise(e))
     for share in (0.1, 0.3, 0.6, 1.0):
@@ -72,7 +74,7 @@ def test_a_format_that_is_larger_and_worse_is_never_chosen() -> None:
 
 
 def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
-    """The divergence expected, that of a run with all tensors changed, and that of the written file agree."""
+    """Three divergences agree: the expected one, a run with all tensors changed, and the written file."""
     with Trial("demo", TEXT, ctx_size=128, windows=6) as trial:
         names = [f"blk.{i}.{part}.weight" for i in (0, 3) for part in ("attn_v", "ffn_down")]
         effects = trial.effects(dict.fromkeys(names, FORMATS))

@@ -313,7 +313,7 @@ def test_the_same_picture_is_the_same_svg() -> None:
     assert "tokens in the cache" in shown
     assert shown.count("tokens a second") == 3
     named = '_<script>alert("$x_1$ & y")</script>\\x1b['
-    assert any(each.startswith(named) for each in shown)  # in the legend, whatever its first character
+    assert any(each.startswith(named) for each in shown)  # in the legend, with any first character
     assert "640.0, before 640.0 = 1.00x" in shown
 
 

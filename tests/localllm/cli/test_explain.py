@@ -1,6 +1,4 @@
-"""`localllm explain`: the tokens equal those of `run`, untrusted text cannot change the page, and errors are one
-line.
-"""
+"""`localllm explain`: the same tokens as `run`, untrusted text cannot change the page, and errors are one line."""
 
 from __future__ import annotations
 
@@ -173,7 +171,7 @@ def test_drafts_are_on_the_page(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_hostile_text_stays_text(shell: Shell, tmp_path: Path, hostile: Path) -> None:
-    """In the prompt, in the model's tokens, and in the file's name."""
+    """The text is in the prompt, in the model's tokens, and in the file's name."""
     path, first = tmp_path / "e.html", len(SPECIAL) + 257
     bias = [part for token in range(first, first + 3) for part in ("--logit-bias", f"{token}+9")]
     code, out, err = shell("explain", hostile, HOSTILE, "-n", 40, "-t", 1, "--seed", 1, "--temp", 2, *bias, "-o", path)

@@ -144,7 +144,7 @@ class _Screen(io.StringIO):
 
 
 def test_while_bars_are_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bars use control sequences of their own, and replace our streams."""
+    """Bars emit control sequences themselves, and replace our streams."""
     monkeypatch.setattr(console, "BAR_AFTER", 0.0)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -177,7 +177,7 @@ def test_in_a_pipe(lines: Path) -> None:
 
 
 def test_on_a_terminal(lines: Path) -> None:
-    """Without colours and bars, which are the program's control sequences."""
+    """Colours and bars are off, because they are the program's own control sequences."""
     master, slave = pty.openpty()
     settings = termios.tcgetattr(slave)
     settings[1] &= ~termios.OPOST  # a newline is not changed

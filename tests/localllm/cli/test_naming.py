@@ -87,7 +87,7 @@ def test_pull_list_show_run_rm(shell: Shell, tiny: Path) -> None:
 
 
 def test_the_environment_says_where(environ: dict[str, str], tmp_path: Path) -> None:
-    """In a separate process, because the library reads its variables once."""
+    """The test needs a separate process, because the library reads its variables once."""
     done = localllm("pull", "ann/Tiny-GGUF:Q8_0", environ=environ)
     assert (done.returncode, done.stdout) == (0, "ann/Tiny-GGUF:Q8_0\n")
     assert len(list(tmp_path.glob("hf/hub/models--ann--Tiny-GGUF/snapshots/*/Tiny-Q8_0.gguf"))) == 1

@@ -1,4 +1,4 @@
-"""A task that does what a request says, for the tests of the confined child."""
+"""A task that runs the requested action, for the tests of the confined child."""
 
 from __future__ import annotations
 

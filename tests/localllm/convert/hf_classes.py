@@ -84,7 +84,7 @@ def _logits(name: str, folder: Path) -> np.ndarray:
 
 
 def _trimmed(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors with those outside the text part, and those of additional models, as single numbers."""
+    """Return the tensors; outside the text part and in additional models each is a single number."""
     tensors = [(key, shape, base) if TEXT.match(key) else (key, [1], 0.0) for key, shape, base in spec["tensors"]]
     return {**spec, "tensors": tensors + [(key, [1], 0.0) for key in BESIDE.get(name, ())]}
 

@@ -1,6 +1,6 @@
 """Tiny encoders and embedders as Hugging Face folders, written without torch as in `hf_synthetic`.
 
-The stored hidden states, embeddings and scores are those of transformers.
+transformers computed the stored hidden states, embeddings and scores.
 
     python -m tests.localllm.convert.hf_encoders [MODEL...]    # makes data/hf_encoders.* again, or these models in it
 
@@ -104,7 +104,7 @@ def write_encoder(name: str, spec: dict[str, Any], folder: Path) -> list[np.ndar
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """Return the files' contents as transformers saves them for one of these models."""
+    """Return the files' contents as transformers saves them for a model of the table."""
     import transformers
     from safetensors.numpy import load_file
 

@@ -48,7 +48,7 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.copy_((0.3 * torch.randn(buffer.shape)).to(kept))
-            if key.endswith("tid2eid"):  # as many experts as a token has, all distinct
+            if key.endswith("tid2eid"):  # distinct experts for each token
                 buffer.copy_(torch.rand(len(buffer), 4).argsort(1)[:, : buffer.shape[1]])
             if key.endswith(XIELU):
                 buffer.fill_(0.75 if key.endswith("beta") else -0.25)

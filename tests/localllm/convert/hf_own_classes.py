@@ -286,7 +286,7 @@ FURTHER["mimo2-cards"] = (
 
 
 def _by_cards(folder: Path) -> None:
-    """Return queries, keys and values in FP8, with scales for the blocks of each GPU, as published."""
+    """Write queries, keys and values in FP8, with scales for the blocks of each GPU, as published."""
     noise, tensors = np.random.RandomState(9), {}
     types = {}
     for name, *rest in FURTHER["mimo2-cards"][1]:
@@ -306,14 +306,14 @@ def _pooling(folder: Path, *further: dict[str, Any]) -> None:
 
 
 def _last(folder: Path) -> None:
-    """Return the sentence-transformers files of a model that pools by the last token."""
+    """Write the sentence-transformers files of a model that pools by the last token."""
     _pooling(folder, {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
 
 
 def _dense(folder: Path) -> None:
-    """Return the files of a matrix after the model, as PyLate saves it."""
+    """Write the files of a matrix after the model, as PyLate saves it."""
     _pooling(folder, {"idx": 1, "path": "1_Dense", "type": "pylate.models.Dense.Dense"})
     (folder / "1_Dense").mkdir(exist_ok=True)
     settings = {"in_features": WIDTH, "out_features": 12, "bias": False,
@@ -324,7 +324,7 @@ def _dense(folder: Path) -> None:
 
 
 def _named(folder: Path) -> None:
-    """Return the tokenizer's class, which llama.cpp's converter requires."""
+    """Write the tokenizer's class, which llama.cpp's converter requires."""
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "LlamaTokenizer"}))
 

@@ -1,4 +1,4 @@
-"""Tiny folders of RWKV's models, with the names of their own code; `hf_own` writes them."""
+"""Tiny folders of RWKV's models, with the names of RWKV's code; `hf_own` writes them."""
 
 from __future__ import annotations
 

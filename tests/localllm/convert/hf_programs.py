@@ -63,7 +63,7 @@ def case(
 ) -> Case:  # fmt: skip
     """Return a case.
 
-    `first` are tensors of layer 0, `others` those of other layers if different; `biases` lists names with biases.
+    `first` are tensors of layer 0, `others` of other layers, if different; `biases` lists names with biases.
     """
     tensors = _weights(top) + _weights({x: top[x][-1:] for x in biases if x in top}, "", ".bias")
     for n in range(layers):

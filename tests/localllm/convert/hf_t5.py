@@ -1,6 +1,6 @@
 """Tiny models of T5's family as Hugging Face folders, written without torch as in `hf_synthetic`.
 
-The stored logits and hidden states are those of transformers.
+transformers computed the stored logits and hidden states.
 
     python -m tests.localllm.convert.hf_t5    # makes data/hf_t5.* again
 
@@ -47,7 +47,7 @@ def read_family() -> dict[str, dict[str, Any]]:
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """Return the files' contents as transformers saves them for one of these models."""
+    """Return the files' contents as transformers saves them for a model of the table."""
     import transformers
     from safetensors.numpy import load_file
 

@@ -180,7 +180,7 @@ def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
 
 
 def test_youtu_has_no_experts_whatever_its_config_json_counts(tmp_path: Path) -> None:
-    """llama.cpp rejects a file that uses experts and has none."""
+    """llama.cpp rejects a file that uses experts but has no expert tensors."""
     spec, more = SPECS["YoutuForCausalLM"], {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1}
     write_folder({**spec, "config": {**spec["config"], **more}}, tmp_path)
     with open_checkpoint(tmp_path) as model:

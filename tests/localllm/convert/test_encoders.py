@@ -161,7 +161,9 @@ def test_a_dense_layer_that_a_file_cannot_hold_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_qwen3_rerankers_score_yes_against_no(tied: bool, tmp_path: Path) -> None:
-    """The probability of "yes" from transformers' logits of the last token, if the model card names a reranker."""
+    """The score is the probability of "yes" from transformers' logits of the last token, if the model card names a
+    reranker.
+    """
     spec = read_specs()["qwen3"]
     assert spec["config"]["tie_word_embeddings"] is True
     write_folder(spec, tmp_path)

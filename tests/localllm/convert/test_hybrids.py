@@ -1,4 +1,4 @@
-"""Kimi Linear, Ling 3, MiniMax 01 and Hunyuan VL in folders of their own code, with other spellings."""
+"""Kimi Linear, Ling 3, MiniMax 01 and Hunyuan VL in folders of the publishers' code, with other spellings."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_limits_of_experts_in_ling(tmp_path: Path) -> None:
 
 
 def test_decays_that_are_saved_are_not_read(tmp_path: Path) -> None:
-    """transformers saves those of MiniMax 01, which follow from the layer's number."""
+    """transformers saves MiniMax 01's, which follow from the layer's number."""
     spec = SPECS["minimax-01"]
     tensors = {name: numbers(name, *rest) for name, *rest in spec["tensors"]}
     write_folder(spec, tmp_path)

@@ -1,6 +1,6 @@
-"""Grok, PLaMo 1, Talkie and NeoBERT: the results of their own code, Grok 2's parts, and unsupported settings.
+"""Grok, PLaMo 1, Talkie and NeoBERT: the results of the publishers' code, Grok 2's parts, and unsupported settings.
 
-`test_own` tests that the files equal those of llama.cpp's converter.
+`test_own` compares the files with llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def test_logits_of_plamo_are_those_of_its_program(shared: int, tmp_path: Path) -
 
 
 def test_a_unigram_vocabulary_of_plamo_falls_back_to_bytes(tmp_path: Path) -> None:
-    """As in llama.cpp's files, whatever SentencePiece's file is; T5's kind of vocabulary would add EOS to every
-    prompt.
+    """It does as in llama.cpp's files, for any kind of SentencePiece file; T5's kind of vocabulary would add EOS to
+    every prompt.
     """
     write_own("plamo", tmp_path)
     with open_checkpoint(tmp_path) as model:

@@ -219,7 +219,7 @@ def test_values_of_the_first_layer_are_those_of_no_use(tmp_path: Path) -> None:
 
 
 def test_ranks_that_config_json_leaves_to_a_rule(tmp_path: Path) -> None:
-    """Computed as in these models' own code."""
+    """They are computed as in these models' own code."""
     ranks = {f"{x}_low_rank_dim": None for x in ("decay", "a", "v", "gate")}
     write_own("rwkv7", tmp_path, **ranks)
     with open_checkpoint(tmp_path) as model:
@@ -244,7 +244,7 @@ def test_projections_of_qwen3tts_of_another_size(tmp_path: Path) -> None:
 
 
 def test_a_dialogue_with_rwkv(tmp_path: Path) -> None:
-    """The text equals that of llama.cpp's template for these models."""
+    """The text equals the result of llama.cpp's template for these models."""
     write_own("rwkv6", tmp_path)
     with open_checkpoint(tmp_path) as model:
         template = model.metadata["tokenizer.chat_template"]

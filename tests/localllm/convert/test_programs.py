@@ -1,6 +1,6 @@
 """Models with their own code: what that code computes from the weights, and settings that files cannot express.
 
-`test_own` tests that the files equal those of llama.cpp's converter.
+`test_own` compares the files with llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def written(name: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("vocabulary", [BAICHUAN_2, BAICHUAN_2 + 1])
 def test_the_output_of_baichuan_2_has_rows_of_length_one(vocabulary: int, tmp_path: Path) -> None:
-    """As in its own code (NormHead) and in vLLM; the output of Baichuan 1 is unchanged."""
+    """Its own code (NormHead) and vLLM do the same; the output of Baichuan 1 is unchanged."""
     table = np.array([[3.0, 4.0], [0.0, 0.0], [-0.5, 0.0]], np.float32)
     sizes = Sizes(32, 2, 2, HfConfig(tmp_path, {"vocab_size": vocabulary}, {}))
     found = values(RECIPES["baichuan"].top["output"].change([plain("lm_head.weight", table)], sizes))

@@ -121,7 +121,7 @@ def _pack(x: np.ndarray, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 def test_a_folder_with_packed_experts(tmp_path: Path) -> None:
-    """As in Kimi K2.5: DeepSeek V3's layers with packed matrices; the same numbers, unpacked, give its logits."""
+    """As in Kimi K2.5, DeepSeek V3's layers have packed matrices; the same numbers, unpacked, give its logits."""
     spec = read_specs()["deepseek2-v3"]
     packed, plain = {}, {}
     for name, *rest in spec["tensors"]:

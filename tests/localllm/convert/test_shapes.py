@@ -88,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Return the locations in a value; of long objects only the first ones."""
+    """Yield the locations in a value; of long objects only the first ones."""
     yield at
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     items = list(items)

@@ -142,7 +142,7 @@ def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
 
 
 def test_the_tokenizer(tmp_path: Path) -> None:
-    """The ids equal those of the folder's tokenizer, from tokenizer.json or SentencePiece's file (mT5, T5 1.1)."""
+    """The ids equal the folder's tokenizer's, from tokenizer.json or SentencePiece's file (mT5, T5 1.1)."""
     theirs = t5_tokenizer(1000, sample())
     theirs.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "pad_token": "<pad>"}))

@@ -100,7 +100,7 @@ def test_what_is_stacked_must_be_alike() -> None:
 
 
 def test_experts_that_are_one_tensor_already() -> None:
-    """mlp.experts.gate_up_proj (experts, 2 f, width): gate rows first, as in transformers 5."""
+    """mlp.experts.gate_up_proj (experts, 2 f, width) has the gate rows first, as in transformers 5."""
     halves, sizes = {}, Sizes(1, 1, 1, HfConfig(Path(), {}, {}))
     for part in ("gate", "up"):
         names = {source.names: source for source in RECIPES["qwen3moe"].layer[f"ffn_{part}_exps.weight"]}
@@ -126,7 +126,7 @@ def test_shapes_and_functions() -> None:
 
 
 def test_parts_of_groups() -> None:
-    """Two groups of rows 1 + 3; heads of which a matrix uses a part, also of FP8 with its scales."""
+    """Two groups have rows 1 + 3; a matrix may use a part of the heads, also in FP8 with its scales."""
     rows, config = X[0], HfConfig(Path(), {}, {})
     sizes = Sizes(1, 1, 1, config)
     picked = values_of(of_groups(lambda config: (2, (1, 3)), 1, 0)([of(rows)], sizes))

@@ -51,7 +51,7 @@ def test_ids_are_those_of_tiktoken(tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_of_qwen_1(tmp_path: Path) -> None:
-    """Its special tokens are defined in its code only, with ids after those of the file."""
+    """Its special tokens are defined in its code only, with ids after the file's tokens."""
     settings = {"tokenizer_class": "QWenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer"]}}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": COUNT}))
     found = keys_of(tmp_path, LINES, settings, name="qwen.tiktoken")

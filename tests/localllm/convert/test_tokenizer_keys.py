@@ -164,7 +164,7 @@ def test_suppressed_tokens_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_ends_by_config_json_alone(tmp_path: Path) -> None:
-    """Without a generation_config.json transformers takes them from there: those of Kimi K3's turns."""
+    """Without a generation_config.json transformers reads config.json; Kimi K3 has the ends of turns there."""
     keys = keys_of(tmp_path, bpe_tokenizer("qwen2"), config={"eos_token_id": [2, 7]}).keys
     ids = {key: value for key, value in keys.items() if key.endswith("_id")}
     assert ids == {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 7}
@@ -252,7 +252,7 @@ def pieces(data: bytes) -> Callable[[Path], None]:
 
 
 def multiplying(tokenizer: dict[str, Any]) -> None:
-    """A text becomes 10^12 times as long: the library aborts, which used to end this process."""
+    """Make the tokenizer lengthen a text 10^12 times. The library aborts, which used to end this process."""
     replace = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 1000}
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [replace] * 4}
 
@@ -302,7 +302,7 @@ def test_damaged_pieces_end_in_an_error_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_old_merges_and_names(tmp_path: Path) -> None:
-    """Merges as texts with one space, as tokenizers wrote them until 2024."""
+    """Tokenizers wrote merges as texts with one space until 2024."""
     theirs = bpe_tokenizer("gpt-2")
     pairs = keys_of(tmp_path, theirs).keys["tokenizer.ggml.merges"]
     whole = json.loads((tmp_path / "tokenizer.json").read_text())

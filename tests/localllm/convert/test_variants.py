@@ -47,7 +47,7 @@ def test_dbrx_in_folders_of_2024(tmp_path: Path) -> None:
 
 
 def test_steepness_of_mpt_storywriter(tmp_path: Path) -> None:
-    """MPT's own code uses it. transformers uses 8 whatever the folder says."""
+    """MPT's own code uses it. transformers ignores it and uses 8."""
     keys = metadata_of("mpt", tmp_path, attn_config={"alibi_bias_max": 16, "clip_qkv": None})
     assert keys["mpt.attention.max_alibi_bias"] == 16.0
     assert "mpt.attention.clamp_kqv" not in keys
@@ -146,7 +146,9 @@ def test_mimo_without_a_scale_of_values(tmp_path: Path) -> None:
 
 
 def test_kinds_of_layers_that_config_json_leaves_out(tmp_path: Path) -> None:
-    """transformers' defaults: a period that restarts after dense layers; every fourth; the first and every sixth."""
+    """transformers' defaults are a period that restarts after dense layers; every fourth; or the first and every
+    sixth.
+    """
     keys = metadata_of("cohere2moe", tmp_path / "a", layer_types=None, mlp_layer_types=None, first_k_dense_replace=1)
     pattern, layers = "attention.sliding_window_pattern", SPECS["granite_swa"]["config"]["num_hidden_layers"]
     assert keys[f"cohere2moe.{pattern}"].tolist() == [False, True, True, True, False]

@@ -89,7 +89,7 @@ def test_standard_error_is_that_of_the_mean() -> None:
 
 
 def test_only_the_second_half_of_a_window_counts_and_bos_takes_the_first_place(tmp_path: Path) -> None:
-    """The scores equal those of a plain pass over every window separately."""
+    """The scores equal a plain pass over each window."""
     with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=32) as model:
         windows = cut(model, "abcdefghij" * 12, 32)
         found = Scores.join(list(evaluate(windows, source_of(model, windows))))
@@ -147,7 +147,7 @@ def test_models_of_different_vocabularies_are_not_compared(tmp_path: Path) -> No
 
 
 def test_the_models_in_the_box_give_llama_cpp_s_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    """llama-perplexity of 2026-10-01 on the same files: draft.gguf against demo.gguf on our small talk, -c 128.
+    """The numbers are from llama-perplexity of 2026-10-01: draft.gguf against demo.gguf on our small talk, -c 128.
 
     Both round activations to 8 bits in blocks of 256, each differently; with float activations the base has 83.14.
     """
@@ -193,7 +193,9 @@ def test_windows_that_overlap_give_llama_cpp_s_numbers(
     name: str, ctx: int, stride: int, windows: int, value: str, capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """llama-perplexity of 2026-11 with -b equal to -c, on the first 60,000 bytes of wikitext-2's test."""
+    """The numbers are from llama-perplexity of 2026-11 with -b equal to -c, on the first 60,000 bytes of wikitext-2's
+    test.
+    """
     text = tmp_path / "text.txt"
     text.write_bytes(reference("text", "wiki.test.raw").read_bytes()[:60000])
     path = str(reference("models", f"{name}.gguf"))
@@ -289,7 +291,7 @@ class Fixed:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_what_is_no_number_is_told_without_a_warning_of_numpy(value: float) -> None:
-    """One such logit, in the model and in the base."""
+    """The model and the base each give one NaN."""
     logits = np.array([[0, -3e38, 1], [-3e38, 1, 2], [0, 1, 2]], np.float32)
     good = Fixed(log_softmax(logits[2:].repeat(3, axis=0)))
     logits[1, 2] = value

@@ -97,7 +97,7 @@ def test_probabilities_sum_to_one(top: int) -> None:
 
 
 def test_the_last_candidates_are_those_that_the_sampler_draws_from() -> None:
-    """With top_p and min_p, which the sampler runs as one step."""
+    """It holds with top_p and min_p, which the sampler runs as one step."""
     for seed in range(20):
         sampler = Sampler(SamplingOptions(seed=1, top_k=0, top_p=0.9, min_p=0.1))
         row = logits(seed)

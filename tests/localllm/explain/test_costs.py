@@ -101,7 +101,7 @@ def test_bytes_of_every_matrix_are_those_of_the_file() -> None:
         table = model.file.tensors["token_embd.weight"]
         row = expected.pop("token_embd")
         assert found.pop("embedding") == row // table.shape[0]
-        assert found.pop("output") == expected.pop("output", row)  # tied to the embedding, if there is no output matrix
+        assert found.pop("output") == expected.pop("output", row)  # tied to the embedding, without an output matrix
         assert {kind: size for kind, size in found.items() if size} == dict(expected)
 
 
@@ -135,7 +135,7 @@ def test_operations_without_a_barrier_between_them_are_named_together() -> None:
 
 
 def test_attention_of_a_chunk_sees_each_position_that_it_may() -> None:
-    """Counted one by one, with and without a window."""
+    """The positions are counted one by one, with and without a window."""
     whole = Cost("attention", True, (), 0, (CacheRead(10, 4, 0),), 0)
     some = Cost("attention", True, (), 0, (CacheRead(10, 4, 8),), 0)
     assert whole.operations(step(5, 6)) == 4 * sum(position + 1 for position in range(5, 11))
@@ -152,7 +152,7 @@ def test_experts_are_read_at_most_once() -> None:
 
 
 def test_a_time_shorter_than_reading_takes_gives_no_rates() -> None:
-    """A kind's time is that of the first thread. When other threads did the work, shares of 1854 % appeared."""
+    """A kind's time is measured on the first thread. When other threads did the work, shares of 1854 % appeared."""
     roofs = Roofs(60e9, 1e12, 3e9)
     usual = Spent("output", 1, 1e-3, 1e-4, 30_000_000, 10_000_000, roofs)
     assert (usual.read_share, usual.bandwidth) == (0.5, 30e9)

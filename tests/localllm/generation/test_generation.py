@@ -200,7 +200,7 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
 
 
 def test_usage_times_the_prompt_the_first_token_and_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that only passes advance: the prompt takes 3 seconds, a token 0.5."""
+    """Only passes advance the clock: the prompt takes 3 seconds, a token 0.5."""
     clock = Clock()
     for module in ("generation.core", "scheduler.answering"):
         monkeypatch.setattr(f"localllm.{module}.perf_counter", clock)

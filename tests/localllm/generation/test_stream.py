@@ -30,7 +30,7 @@ def model() -> Iterator[localllm.Model]:
 
 @pytest.fixture
 def all_free(model: localllm.Model) -> Iterator[None]:
-    """Check that the test leaves no request, and no blocks except those of the prefix cache."""
+    """Check that the test leaves no request, and no blocks except in the prefix cache."""
     model.new_core(SchedulerLimits(parallel=PARALLEL))
     before = model.engine.free_blocks
     yield
@@ -137,7 +137,7 @@ def test_more_suspended_answers_than_places(model: localllm.Model) -> None:
 
 
 def test_suspended_answers_whose_blocks_others_need() -> None:
-    """Five answers of 90 tokens in a cache for 128, read alternately and then one after another."""
+    """Five answers of 90 tokens share a cache for 128; they are read alternately and then one after another."""
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=128) as model:
         free = model.engine.free_blocks
         expected = [alone(model, number, 70) for number in range(5)]

@@ -1,4 +1,4 @@
-"""Hostile files: whatever the bytes, opening one gives a model or a one-line error that names the file and the field.
+"""Hostile files: with any bytes, opening one gives a model or a one-line error that names the file and the field.
 
 It takes little time and memory. The cases are built with `struct`, independently of our writer.
 """

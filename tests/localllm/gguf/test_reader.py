@@ -158,7 +158,7 @@ def test_a_file_cut_while_open_is_an_error(small: Path) -> None:
 
 
 def test_single_rows_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without a system call for read-ahead hints."""
+    """It works with and without a system call for read-ahead hints."""
     data = np.random.default_rng(0).integers(0, 256, (2000, 34), dtype=np.uint8)
     write_gguf(tmp_path / "t.gguf", {}, [("v", "I8", (7,), bytes(7)), ("w", "Q8_0", (2000, 32), data)])
     rows = np.array([0, 3, 4, 1024, 1999])

@@ -68,7 +68,7 @@ def run(source: Path, target: Path, formats: dict[str, str], **how: object) -> N
 
 @pytest.mark.parametrize("kind", [*LLAMA_QUANTIZE, *PURE])
 def test_whole_files_are_those_of_llama_quantize(kind: str, tmp_path: Path) -> None:
-    """Covers metadata, order, padding and every block of the model in the box."""
+    """The comparison covers metadata, order, padding and every block of the model in the box."""
     target = tmp_path / "out.gguf"
     pure = ["--pure"] if kind in PURE else []
     assert main(["quantize", "demo", str(target), kind.lower(), "--allow-requantize", *pure]) == 0

@@ -139,7 +139,7 @@ def test_an_imatrix_measured_on_the_way_is_said_in_the_file(tmp_path: Path) -> N
 def test_a_hugging_face_folder_is_measured_as_its_file_is(
     folder: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To the byte: measurements on the folder equal those on the converted file."""
+    """Measurements on the folder equal those on the converted file to the byte."""
     made = {}
     assert run(HF / folder, tmp_path / "copy.gguf", "COPY") == 0
     for source in (HF / folder, tmp_path / "copy.gguf"):

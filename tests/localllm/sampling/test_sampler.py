@@ -308,7 +308,7 @@ def test_many_sequence_breakers_are_found_as_fast_as_few() -> None:
 
 
 def test_a_quick_draw_is_the_exact_one() -> None:
-    """If float32 sums are conclusive, a draw from many candidates by them equals that by float64 probabilities."""
+    """If float32 sums decide a draw from many candidates, float64 probabilities give the same token."""
     random = np.random.default_rng(5)
     quick = 0
     for spread in (0.01, 1.0, 3.0, 9.0):

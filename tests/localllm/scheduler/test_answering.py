@@ -106,7 +106,7 @@ def test_a_listener_that_fails_ends_its_request(model: localllm.Model) -> None:
 
 
 def test_penalties_see_every_token_once(model: localllm.Model) -> None:
-    """Also if the prompt comes from the cache."""
+    """It holds also if the prompt comes from the cache."""
     hot = SamplingOptions(temperature=0.9, frequency_penalty=0.7, repeat_last_n=200, seed=4)
     prompt = text(2, 80)
     requests = [Request(prompt, hot, 40, ignore_eos=True), Request([*prompt, 4, 4], hot, 40, ignore_eos=True)]

@@ -35,7 +35,7 @@ def test_a_step_lasts_as_long_as_asked() -> None:
 
 
 def test_if_more_wait_than_are_written_steps_may_last_longer() -> None:
-    """Twice as long for 8 waiting and 4 running, and 2.5 times at most."""
+    """A step may last twice as long for 8 waiting and 4 running, and 2.5 times at most."""
     assert measured().prompt_rows(4, 8) == 160  # (0.4 - 0.05) / 0.002 = 175
     assert measured().prompt_rows(4, 100) == 224  # (0.5 - 0.05) / 0.002 = 225
 

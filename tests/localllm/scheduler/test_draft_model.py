@@ -24,7 +24,7 @@ from tests.localllm.scheduler.test_scheduler import Free, each_alone
 from tests.models.kit import KIT
 
 GREEDY = SamplingOptions(temperature=0.0)
-FREE = {1: 10.0, 16: 10.0}  # seconds: far more than a real round of these models
+FREE = {1: 10.0, 16: 10.0}  # seconds: far more than a real round takes
 
 
 @pytest.fixture(autouse=True)

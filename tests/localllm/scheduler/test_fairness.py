@@ -1,4 +1,4 @@
-"""Accounts share the slots and the queue, whatever users, priorities and numbers of answers they request."""
+"""Accounts share the slots and the queue, for any users, priorities and numbers of answers in their requests."""
 
 from __future__ import annotations
 

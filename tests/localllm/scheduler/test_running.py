@@ -209,7 +209,7 @@ def test_a_copy_stays_where_a_prompt_parts_from_a_running_one(windows: Engine) -
 
 
 def test_if_the_window_of_a_running_one_has_moved_all_is_evaluated_again(windows: Engine) -> None:
-    """And a copy remains at the point of divergence."""
+    """A copy remains at the point of divergence."""
     with Stepped(windows, step_seconds=100.0) as it:
         it.ask(wanted(text(13, 20), 14 * BLOCK))
         it.turn(13 * BLOCK)

@@ -249,7 +249,7 @@ def until(true: Callable[[], bool]) -> bool:
 
 
 def test_what_is_asked_while_it_closes_is_told_the_end(model: localllm.Model) -> None:
-    """For a request that arrives after the stop signal and before the end of the thread."""
+    """The request arrives after the stop signal and before the end of the thread."""
     scheduler = Scheduler(stepper_of(model))
     late: list[Answer] = []
 
@@ -271,7 +271,7 @@ def test_what_is_asked_while_it_closes_is_told_the_end(model: localllm.Model) ->
 
 
 def test_load_may_be_asked_at_any_time() -> None:
-    """From another thread, while windows free blocks and sequences start and end."""
+    """Another thread asks while windows free blocks and sequences start and end."""
     backend = CpuBackend(1)
     limits = Limits(rows=128, logit_rows=16, blocks=50, positions=10 * BLOCK, window_blocks=14)
     engine = engine_of(backend, ATTENDING["experts and windows"](), limits)

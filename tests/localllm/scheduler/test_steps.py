@@ -62,7 +62,7 @@ def test_a_prompt_of_higher_priority_is_read_first(model: localllm.Model) -> Non
 
 
 def test_answers_go_on_while_a_prompt_is_read(model: localllm.Model) -> None:
-    """Each step has a row of every answer, and a prompt has rows beside them."""
+    """Each step has a row of every answer, and a prompt gets the remaining rows."""
     engine = Watched(model.engine)
     with Stepped(engine, parallel=3, step_seconds=1e-9) as it:
         _, first = it.ask(wanted(text(1, 9), 60))
@@ -148,7 +148,7 @@ def test_chunks_of_a_card_do_not_depend_on_the_load(model: localllm.Model) -> No
     "kind", ["experts and windows", "delta net", "Mamba-2", "lightning attention", "blends of earlier sums"]
 )
 def test_layers_that_forget_give_the_same_tokens_in_company(kind: str) -> None:
-    """With so few blocks that copies are made, become outdated, and are evicted."""
+    """There are so few blocks that copies are made, become outdated, and are evicted."""
     backend = CpuBackend(1)
     plan = {**ATTENDING, **RECURRENT}[kind]()
     limits = Limits(rows=128, logit_rows=16, blocks=50, positions=10 * BLOCK, window_blocks=14)
@@ -208,7 +208,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(model: localllm.Model
 
 @pytest.mark.parametrize("written", [0, 5])
 def test_a_request_that_fills_the_cache_alone_ends(model: localllm.Model, written: int) -> None:
-    """As a complete answer if it has begun, else with an error."""
+    """It ends as a complete answer if it has begun, else with an error."""
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=4 * BLOCK, sequences=1) as small:
         held = small.engine.add()
         small.engine.step([Rows(held, [3] * 2 * BLOCK)])  # held by another owner

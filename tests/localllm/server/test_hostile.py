@@ -73,7 +73,7 @@ RAW: list[bytes] = [
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Return every path in a body whose value can be replaced."""
+    """Yield every path in a body whose value can be replaced."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*path, key)

@@ -21,7 +21,7 @@ MIB = 1 << 20
 USUAL = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["age"]}
 LARGE = {"content": "x", "unknown": [[0]] * 400_000}
 WAIT = 30  # seconds until a worker is idle and has returned its memory
-MORE = 110 * MIB  # of which the largest cached grammars take 48 MB
+MORE = 110 * MIB  # includes 48 MB for the largest cached grammars
 
 
 @pytest.fixture

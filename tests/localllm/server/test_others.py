@@ -145,7 +145,7 @@ def blocked(job: threading.Event, free: threading.Event) -> None:
 
 
 async def short_answers(http: Clients) -> None:
-    """Check that the other client is answered, whatever the first one's work is."""
+    """Check that the other client is answered, during any work of the first one."""
     for path, body in (
         ("/v1/chat/completions", SHORT),
         ("/tokenize", {"content": "hello"}),

@@ -21,7 +21,7 @@ CONTEXT = 128
 
 @pytest.fixture(scope="module", params=[True, False])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
-    """Return a model with infill tokens, with and without those for files."""
+    """A model with infill tokens, with and without those for files."""
     marks = MARKS | ({"fim_rep": REPOSITORY, "fim_sep": SEPARATOR} if request.param else {})
     extra = {f"tokenizer.ggml.{name}_token_id": token for name, token in marks.items()}
     path = write_model(tmp_path_factory.mktemp("fills") / "m.gguf", extra=extra)
@@ -82,7 +82,7 @@ def test_a_gap_that_does_not_fit_is_refused(model: localllm.Model) -> None:
 
 
 def test_a_text_is_refused_by_its_length_as_the_model_refuses_it(model: localllm.Model) -> None:
-    """Without tokenizing, at the same length, and with llama-server's message."""
+    """The text is not tokenized, and is rejected at the same length and with llama-server's message."""
     longest = "x" * (CONTEXT * model.tokenizer.longest)
     assert len(filled(model, before=longest[:-2])) > CONTEXT  # "cd" is part of the prompt: the scheduler rejects it
     words = f"the prompt has at least {CONTEXT + 1} tokens and exceeds the available context size of {CONTEXT} tokens"

@@ -393,7 +393,7 @@ def test_spaces_before_words_where_a_vocabulary_adds_them() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_content_is_the_text_of_its_tokens(tmp_path: Path, stream: bool) -> None:
-    """With its leading space, if the vocabulary includes the space in words."""
+    """It includes a leading space, if the vocabulary includes the space in words."""
     path = write_model(tmp_path / "m.gguf")
     body = {"messages": [{"role": "user", "content": "Hi"}], "grammar": 'root ::= " ab"', "logprobs": True}
 

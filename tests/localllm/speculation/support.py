@@ -115,7 +115,7 @@ class Told(Drafts):
 
 
 class Reckless(Judge):
-    """Always drafts, whatever it costs."""
+    """Always drafts, at any cost."""
 
     def __init__(self) -> None:
         super().__init__(draft.PRIORS)
@@ -151,7 +151,7 @@ def drafting_by(model: Model, drafts: Drafts | None) -> Iterator[Model]:
 
 
 def eager(model: Model) -> None:
-    """Make an open model verify every draft from now on, whatever the cost on this machine."""
+    """Make an open model verify every draft from now on, regardless of cost."""
     found = model.speculation
     assert found is not None
     found.costs = Free()

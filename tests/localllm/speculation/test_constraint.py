@@ -1,4 +1,4 @@
-"""Drafts for an answer under a grammar: whatever is drafted, the grammar allows every token."""
+"""Drafts for an answer under a grammar: with any drafts, the grammar allows every token."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plain(options: SamplingOptions, count: int) -> list[int]:
 
 
 def drafted(options: SamplingOptions, guess: Guessing, count: int) -> tuple[list[int], Watched]:
-    """Return the answer with drafts, all of which are verified, and the engine used."""
+    """Return the answer with all drafts verified, and the engine used."""
     engine = Watched(table_engine(table(1)))
     with Stepped(engine, Told(guess, 3)) as it:
         _, answer = it.ask(Request(PROMPT, options, count, constraint=Steps))
@@ -83,7 +83,7 @@ def test_answers_are_those_without_drafts(options: SamplingOptions, drafter: str
 
 
 def test_what_the_grammar_forbids_is_not_verified() -> None:
-    """Drafts of three, the first of which is allowed, the second often and the third never."""
+    """Drafts of three: the first is allowed, the second often, the third never."""
 
     def guess(text: list[int], sampler: Sampler) -> Guess:
         return Guess((text[-1] + (2, 3 + len(text) % 2, V // 2)[len(text) % 3]) % V, 0)

@@ -72,7 +72,7 @@ def speedup(
 @pytest.mark.parametrize("likelihood", [0, 0.2, 0.4, 0.6, 0.8, 0.95, 1])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_answer_is_nearly_as_fast_as_were_all_known_before(clock: Clock, likelihood: float, shape: str) -> None:
-    """And never slower than 0.97 of plain decoding."""
+    """It is never slower than 0.97 of plain decoding."""
     gained = speedup(clock, likelihood, 2.0, SHAPES[shape])
     assert gained > 0.97
     assert gained > 0.9 * best_fixed(likelihood, 2.0, SHAPES[shape])

@@ -1,4 +1,4 @@
-"""Speculation on real models: the same answers as without it, whatever is drafted, and for every kind of end."""
+"""Speculation on real models: the same answers as without it, with any drafts, and for every kind of end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def drafted() -> Iterator[localllm.Model]:
 
 @pytest.fixture(scope="module")
 def repeating() -> Iterator[localllm.Model]:
-    """N-gram drafts, all of which are verified."""
+    """N-gram drafts; all of them are verified."""
     with localllm.load("demo", ctx_size=160, threads=1, spec="ngram") as model:
         eager(model)
         yield model
@@ -91,7 +91,7 @@ HOSTILE: dict[str, Callable[[list[int], list[int], int], int]] = {
 
 @contextmanager
 def sources(kind: str, truth: list[int], demo: localllm.Model, drafted: localllm.Model) -> Iterator[localllm.Model]:
-    """A model with drafts of this kind, all of which are verified."""
+    """A model with drafts of this kind; all of them are verified."""
     if kind == "its draft":
         yield drafted
     else:
@@ -108,7 +108,7 @@ def sources(kind: str, truth: list[int], demo: localllm.Model, drafted: localllm
 def test_answers_are_the_same(
     demo: localllm.Model, drafted: localllm.Model, kind: str, options: dict[str, Any]
 ) -> None:
-    """To the bit: all logits that tokens are sampled from are equal, otherwise the texts would diverge."""
+    """All logits that tokens are sampled from are equal to the bit, otherwise the texts would diverge."""
     demo.new_core(SchedulerLimits())
     plain = demo.generate(PROMPT, max_tokens=100, **options)
     expected = seen(plain)
@@ -161,7 +161,7 @@ def test_logits_of_a_checked_row_are_those_of_a_single_one(demo: localllm.Model)
 
 @pytest.mark.parametrize("kind", ["its draft", "always right", "right, then wrong"])
 def test_however_an_answer_ends_it_ends_the_same(demo: localllm.Model, drafted: localllm.Model, kind: str) -> None:
-    """By the token limit, a stop string, a full context, the model's end token, a reader who stops."""
+    """It ends by the token limit, a stop string, a full context, the model's end token, or a reader who stops."""
     ids = demo.tokenize(PROMPT)
     whole = demo.generate(ids, max_tokens=300, ignore_eos=True, **GREEDY)
     assert whole.end.reason == "context"
@@ -184,7 +184,7 @@ def test_however_an_answer_ends_it_ends_the_same(demo: localllm.Model, drafted: 
 
 
 def test_a_cancelled_answer_has_what_was_verified(drafted: localllm.Model, demo: localllm.Model) -> None:
-    """The tokens of the finished step, and no more."""
+    """It has the tokens of the finished step, and no more."""
     expected, cancel = demo.generate(PROMPT, ignore_eos=True, **GREEDY).tokens, threading.Event()
     reply = drafted.generate(PROMPT, cancel=cancel, ignore_eos=True, **GREEDY)
     for _ in range(5):
@@ -203,7 +203,7 @@ def test_an_end_that_was_guessed_ends_the_answer(tiny: localllm.Model) -> None:
 
 
 def test_turns_go_on_from_what_the_cache_holds(drafted: localllm.Model, demo: localllm.Model) -> None:
-    """Three turns, the second from the middle of the first: draft and model both rewind to the divergence."""
+    """The second of three turns starts in the middle of the first: draft and model both rewind to the divergence."""
     for model in (drafted, demo):
         model.new_core(SchedulerLimits())
     prompt = demo.tokenize(PROMPT)

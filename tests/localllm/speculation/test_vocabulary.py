@@ -46,7 +46,7 @@ def test_equal_vocabularies_are_equal() -> None:
 
 
 def test_tokens_are_the_same_by_their_bytes() -> None:
-    """In another order, with other tokens in between; a byte token and a letter with equal text stay distinct."""
+    """Tokens have another order, with others in between; a byte token and a letter with equal text stay distinct."""
     ours, theirs = spm("a", "ab", "▁c"), spm("▁c", "x", "a", end="<end>")
     mapping = match(model(ours), model(theirs))
     ids, other = {w: 259 + i for i, w in enumerate(("a", "ab", "▁c"))}, {"▁c": 259, "x": 260, "a": 261}

@@ -1,4 +1,4 @@
-"""Stores of other programs, created in a folder with the layout of these programs."""
+"""Stores of other programs, created in a folder with each program's layout."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_chatml_by_hand() -> None:
 
 
 def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
-    """Reuse of cached tokens depends on it; and rendering twice gives the same text."""
+    """The reuse of cached tokens depends on it. Rendering twice gives the same text."""
     template = ChatTemplate(CHATML, "", "")
     before = template.render(TALK[:2], add_generation_prompt=False).text
     assert template.render(TALK).text.startswith(before)

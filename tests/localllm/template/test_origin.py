@@ -103,7 +103,7 @@ class Made(dict[str, str]):
     ids=str,
 )
 def test_an_unusual_form_is_formatted_and_counts_as_given(form: str, values: Any) -> None:
-    """A width or precision from the values; a mapping that creates values."""
+    """The values contain a width or precision, or a mapping that creates values."""
     made = Text.of(form, OWN) % values
     assert made == form % values
     assert least(made) == GIVEN

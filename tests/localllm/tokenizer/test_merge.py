@@ -68,7 +68,7 @@ def test_short_and_long_words_follow_the_definition(ranks: dict[tuple[str, str],
 
 @pytest.mark.parametrize("rank_of", [lambda size: float(size), lambda size: -float(size), lambda _: 0.0])
 def test_time_grows_with_the_word_and_not_its_square(rank_of: object) -> None:
-    """200 000 equal characters with ranks that rise, fall and stay constant with length."""
+    """Words are 200 000 equal characters with ranks that rise, fall and stay constant with length."""
     assert callable(rank_of)
     start = time.process_time()
     pieces = merge("a" * 200_000, lambda left, right: rank_of(len(left + right)) if len(left + right) <= 16 else NEVER)

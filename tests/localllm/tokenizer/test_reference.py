@@ -68,7 +68,7 @@ def test_every_case_of_llama_cpp_gives_its_ids_and_they_give_the_text(name: str)
     ],
 )
 def test_ids_of_a_real_text_are_llama_cpps(name: str, crc: int) -> None:
-    """crc32 of the int32 ids that llama.cpp gives the first 100 000 characters of wikitext-2's test part."""
+    """The checksum is the crc32 of llama.cpp's int32 ids of the first 100 000 characters of wikitext-2's test part."""
     ids = _tokenizer(name).encode(_prose(100_000), add_special=False)
     assert zlib.crc32(np.array(ids, "<i4").tobytes()) == crc
 
@@ -101,7 +101,7 @@ def test_tokens_that_end_a_generation_are_llama_cpps(name: str, ends: set[str]) 
 
 
 def test_128_000_tokens_with_280_000_merges_are_ready_soon() -> None:
-    """From metadata to the first ids; 0.25 s of CPU time when this was written, llama.cpp needs 0.6 s."""
+    """The time from metadata to the first ids was 0.25 s of CPU time when this was written; llama.cpp needs 0.6 s."""
     metadata = open_gguf(reference("vocab", "ggml-vocab-llama-bpe.gguf")).metadata
     seconds = []
     for _ in range(3):

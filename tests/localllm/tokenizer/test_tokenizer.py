@@ -172,7 +172,7 @@ def test_tokens_that_end_a_generation_are_found_by_text(texts: tuple[str, ...], 
     tokenizer = Tokenizer.from_metadata(metadata)
     assert {tokenizer.text(i) for i in tokenizer.eog} == ends | {texts[0]}
     shown = {text for text in texts if tokenizer.decode([texts.index(text) + 1])}
-    assert not shown & (ends | {"<fim_prefix>"})  # detected as control tokens, whatever the file says
+    assert not shown & (ends | {"<fim_prefix>"})  # detected as control tokens, against the file's types
 
 
 def test_ends_named_by_the_file() -> None:
@@ -322,7 +322,9 @@ def test_gpt_oss_shows_the_marks_of_its_channels() -> None:
 
 
 def test_odd_vocabularies_do_no_harm() -> None:
-    """An empty token, duplicate tokens, ids of missing tokens (except BOS and EOS), unknown types."""
+    """The vocabulary has an empty token, duplicate tokens, ids of missing tokens (except BOS and EOS), and unknown
+    types.
+    """
     metadata = bpe_metadata(padding_token_id=10**6, unknown_token_id=4_294_967_295)
     metadata[KEY + "tokens"] = [*metadata[KEY + "tokens"][:-3], "", "he", "he"]
     metadata[KEY + "token_type"] = np.array([1] * 270 + [99], np.int32)

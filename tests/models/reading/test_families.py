@@ -199,7 +199,7 @@ def test_layers_that_guess_further_tokens_are_left_out() -> None:
 
 
 def test_layer_norms_with_the_key_of_rms_norms() -> None:
-    """As in files of Phi MoE."""
+    """Files of Phi MoE have these keys."""
     assert sliding("phimoe").eps == 1e-5
     assert sliding("phimoe").norm == "layer"
 
@@ -212,7 +212,7 @@ def test_rows_are_in_the_order_of_their_names() -> None:
 
 @pytest.mark.parametrize("name", ["dream", "llada", "llada-moe", "rnd1"])
 def test_diffusion_models_see_later_rows(name: str) -> None:
-    """As in llama.cpp, whatever the file says."""
+    """As in llama.cpp, the file's key is ignored."""
     metadata = dict(KIT[next(each for each in KIT if each.startswith(f"{name}-"))].loaded()[0])
     for key in (True, False):
         metadata[f"{name}.attention.causal"] = key

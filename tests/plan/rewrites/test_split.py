@@ -52,7 +52,7 @@ def splits(plan: Plan) -> list[list[Hashable]]:
 @pytest.mark.parametrize("passes", [(), (fuse_additions, fuse_linears, fuse_heads)], ids=["plain", "fused"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_stages_in_turn_have_the_bits_of_the_whole_plan(name: str, passes: Sequence[Pass]) -> None:
-    """Also if the plan of each place is fused afterwards."""
+    """It holds also if the plan of each place is fused afterwards."""
     plan = tiny_plan(name)
     rows = np.arange(9, dtype=np.int32)
     blocks, text = np.array([[0, 1]], np.int32), [*range(3, 12), 0]

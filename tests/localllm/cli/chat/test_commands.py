@@ -172,7 +172,7 @@ def test_a_conversation_outlives_a_kill(tiny: Path, tmp_path: Path) -> None:
     assert [message["content"] for message in record["messages"][::2]] == ["one", "three"]
     whole = localllm("chat", tiny, *QUICK, stdin="one\nthree\n", environ=state)
     assert done.stdout == whole.stdout.splitlines(keepends=True)[1]
-    assert len(list(kept.parent.iterdir())) == 1  # a pipe saves no conversation of its own
+    assert len(list(kept.parent.iterdir())) == 1  # a chat in a pipe is not saved
 
 
 def test_a_hangup_in_an_answer_keeps_what_was_written(tiny: Path, tmp_path: Path) -> None:

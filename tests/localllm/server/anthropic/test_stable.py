@@ -55,5 +55,5 @@ def test_two_requests_of_an_agent_have_one_prompt() -> None:
     ids=range(8),
 )
 def test_hostile_texts_take_linear_time(text: str, expected: str) -> None:
-    """With quadratic time, each of these would take minutes."""
+    """With quadratic time, each text would take minutes."""
     assert stable_prompt(text) == expected

@@ -1,4 +1,4 @@
-"""Prompts of MiniMax M3 and DeepSeek 3.2, equal to those of llama-server of 2026-10-01 for the same templates.
+"""Prompts of MiniMax M3 and DeepSeek 3.2, equal to llama-server's (2026-10-01) for the same templates.
 
 prompts.json holds the requests, and llama-server's answers with the model in the box:
 

@@ -69,7 +69,7 @@ def test_props() -> None:
     ],
 )
 def test_what_chats_may_contain(template: str, capabilities: tuple[str, ...], lacks: set[str]) -> None:
-    """The names are those of llama-server's /props, plus one."""
+    """llama-server's /props has the same names, except for one."""
     model = Model(template=template, capabilities=capabilities)
     caps = call(ScriptedService(all_models=[model]), "/props").json()["chat_template_caps"]
     assert set(caps) == {

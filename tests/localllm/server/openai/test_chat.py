@@ -242,7 +242,7 @@ def test_several_answers_in_one_stream() -> None:
 
 
 def with_logprobs() -> list[Step]:
-    """Two tokens of one character (its bytes are 0xC3 0xBC), then one that ends within a possible stop."""
+    """Return an answer of two tokens for one character (bytes 0xC3 0xBC), then one that ends within a possible stop."""
     return [
         Started(5, 0),
         wrote((), 0xC3, likely(0xC3, -0.5, ((0xC3, -0.5), (65, -1.0)))),

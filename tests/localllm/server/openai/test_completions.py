@@ -158,7 +158,7 @@ def test_the_lists_of_logprobs() -> None:
 
 
 def test_logprobs_of_the_prompt_start_with_null() -> None:
-    """As lm-evaluation-harness reads it: `echo`, `logprobs`, and ids as the prompt."""
+    """lm-evaluation-harness reads `echo`, `logprobs`, and ids as the prompt in this form."""
     expected = {
         "tokens": ["O", "n", "!"],
         "token_logprobs": [None, -110.0, -0.5],

@@ -1,4 +1,4 @@
-"""Hostile bodies: whatever a field contains, the answer is a 200 or a refusal, never a server error.
+"""Hostile bodies: for any content of a field the answer is a 200 or a refusal, never a server error.
 
 A valid body is modified: values are replaced, removed or added, at random with a fixed seed.
 """

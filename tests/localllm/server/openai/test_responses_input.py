@@ -41,7 +41,7 @@ def test_a_text_and_instructions() -> None:
 
 
 def test_the_items_of_an_agent() -> None:
-    """A turn of Codex: reasoning, text and two calls become one assistant message."""
+    """Reasoning, text and two calls of a turn of Codex become one assistant message."""
     items = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
         {"role": "user", "content": "fix it"},
