@@ -48,7 +48,7 @@ def test_the_first_two_commands_are_enough_by_themselves() -> None:
     for command in (chat, tests):
         assert command.startswith("python3 -m venv .venv && .venv/bin/pip install ")
     assert chat.endswith("&& .venv/bin/localllm chat")
-    assert tests.endswith("&& .venv/bin/python -m pytest")
+    assert tests.endswith("&& .venv/bin/python -m pytest -n auto")
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES[2:])
