@@ -136,6 +136,18 @@ def test_more_suspended_answers_than_places(model: localllm.Model) -> None:
         assert found[number] == expected[number][:2]
 
 
+@pytest.mark.usefixtures("all_free")
+@pytest.mark.parametrize("places", [1, 2, 3])
+def test_suspended_answers_make_room_while_there_are_blocks(model: localllm.Model, places: int) -> None:
+    expected = [alone(model, number) for number in range(4)]
+    model.new_core(SchedulerLimits(parallel=places))
+    replies = [begin(model, number) for number in range(4)]
+    found = [[next(reply).token for _ in range(2)] for reply in replies]
+    for number in reversed(range(4)):
+        assert replies[number].tokens == expected[number]
+        assert found[number] == expected[number][:2]
+
+
 def test_suspended_answers_whose_blocks_others_need() -> None:
     """Five answers of 90 tokens in a cache for 128, read alternately and then one after another."""
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=128) as model:
