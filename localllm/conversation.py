@@ -236,8 +236,8 @@ class Conversation:
             left = None if self._max_tokens is None else self._max_tokens - len(turn.tokens) + begun
             last: Finished | None = None
             given = len(turn.tokens)
-            request = self._request(prompt, left, given, constraint)
-            stream = self._model.stepper.stream(request, cancel, sampler=self._sampler)
+            request, sampler = self._request(prompt, left, given, constraint), self._sampler
+            stream = self._model.stepper.stream(request, cancel, sampler=sampler)
             try:
                 for event in stream:
                     if isinstance(event, Finished):
@@ -248,6 +248,8 @@ class Conversation:
                     yield event
             finally:
                 stream.close()
+                if last is None and self._sampler is sampler:  # it may have chosen tokens that were not read
+                    self._sampler = sampler.rewound(len(turn.tokens) - given)
                 evaluated = [*prompt, *turn.tokens[given:]]
                 self.tokens = evaluated[: last.held if last is not None else len(evaluated) - 1]
             assert last is not None, "an answer has an end"
@@ -262,7 +264,7 @@ class Conversation:
 
     def _request(self, prompt: list[int], left: int | None, given: int, constraint: Constraint | None) -> Request:
         """Return the request for an answer whose first `given` tokens are at the end of the prompt."""
-        self._sampler.restore(0)  # the prompt repeats the history; the random numbers continue
+        self._sampler.begin()  # the prompt repeats the history; the random numbers continue
         return Request(
             prompt,
             self._sampler.options,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,8 @@ class Sampler:
         self._bias = np.array([biases[token] for token in sorted(biases)], np.float64)
         self._ids = np.arange(0, dtype=np.int32)  # (V,), once V is known
         self._bits = np.random.PCG64(self.seed)
+        self._begun: Any = self._bits.state  # the random numbers when the answer began
+        self._learned: list[Feedback] = []  # the feedback then, and after each token if a stage learns
         # Only the largest logit matters, independent of history: one pass over the logits is enough.
         self._argmax = options.greedy and len(self._stages) == 1 and not biases
         self._constraint: Constraint | None = None
@@ -99,6 +102,7 @@ class Sampler:
             stage, before, after = self._choice
             if stage.learn is not None and token in after.ids:
                 stage.learn(before, after, token, self.options, self._context.feedback)
+            self._learned.append(copy(self._context.feedback))
             self._choice = None
 
     @property
@@ -236,6 +240,26 @@ class Sampler:
         self._bits = np.random.PCG64(self.seed)
         self._choice = None
         self._context = replace(self._context, feedback=Feedback.start(self.options))
+
+    def begin(self) -> None:
+        """Begin an answer whose prompt repeats the history. Random numbers and feedback continue."""
+        self._history.clear()
+        self._begun, self._learned = self._bits.state, [copy(self._context.feedback)]
+
+    def rewound(self, tokens: int) -> Sampler:
+        """Return a sampler as this one was `tokens` tokens after `begin`, with no history.
+
+        The core may have chosen more tokens than were read, and may even be choosing one now.
+        """
+        other = copy(self)
+        other._history, other._choice, other._constraint = [], None, None
+        other._bits = np.random.PCG64(self.seed)
+        other._bits.state = self._begun
+        if not self._argmax:  # every other token takes one random number
+            other._bits.advance(tokens)
+        feedback = copy(self._learned[min(tokens, len(self._learned) - 1)])
+        other._context = replace(self._context, history=other._history, allows=other._allows, feedback=feedback)
+        return other
 
     def snapshot(self) -> int:
         """Return the state for `restore`, which removes all tokens accepted since (random numbers are not rewound)."""

@@ -148,7 +148,8 @@ class Running:
         each = self._limits.client_parallel or self._limits.parallel
         while self.waiting and not self._waited_already():
             have = Counter(one.request.client for one in self.active)
-            accounts = Counter(one.request.account for one in self.active)
+            # a paused request makes room for any other, also for one of its account
+            accounts = Counter(one.request.account for one in self.active if not one.ticket.paused)
             ready = [
                 one
                 for one in self.waiting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import localllm as api
 from localllm.conversation import Conversation, template_of
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
+from localllm.generation import stream
 from localllm.generation.statistics import Usage
 from localllm.options import AnswerOptions
 from localllm.reply import Reply
@@ -42,7 +44,7 @@ class Script:
     def is_end(self, token: int) -> bool:
         return token in self.ends
 
-    def restore(self, snapshot: int) -> None: ...
+    def begin(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +156,23 @@ def test_another_answer_evaluates_one_token_again(tiny: api.Model) -> None:
     assert len(conversation.messages) == 2
 
 
+@pytest.mark.parametrize("sampling", [{}, {"mirostat": 2}], ids=str)
+@pytest.mark.parametrize("read", [0, 1, 4])
+def test_an_answer_that_is_not_read_on_leaves_the_random_numbers_of_what_was_read(
+    demo: api.Model, read: int, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer runs ahead of its reader, by as many tokens as the machine makes in a moment."""
+    found = []
+    for burst in (0.0, 1.0):
+        monkeypatch.setattr(stream, "BURST", burst)
+        conversation = demo.conversation(seed=3, temperature=1.0, max_tokens=20, ignore_eos=True, **sampling)
+        with conversation.say("Tell me a story.") as reply:
+            for _ in range(read):
+                next(reply)
+        found.append([conversation.say("And then?").tokens, conversation.say("Why?").tokens])
+    assert found[0] == found[1]
+
+
 def test_a_turn_that_is_taken_back_costs_nothing_of_those_before(tiny: api.Model) -> None:
     conversation = talk(tiny, max_tokens=5, system_prompt="Be brief.")
     finish(conversation.say("one"))
@@ -261,8 +280,8 @@ class Euros:
 
     write = accept
 
-    def restore(self, snapshot: int) -> None:
-        del self.history[snapshot:]
+    def begin(self) -> None:
+        self.history.clear()
 
 
 @pytest.mark.parametrize("more", range(3))

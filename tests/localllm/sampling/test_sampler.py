@@ -169,6 +169,43 @@ def test_restore_takes_back_accepted_tokens() -> None:
     np.testing.assert_array_equal(after[1], before[1])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0},
+        {"temperature": 0, "presence_penalty": 1.0},
+        {"top_k": 0, "temperature": 2.0, "dry_multiplier": 0.8},
+        {"xtc_probability": 0.5, "temperature": 1.5},
+        {"mirostat": 1},
+        {"mirostat": 2},
+        {"adaptive_target": 0.3, "samplers": ("min_p", "adaptive_p")},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("read", [0, 1, 7, 12])
+def test_a_sampler_that_is_rewound_continues_after_the_tokens_that_were_read(
+    options: dict[str, Any], read: int
+) -> None:
+    def answer(sampler: Sampler, count: int) -> list[int]:
+        sampler.begin()
+        sampler.accept(1)
+        found = []
+        for _ in range(count):
+            found.append(sampler.sample(np.roll(LOGITS, 7 * len(found))))
+            sampler.write(found[-1])
+        return found
+
+    ahead, exact = (Sampler(SamplingOptions(seed=9, **options)) for _ in range(2))
+    assert answer(ahead, 5) == answer(exact, 5)
+    assert answer(ahead, 12)[:read] == answer(exact, read)
+    ahead.sample(LOGITS)  # chosen, and not written
+    rewound = ahead.rewound(read)
+    ahead.sample(LOGITS)  # by another thread
+    for count in (9, 4):
+        assert answer(rewound, count) == answer(exact, count)
+
+
 def test_xtc_happens_as_often_as_asked() -> None:
     sampler = Sampler(SamplingOptions(seed=8, samplers=("xtc",), xtc_probability=0.25, xtc_threshold=0.1))
     logits = np.log(np.array([0.5, 0.4, 0.1], np.float32))
