@@ -71,7 +71,7 @@ class Core:
 
     def step(self) -> bool:
         """Admit requests, run their next rows in one pass, and sample tokens. Return whether there was work."""
-        worked = self.receive()
+        worked = not self.inbox.empty() and self.receive()
         self.running.drop_cancelled()
         self.running.admit()
         began = perf_counter()

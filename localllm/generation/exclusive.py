@@ -21,12 +21,13 @@ class Exclusive:
 
     def __exit__(self, *error: object) -> None:
         try:
-            while self._depth == 1 and self._cleanups:
+            while self._cleanups and self._depth == 1:
                 self._cleanups.popleft()()
         finally:
             self._depth -= 1
             self._lock.release()
-        self._clean()
+        if self._cleanups:
+            self._clean()
 
     def afterwards(self, cleanup: Callable[[], None]) -> None:
         """Run `cleanup` when no thread holds the lock: now, or when its holder releases it. Never waits."""

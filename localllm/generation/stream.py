@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from signal import SIGINT, default_int_handler
 from threading import get_ident, main_thread
-from time import perf_counter
 from types import FrameType
 from typing import TypeVar
 
@@ -26,7 +25,6 @@ T = TypeVar("T")
 _MOST_IDLE = 10_000  # steps without work while a thread waits; more are reported as a bug instead of hanging
 AHEAD = 8  # maximum unread events of a stream before its request is paused
 
-BURST = 0.0005  # seconds to step ahead of the reader: a read costs as much as a token of a small model
 # The functions of the module `signal` convert to enums, which would take 10 microseconds for each token.
 _SIGINT = int(SIGINT)
 
@@ -122,15 +120,12 @@ class Stepper:
             raise failed[0]
         return done[0]
 
-    def until(self, ready: Callable[[], object], burst: float = 0.0) -> None:
-        """Step until `ready()` is true, or wait while another thread steps. Ctrl-C interrupts between two steps.
-
-        If this thread steps, it continues for `burst` seconds while there is work.
-        """
+    def until(self, ready: Callable[[], object]) -> None:
+        """Step until `ready()` is true, or wait while another thread steps. Ctrl-C interrupts between two steps."""
         with Uninterrupted() as interrupts:
-            self._until(ready, burst, interrupts)
+            self._until(ready, interrupts)
 
-    def _until(self, ready: Callable[[], object], burst: float, interrupts: Uninterrupted) -> None:
+    def _until(self, ready: Callable[[], object], interrupts: Uninterrupted) -> None:
         """Return when `ready()` is true, or early after an interrupt."""
         with self._turn:
             while self._thread is not None and not ready():
@@ -142,14 +137,12 @@ class Stepper:
                 return
             self._thread = threading.get_ident()
         try:
-            idle, end = 0, perf_counter() + burst
-            while not interrupts.pending and (not (done := ready()) or perf_counter() < end):
+            idle = 0
+            while not ready() and not interrupts.pending:
                 idle = 0 if self.core.step() else idle + 1
                 assert idle < _MOST_IDLE, "a request waits for ever"
                 if self._waiting:
                     self._wake()
-                if done and idle:
-                    break
         finally:
             self._leave()
 
@@ -241,7 +234,7 @@ class Stream(Iterator[Event]):
         if self._over:
             raise StopIteration
         if not self._events:
-            self._stepper.until(self._ready, BURST)
+            self._stepper.until(self._ready)
         event = self._events.popleft()
         if isinstance(event, Failed):
             self._over = True

@@ -12,7 +12,6 @@ import localllm as api
 from localllm.conversation import Conversation, template_of
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
-from localllm.generation import stream
 from localllm.generation.statistics import Usage
 from localllm.options import AnswerOptions
 from localllm.reply import Reply
@@ -159,16 +158,17 @@ def test_another_answer_evaluates_one_token_again(tiny: api.Model) -> None:
 @pytest.mark.parametrize("sampling", [{}, {"mirostat": 2}], ids=str)
 @pytest.mark.parametrize("read", [0, 1, 4])
 def test_an_answer_that_is_not_read_on_leaves_the_random_numbers_of_what_was_read(
-    demo: api.Model, read: int, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    demo: api.Model, read: int, sampling: dict[str, Any]
 ) -> None:
-    """The answer runs ahead of its reader, by as many tokens as the machine makes in a moment."""
+    """The answer runs ahead of its reader while another thread steps."""
     found = []
-    for burst in (0.0, 1.0):
-        monkeypatch.setattr(stream, "BURST", burst)
+    for ahead in (0, 3):
         conversation = demo.conversation(seed=3, temperature=1.0, max_tokens=20, ignore_eos=True, **sampling)
         with conversation.say("Tell me a story.") as reply:
             for _ in range(read):
                 next(reply)
+            for _ in range(ahead if read else 0):
+                demo.stepper.step()
         found.append([conversation.say("And then?").tokens, conversation.say("Why?").tokens])
     assert found[0] == found[1]
 
