@@ -105,7 +105,10 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
 def _is_one_row(batch: Batch, limits: Limits, vocabulary: int) -> bool:
     """Return whether a batch is one valid row. The checks of a longer one take five microseconds more."""
     tables, wanted = batch.tables, batch.logit_rows
-    if not batch.tokens.shape == batch.positions.shape == batch.sequence.shape == batch.slots.shape == (1,):
+    if (
+        tables.ndim != 2
+        or not batch.tokens.shape == batch.positions.shape == batch.sequence.shape == batch.slots.shape == (1,)
+    ):
         return False
     position, sequence = batch.positions.item(), batch.sequence.item()
     column, offset = divmod(position, BLOCK)

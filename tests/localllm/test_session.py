@@ -197,9 +197,7 @@ def test_an_answer_that_is_not_read_on(fresh: localllm.Model) -> None:
     pieces = pieces_of(answer)
     assert [next(pieces).token, next(pieces).token] == [80, 81]
     answer.close()
-    [kept] = cached(fresh)  # it may have run ahead of its reader
-    assert kept == [1, 70, 71, *range(80, 96)][: len(kept)]
-    assert len(kept) >= 4
+    assert cached(fresh) == [[1, 70, 71, 80]]
     truth = fresh.logits([1, 70, 71, 80, 81])[-1]
     reply = fresh.generate([1, 70, 71, 80, 81], max_tokens=1, temperature=0, ignore_eos=True)
     assert reply.tokens == [int(truth.argmax())]
