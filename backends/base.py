@@ -15,7 +15,6 @@ from localllm.plan import (
     F32,
     Batch,
     CacheLayer,
-    MatrixLayer,
     Operation,
     Plan,
     RowLayer,
@@ -25,6 +24,7 @@ from localllm.plan import (
     Tensor,
     Value,
     Weight,
+    WkvLayer,
     rows_of_block,
 )
 from localllm.printable import printable
@@ -121,7 +121,7 @@ def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Lim
     }
 
 
-def state_read(layer: RowLayer | StateLayer | ScanLayer | MatrixLayer) -> int:
+def state_read(layer: RowLayer | StateLayer | ScanLayer | WkvLayer) -> int:
     """Return the average bytes that a row reads of a recurrent layer: its state, and half of the rows of a block."""
     match layer:
         case RowLayer(width, window, every):
@@ -130,7 +130,7 @@ def state_read(layer: RowLayer | StateLayer | ScanLayer | MatrixLayer) -> int:
             return 4 * (layer.state + layer.row * BLOCK // 2)
         case ScanLayer(width, state_dim):
             return 4 * width * state_dim
-        case MatrixLayer(heads, key_dim, value_dim):
+        case WkvLayer(heads, key_dim, value_dim):
             return 4 * heads * key_dim * value_dim
 
 
@@ -142,7 +142,7 @@ class Routing:
     hidden: F32  # (T, used, ffn): the input of each expert's down matrix
 
 
-class Largest(NamedTuple):
+class TopK(NamedTuple):
     """The largest logits of some rows, largest first. Equal logits are in order of id; NaN comes first."""
 
     ids: NDArray[np.int32]  # (L, count)
@@ -150,16 +150,16 @@ class Largest(NamedTuple):
 
 
 @runtime_checkable
-class Picks(Protocol):
+class TopKExecutable(Protocol):
     """Optional for executables: top-k on the device."""
 
-    most_picked: int  # maximum of `count`
+    max_top_k: int  # maximum of `count`
 
-    def step_largest(self, batch: Batch, count: int) -> Largest:
+    def step_top_k(self, batch: Batch, count: int) -> TopK:
         """Run `Executable.step`, but return only the `count` largest logits of each row (at most all)."""
         ...
 
-    def result_largest(self, count: int) -> Largest:
+    def result_top_k(self, count: int) -> TopK:
         """Return what `Executable.result` returns, reduced to the `count` largest logits of each row."""
         ...
 
@@ -284,7 +284,7 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Card(Protocol):
+class DeviceBackend(Protocol):
     """Optional for backends: a device with separate memory."""
 
     def free_memory(self) -> int:

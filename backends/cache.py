@@ -61,7 +61,7 @@ def rotation(head_dim: int) -> int:
     return head_dim & -head_dim
 
 
-def rotate(x: NDArray[T], head_dim: int) -> NDArray[T]:
+def rotate_heads(x: NDArray[T], head_dim: int) -> NDArray[T]:
     """Apply the Hadamard rotation to every head (..., head_dim); it is its own inverse.
 
     Butterflies have spans 1, 2, 4, ..., each sum is rounded to x's type, and the last step multiplies by 1 /
@@ -87,7 +87,7 @@ def store(x: F32, type_: CacheType) -> U8:
     head_dim = x.shape[-1]
     x = _within(x, type_.largest)
     if type_.rotated:
-        x = _within(rotate(x, head_dim), type_.largest)
+        x = _within(rotate_heads(x, head_dim), type_.largest)
     padded = np.zeros((x.size // head_dim, type_.padded(head_dim)), np.float32)
     padded[:, :head_dim] = x.reshape(-1, head_dim)
     assert type_.format.quantize is not None
@@ -96,7 +96,7 @@ def store(x: F32, type_: CacheType) -> U8:
     return rows.reshape(*x.shape[:-1], -1)
 
 
-def load(rows: U8, head_dim: int, type_: CacheType) -> NDArray[np.float64]:
+def load_rows(rows: U8, head_dim: int, type_: CacheType) -> NDArray[np.float64]:
     """Return the values of stored heads (..., head_bytes), still rotated: float64 (..., head_dim)."""
     blocks = np.ascontiguousarray(rows).reshape(-1, type_.format.block_bytes)
     values = type_.format.dequantize(blocks).astype(np.float64)
@@ -107,7 +107,7 @@ def query(q: F32, keys: CacheType) -> NDArray[np.float64]:
     """Prepare queries (..., head_dim) for stored keys: rotate them, and quantize them to int8 for block formats."""
     head_dim = q.shape[-1]
     if keys.rotated:
-        q = rotate(q, head_dim)
+        q = rotate_heads(q, head_dim)
     if not keys.blocks:
         return q.astype(np.float64)
     padded = np.zeros((q.size // head_dim, -(-head_dim // QUERY_BLOCK) * QUERY_BLOCK), np.float32)

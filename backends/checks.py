@@ -16,7 +16,7 @@ from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.plan import BLOCK, Batch, Tensor
 
 
-def within(numbers: NDArray[Any], limit: int) -> bool:
+def check_within(numbers: NDArray[Any], limit: int) -> bool:
     if numbers.size == 1:  # fast path for decode, where microseconds between tokens count
         return 0 <= int(numbers.item()) < limit
     return numbers.size == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) < limit)
@@ -24,7 +24,7 @@ def within(numbers: NDArray[Any], limit: int) -> bool:
 
 def check_blocks(what: str, numbers: NDArray[Any], blocks: int) -> None:
     """Raise BackendError if `numbers` (n,) is not a list of cache blocks."""
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not within(numbers, blocks):
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not check_within(numbers, blocks):
         raise BackendError(f"{what} must list block numbers below {blocks}")
 
 
@@ -81,7 +81,7 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
     ):
         if array.ndim != 1 or (name != "logit_rows" and len(array) != rows):
             raise BackendError(f"batch: {name} must be a vector of one number per row, found shape {array.shape}")
-        if not within(array, limit):
+        if not check_within(array, limit):
             raise BackendError(f"batch: {name} must be from 0 to {limit - 1}, found {array.min()} to {array.max()}")
     if not 1 <= rows <= limits.rows:
         raise BackendError(f"batch: {rows} rows, bound for 1 to {limits.rows}")
@@ -118,7 +118,7 @@ def _is_one_row(batch: Batch, limits: Limits, vocabulary: int) -> bool:
         and 0 <= sequence < len(tables)
         and (wanted.shape == (0,) or (wanted.shape == (1,) and wanted.item() == 0))
         and column < tables.shape[1]
-        and within(tables[sequence, : column + 1], limits.blocks)
+        and check_within(tables[sequence, : column + 1], limits.blocks)
         and tables.item(sequence, column) * BLOCK + offset == batch.slots.item()
     )
 
@@ -128,7 +128,7 @@ def check_texts(batch: Batch) -> None:
     borders = batch.borders
     if borders is None or len(borders) != len(batch.tables):
         raise BackendError("batch: borders must hold the length of every sequence's text")
-    if not within(batch.sequence, len(borders)):
+    if not check_within(batch.sequence, len(borders)):
         raise BackendError(f"batch: sequence must be from 0 to {len(borders) - 1}")
     if (borders[batch.sequence] < 1).any():
         raise BackendError("batch: borders must be at least 1, because an answer sees a text")
@@ -138,7 +138,7 @@ def check_texts(batch: Batch) -> None:
     counts = np.bincount(batch.sequence[of_text], minlength=len(borders))
     if ((counts != 0) & (counts != borders)).any():
         raise BackendError("batch: a text comes in one batch, because its rows see later ones")
-    if not within(batch.logit_rows, len(of_text)) or of_text[batch.logit_rows].any():
+    if not check_within(batch.logit_rows, len(of_text)) or of_text[batch.logit_rows].any():
         raise BackendError("batch: logit_rows must be of rows after the text, which has no logits")
 
 
@@ -161,7 +161,7 @@ def _check_places(
     rows = len(batch.tokens)
     if slots.shape != (rows,):
         raise BackendError(f"batch: {which}slots must be a vector of one number per row, found shape {slots.shape}")
-    if not within(slots, blocks * BLOCK):
+    if not check_within(slots, blocks * BLOCK):
         raise BackendError(
             f"batch: {which}slots must be from 0 to {blocks * BLOCK - 1}, found {slots.min()} to {slots.max()}"
         )
@@ -174,7 +174,7 @@ def _check_places(
         seen.add((sequence, max(position + 1 - window, 0) // BLOCK if window else 0, column))
         if int(tables[sequence, column]) * BLOCK + position % BLOCK == slot:
             own.add(slot)
-    if not all(within(tables[s, a : b + 1], blocks) for s, a, b in seen):
+    if not all(check_within(tables[s, a : b + 1], blocks) for s, a, b in seen):
         raise BackendError(f"batch: a {which}table names a block outside 0 to {blocks - 1}")
     if len(own) != rows:
         raise BackendError(

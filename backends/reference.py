@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from localllm import quant
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing, cache_reads
-from localllm.backends.cache import CACHE_TYPES, CacheType, load
+from localllm.backends.cache import CACHE_TYPES, CacheType, load_rows
 from localllm.backends.checks import check_cache
 from localllm.backends.reference_operations import OPERATIONS
-from localllm.backends.reference_state import State
+from localllm.backends.reference_state import ReferenceState
 from localllm.backends.shell import Shell
 from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Store, Tensor, Value, flattened, rows_of_block
@@ -65,12 +65,12 @@ class ReferenceExecutable(Shell):
         self._set_cache(_Cache(plan, limits, cache))
         self.memory = self._memory()
         self._windowed = frozenset(number for number, layer in enumerate(plan.layers) if limits.own_blocks(layer))
-        self._last: State | None = None
+        self._last: ReferenceState | None = None
 
     def _take_in(self, batch: Batch) -> None:
         cache = self._cache
         every = [layer.every if isinstance(layer, CacheLayer) else 1 for layer in self._plan.layers]
-        self._last = State(
+        self._last = ReferenceState(
             batch, {}, self._weights, cache.keys, cache.values, *cache.types, cache.stores, self._windowed, every
         )
 
@@ -87,7 +87,7 @@ class ReferenceExecutable(Shell):
         return self._state.values[self._plan.logits.index]
 
     @property
-    def _state(self) -> State:
+    def _state(self) -> ReferenceState:
         self._must_be_open()
         assert self._last is not None, "no step has been made"
         return self._last
@@ -164,7 +164,7 @@ class _Cache:
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         parts = zip(self._parts(layer, content), (own.head_dim, own.value_dim), self.types, strict=True)
         with np.errstate(invalid="ignore"):  # content may hold NaN
-            return all(np.isfinite(load(part, width, type_)).all() for part, width, type_ in parts if width)
+            return all(np.isfinite(load_rows(part, width, type_)).all() for part, width, type_ in parts if width)
 
     def free(self) -> None:
         self.keys, self.values, self.stores = [], [], []

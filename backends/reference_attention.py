@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends import cache
-from localllm.backends.reference_state import State
-from localllm.plan import BLOCK, Append, Attention, SelectPositions, rows_of_block
+from localllm.backends.reference_state import ReferenceState
+from localllm.plan import BLOCK, Append, Attention, IndexerTopK, rows_of_block
 
 Seen = NDArray[np.intp]
 Stored = NDArray[np.uint8]
 
 
-def append(state: State, op: Append) -> None:
+def append(state: ReferenceState, op: Append) -> None:
     for caches, value, type_ in (
         (state.cache_keys, op.k, state.key_type), (state.cache_values, op.v, state.value_type),
     ):  # fmt: skip
@@ -34,7 +34,7 @@ def _slots_of(slots: Seen, every: int) -> Seen:
     return slots // BLOCK * per + slots % BLOCK // every % per
 
 
-def select_positions(state: State, op: SelectPositions) -> None:
+def indexer_top_k(state: ReferenceState, op: IndexerTopK) -> None:
     batch, head_dim, every = state.rows(op.q), op.q.width // op.heads, op.block if op.pooled else 1
     q = cache.query(state.values[op.q.index].reshape(-1, op.heads, head_dim), state.key_type)  # (T, heads, D)
     weights = None if op.weights is None else state.read(op.weights)
@@ -44,7 +44,7 @@ def select_positions(state: State, op: SelectPositions) -> None:
         if own < op.most:  # selects all visible positions
             out[row, :, 0], out[row, :, 1 : 2 + own] = own + 1, np.arange(own + 1)
             continue
-        keys = cache.load(stored, head_dim, state.key_type)[:, 0]  # (positions or pools, D)
+        keys = cache.load_rows(stored, head_dim, state.key_type)[:, 0]  # (positions or pools, D)
         scores = (q[row][:, None] * keys).sum(axis=2)  # (heads, P); unlike BLAS, this gives equal keys equal scores
         if weights is not None:
             scores = (weights[row][:, None] * np.maximum(scores, 0.0)).sum(axis=0, keepdims=True)
@@ -54,7 +54,7 @@ def select_positions(state: State, op: SelectPositions) -> None:
     state.write(op.out, out.reshape(len(q), -1))
 
 
-def _chosen(scores: NDArray[np.float64], op: SelectPositions, seen: int) -> Seen:
+def _chosen(scores: NDArray[np.float64], op: IndexerTopK, seen: int) -> Seen:
     """Return the selected positions in order, given the scores of all positions or pools that the row sees."""
     if op.pooled:
         chosen = np.sort(np.argsort(-scores, kind="stable")[: op.count])
@@ -70,7 +70,7 @@ def _chosen(scores: NDArray[np.float64], op: SelectPositions, seen: int) -> Seen
     return positions[positions < len(scores)]
 
 
-def attention(state: State, op: Attention) -> None:
+def attention(state: ReferenceState, op: Attention) -> None:
     batch, head_dim, value_dim = state.rows(op.q), op.q.width // op.heads, op.out.width // op.heads
     kv_heads = state.cache_keys[op.layer].shape[1]
     heads = state.values[op.q.index].reshape(-1, kv_heads, op.heads // kv_heads, head_dim)
@@ -90,8 +90,8 @@ def attention(state: State, op: Attention) -> None:
             if op.pools is not None:
                 found.append(_rows(state, op.pools, batch.sequence[row], _pools(state, op, row, own)))
             keys, values = (np.concatenate(rows)[:, part] for rows in zip(*found, strict=True))
-            keys = cache.load(keys, head_dim, state.key_type)  # (P, heads, D)
-            values = cache.load(values, value_dim, state.value_type)
+            keys = cache.load_rows(keys, head_dim, state.key_type)  # (P, heads, D)
+            values = cache.load_rows(values, value_dim, state.value_type)
             scores = q[row, part] @ keys.transpose(1, 2, 0) * op.scale
             if op.softcap:
                 scores = op.softcap * np.tanh(scores / op.softcap)
@@ -103,11 +103,13 @@ def attention(state: State, op: Attention) -> None:
             weights = np.exp(scores - highest)
             total = weights.sum(axis=2, keepdims=True) + np.exp(sinks[part] - highest)
             mixed = weights @ values.transpose(1, 0, 2) / total
-            out[row, part] = cache.rotate(mixed, value_dim) if state.value_type.rotated else mixed
+            out[row, part] = cache.rotate_heads(mixed, value_dim) if state.value_type.rotated else mixed
     state.write(op.out, out.reshape(len(q), -1))
 
 
-def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: int) -> Iterator[tuple[slice, Seen]]:
+def _seen(
+    state: ReferenceState, op: Attention, row: int, own: int, last: int, kv_heads: int
+) -> Iterator[tuple[slice, Seen]]:
     """Yield slices of KV heads, each with the positions that a row reads there."""
     if op.selection is not None and op.pools is None:
         each = kv_heads // op.slices
@@ -124,14 +126,14 @@ def _seen(state: State, op: Attention, row: int, own: int, last: int, kv_heads: 
     yield slice(None), np.arange(first, last + 1)
 
 
-def _rows(state: State, layer: int, sequence: int, positions: Seen) -> tuple[Stored, Stored]:
+def _rows(state: ReferenceState, layer: int, sequence: int, positions: Seen) -> tuple[Stored, Stored]:
     """Return the stored keys and values (P, kv_heads, bytes) of some positions."""
     slots = state.tables(layer)[sequence, positions // BLOCK] * BLOCK + positions % BLOCK
     slots = _slots_of(slots, state.every[layer])
     return state.cache_keys[layer][slots], state.cache_values[layer][slots]
 
 
-def _pools(state: State, op: Attention, row: int, own: int) -> Seen:
+def _pools(state: ReferenceState, op: Attention, row: int, own: int) -> Seen:
     """Return the last position of each pool that a row reads."""
     assert op.pools is not None
     every = state.every[op.pools]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.backends.reference_state import State
+from localllm.backends.reference_state import ReferenceState
 from localllm.plan import EmbedNgrams
 from localllm.quant import dequantize
 
 
-def embed_ngrams(state: State, op: EmbedNgrams) -> None:
+def embed_ngrams(state: ReferenceState, op: EmbedNgrams) -> None:
     batch, table = state.batch, op.table
     assert batch.histories is not None, "the shell has checked it"
     out = np.empty((len(batch.tokens), op.out.width), np.float32)

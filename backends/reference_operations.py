@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import Routing
-from localllm.backends.reference_attention import append, attention, select_positions
+from localllm.backends.reference_attention import append, attention, indexer_top_k
 from localllm.backends.reference_ngrams import embed_ngrams
-from localllm.backends.reference_recurrence import convolve, linear_attention, matrix_scan, pool, selective_scan
-from localllm.backends.reference_state import State
-from localllm.backends.reference_streams import blend, connect, excess, match, mix, weigh
+from localllm.backends.reference_recurrence import convolve, linear_attention, pool, selective_scan, wkv
+from localllm.backends.reference_state import ReferenceState
+from localllm.backends.reference_streams import blend, gaussian_top_k, hyper_connection, match, mix, mul
 from localllm.plan import (
     Activate,
     Add,
@@ -26,33 +26,33 @@ from localllm.plan import (
     Attention,
     Blend,
     Clamp,
-    Columns,
-    Connect,
+    Concat,
     Convolve,
     Embed,
     EmbedNgrams,
-    Excess,
     Experts,
+    GaussianTopK,
     Glu,
     HeadLinear,
-    Join,
+    HyperConnection,
+    IndexerTopK,
     Linear,
     LinearAttention,
     Match,
-    MatrixScan,
     Mix,
+    Mul,
     Norm,
     Pool,
     Receive,
     Rotate,
     Scale,
     SelectiveScan,
-    SelectPositions,
     SelectRows,
     Send,
+    Slice,
     Softcap,
     Stack,
-    Weigh,
+    Wkv,
     Xielu,
     rope_table,
 )
@@ -60,13 +60,13 @@ from localllm.plan import (
 F64 = NDArray[np.float64]
 
 
-def _embed(state: State, op: Embed) -> None:
+def _embed(state: ReferenceState, op: Embed) -> None:
     table = state.weights[op.table.name]
     rows = np.minimum(state.batch.positions, len(table) - 1) if op.positions else state.batch.tokens
     state.write(op.out, table[rows])
 
 
-def _norm(state: State, op: Norm) -> None:
+def _norm(state: ReferenceState, op: Norm) -> None:
     x = state.read(op.x)
     x = x.reshape(len(x), op.groups, -1)  # (rows, groups, width of a group)
     if op.kind == "layer":
@@ -78,7 +78,7 @@ def _norm(state: State, op: Norm) -> None:
     state.write(op.out, y.reshape(len(x), -1))
 
 
-def _linear(state: State, op: Linear) -> None:
+def _linear(state: ReferenceState, op: Linear) -> None:
     x, weight = state.read(op.x), state.weight(op.weight)
     y = np.empty((len(x), len(weight)))
     for row in range(len(x)):
@@ -89,7 +89,7 @@ def _linear(state: State, op: Linear) -> None:
     state.write(op.out, y)
 
 
-def _head_linear(state: State, op: HeadLinear) -> None:
+def _head_linear(state: ReferenceState, op: HeadLinear) -> None:
     weight = state.weight(op.weight)
     x = state.read(op.x).reshape(-1, len(weight), weight.shape[2])  # (rows, heads, columns)
     y = np.empty((len(x), op.out.width))
@@ -98,12 +98,14 @@ def _head_linear(state: State, op: HeadLinear) -> None:
     state.write(op.out, y)
 
 
-def _rotate(state: State, op: Rotate) -> None:
+def _rotate(state: ReferenceState, op: Rotate) -> None:
     x = state.read(op.x)
     heads = x.reshape(len(x), -1, op.head_dim)
     cos, sin = (table[:, None, :] for table in rope_table(op.rope, state.rows(op.x).positions))  # (T, 1, n_rot/2)
     n = op.rope.n_rot
-    first, second = (slice(0, n, 2), slice(1, n, 2)) if op.rope.style == "norm" else (slice(n // 2), slice(n // 2, n))
+    first, second = (
+        (slice(0, n, 2), slice(1, n, 2)) if op.rope.style == "interleaved" else (slice(n // 2), slice(n // 2, n))
+    )
     out = heads.copy()
     out[:, :, first] = heads[:, :, first] * cos - heads[:, :, second] * sin
     out[:, :, second] = heads[:, :, first] * sin + heads[:, :, second] * cos
@@ -162,33 +164,33 @@ _GLU: dict[str, Callable[[F64, F64, float], F64]] = {
 }
 
 
-def _glu(state: State, op: Glu) -> None:
+def _glu(state: ReferenceState, op: Glu) -> None:
     gate, up = state.read(op.gate), state.read(op.up)
     slices = up.reshape(len(up), gate.shape[1], -1)
     y = _GLU[op.activation](gate[:, :, None], slices, op.limit)
     state.write(op.out, y.reshape(up.shape))
 
 
-def _activate(state: State, op: Activate) -> None:
+def _activate(state: ReferenceState, op: Activate) -> None:
     state.write(op.out, _ACTIVATIONS[op.activation](state.read(op.x)))
 
 
-def _xielu(state: State, op: Xielu) -> None:
+def _xielu(state: ReferenceState, op: Xielu) -> None:
     x = state.read(op.x)
     above = op.positive * x * x
     below = op.negative * (np.expm1(np.minimum(x, op.eps)) - x)
     state.write(op.out, np.where(x > 0.0, above, below) + op.beta * x)
 
 
-def _clamp(state: State, op: Clamp) -> None:
+def _clamp(state: ReferenceState, op: Clamp) -> None:
     state.write(op.out, np.clip(state.read(op.x), -op.bound, op.bound))
 
 
-def _softcap(state: State, op: Softcap) -> None:
+def _softcap(state: ReferenceState, op: Softcap) -> None:
     state.write(op.out, op.cap * np.tanh(state.read(op.x) / op.cap))
 
 
-def _experts(state: State, op: Experts) -> None:
+def _experts(state: ReferenceState, op: Experts) -> None:
     x, router = state.read(op.x), state.read(op.router)
     given = None if op.choices is None else state.values[op.choices.index].astype(np.intp)
     out = np.zeros((len(x), op.out.width))
@@ -209,7 +211,7 @@ def _experts(state: State, op: Experts) -> None:
 
 
 def _choose(
-    state: State, op: Experts, logits: F64, given: NDArray[np.intp] | None
+    state: ReferenceState, op: Experts, logits: F64, given: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.intp], F64]:  # fmt: skip
     """Return the selected experts (used,), best first, and their weights (used,)."""
     scores = logits
@@ -261,7 +263,7 @@ def _softmax(x: F64) -> F64:
     return np.asarray(e / e.sum())
 
 
-def _expert(state: State, stack: Stack, expert: int, x: F64) -> F64:
+def _expert(state: ReferenceState, stack: Stack, expert: int, x: F64) -> F64:
     y: F64 = state.weights[stack.weight.name][expert].astype(np.float64) @ x
     if stack.scale is not None:
         y *= state.weight(stack.scale)[expert]
@@ -270,40 +272,40 @@ def _expert(state: State, stack: Stack, expert: int, x: F64) -> F64:
     return y
 
 
-def _add(state: State, op: Add) -> None:
+def _add(state: ReferenceState, op: Add) -> None:
     state.write(op.out, state.read(op.a) + state.read(op.b))
 
 
-def _scale(state: State, op: Scale) -> None:
+def _scale(state: ReferenceState, op: Scale) -> None:
     state.write(op.out, state.read(op.x) * op.factor)
 
 
-def _columns(state: State, op: Columns) -> None:
+def _columns(state: ReferenceState, op: Slice) -> None:
     x = state.values[op.x.index]
     state.write(op.out, x.reshape(len(x), op.groups, -1)[:, :, op.start : op.stop].reshape(len(x), -1))
 
 
-def _join(state: State, op: Join) -> None:
+def _join(state: ReferenceState, op: Concat) -> None:
     a, b = (state.values[value.index] for value in (op.a, op.b))
     slices = [x.reshape(len(x), op.groups, -1) for x in (a, b)]
     state.write(op.out, np.concatenate(slices, axis=2).reshape(len(a), -1))
 
 
-def _select_rows(state: State, op: SelectRows) -> None:
+def _select_rows(state: ReferenceState, op: SelectRows) -> None:
     state.write(op.out, state.values[op.x.index][state.batch.logit_rows])
 
 
-def _receive(state: State, op: Receive) -> None:
+def _receive(state: ReferenceState, op: Receive) -> None:
     for value, rows in zip(op.values, state.crossing, strict=True):
         state.write(value, rows)
     state.crossing.clear()
 
 
-def _send(state: State, op: Send) -> None:
+def _send(state: ReferenceState, op: Send) -> None:
     state.crossing[:] = [state.values[value.index] for value in op.values]
 
 
-OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
+OPERATIONS: dict[type[Any], Callable[[ReferenceState, Any], None]] = {
     Embed: _embed,
     EmbedNgrams: embed_ngrams,
     Norm: _norm,
@@ -311,12 +313,12 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     HeadLinear: _head_linear,
     Rotate: _rotate,
     Append: append,
-    SelectPositions: select_positions,
+    IndexerTopK: indexer_top_k,
     Attention: attention,
     Convolve: convolve,
     LinearAttention: linear_attention,
     SelectiveScan: selective_scan,
-    MatrixScan: matrix_scan,
+    Wkv: wkv,
     Pool: pool,
     Glu: _glu,
     Experts: _experts,
@@ -326,14 +328,14 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Softcap: _softcap,
     Add: _add,
     Scale: _scale,
-    Columns: _columns,
-    Weigh: weigh,
+    Slice: _columns,
+    Mul: mul,
     Mix: mix,
     Blend: blend,
-    Connect: connect,
+    HyperConnection: hyper_connection,
     Match: match,
-    Excess: excess,
-    Join: _join,
+    GaussianTopK: gaussian_top_k,
+    Concat: _join,
     SelectRows: _select_rows,
     Receive: _receive,
     Send: _send,

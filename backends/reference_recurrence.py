@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.reference_state import State
-from localllm.plan import BLOCK, F32, Convolve, LinearAttention, MatrixScan, Pool, SelectiveScan, StateLayer
+from localllm.backends.reference_state import ReferenceState
+from localllm.plan import BLOCK, F32, Convolve, LinearAttention, Pool, SelectiveScan, StateLayer, Wkv
 
 F64 = NDArray[np.float64]
 
 
-def convolve(state: State, op: Convolve) -> None:
+def convolve(state: ReferenceState, op: Convolve) -> None:
     rows = state.values[op.x.index]
     stored = _rows_of(state.stores[op.layer], op.x.width)
     batch, slots, tables = state.batch, state.slots(op.layer), state.tables(op.layer)
@@ -32,7 +32,7 @@ def convolve(state: State, op: Convolve) -> None:
     state.write(op.out, out)
 
 
-def pool(state: State, op: Pool) -> None:
+def pool(state: ReferenceState, op: Pool) -> None:
     batch, tables, width, size = state.batch, state.tables(op.layer), op.out.width, op.size
     rows = np.concatenate([state.values[op.x.index], state.values[op.scores.index]], axis=1)
     stored, bias = _rows_of(state.stores[op.layer], 2 * op.x.width), state.weight(op.bias)
@@ -76,7 +76,7 @@ def _block(numbers: F32, of: StateLayer) -> Block:
     )
 
 
-def linear_attention(state: State, op: LinearAttention) -> None:
+def linear_attention(state: ReferenceState, op: LinearAttention) -> None:
     of, batch, tables = op.store, state.batch, state.tables(op.layer)
     q, k = (state.read(x).reshape(-1, of.key_heads, of.key_dim) for x in (op.q, op.k))
     v, ones = state.read(op.v).reshape(-1, of.heads, of.value_dim), np.ones((len(batch.positions), of.heads))
@@ -125,7 +125,7 @@ def _faded(decays: F32) -> tuple[F64, F64]:
     return np.exp(later[0]), np.exp(np.concatenate([later[1:], np.zeros_like(later[:1])]))
 
 
-def selective_scan(state: State, op: SelectiveScan) -> None:
+def selective_scan(state: ReferenceState, op: SelectiveScan) -> None:
     of, batch, tables = op.store, state.batch, state.tables(op.layer)
     x, dt, b, c = (state.read(value) for value in (op.x, op.dt, op.b, op.c))
     a, d = state.weight(op.a).T, state.weight(op.d)  # (state_dim, width), (width,)
@@ -151,7 +151,7 @@ def selective_scan(state: State, op: SelectiveScan) -> None:
     state.write(op.out, out)
 
 
-def matrix_scan(state: State, op: MatrixScan) -> None:
+def wkv(state: ReferenceState, op: Wkv) -> None:
     of, batch, tables = op.store, state.batch, state.tables(op.layer)
     size, shape = of.key_dim * of.value_dim, (of.heads, of.key_dim, of.value_dim)
     stored = np.concatenate([state.values[value.index] for value in op.stored], axis=1)

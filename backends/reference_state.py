@@ -16,7 +16,7 @@ F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ReferenceState:
     """State of a step: the batch, the values so far by index, dequantized weights by name, the cache by layer."""
 
     batch: Batch

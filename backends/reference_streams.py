@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.backends.reference_state import State
-from localllm.plan import Blend, Connect, Excess, Match, Mix, Value, Weigh
+from localllm.backends.reference_state import ReferenceState
+from localllm.plan import Blend, GaussianTopK, HyperConnection, Match, Mix, Mul, Value
 
 
-def weigh(state: State, op: Weigh) -> None:
+def mul(state: ReferenceState, op: Mul) -> None:
     state.write(op.out, state.read(op.x) * state.weight(op.weight))
 
 
-def mix(state: State, op: Mix) -> None:
+def mix(state: ReferenceState, op: Mix) -> None:
     x = state.read(op.x)
     slices = x.reshape(len(x), op.slices, -1)  # (rows, slices, width of one)
     own = op.coefficients
@@ -23,7 +23,7 @@ def mix(state: State, op: Mix) -> None:
     state.write(op.out, y + terms.sum(axis=2).reshape(y.shape))
 
 
-def blend(state: State, op: Blend) -> None:
+def blend(state: ReferenceState, op: Blend) -> None:
     last = state.read(op.last)
     slices = np.concatenate([state.read(op.x), last], axis=1).reshape(len(last), -1, op.last.width)
     size = np.sqrt((slices**2).mean(axis=2) + op.eps)
@@ -33,7 +33,7 @@ def blend(state: State, op: Blend) -> None:
     state.write(op.out, np.einsum("tn,tnd->td", weights, slices))
 
 
-def connect(state: State, op: Connect) -> None:
+def hyper_connection(state: ReferenceState, op: HyperConnection) -> None:
     n, z = op.streams, state.read(op.x)
     widths = (n, n, n * n)[: op.parts]
     z = z * np.repeat(state.weight(op.scale), widths) + state.weight(op.bias)
@@ -52,7 +52,7 @@ def connect(state: State, op: Connect) -> None:
     state.write(op.out, np.concatenate(found, axis=1))
 
 
-def match(state: State, op: Match) -> None:
+def match(state: ReferenceState, op: Match) -> None:
     x, like = state.read(op.x), state.read(op.like)
     slices = x.reshape(len(x), op.groups, -1)
     own = np.maximum((slices * slices).mean(axis=2, keepdims=True), op.eps)
@@ -60,7 +60,7 @@ def match(state: State, op: Match) -> None:
     state.write(op.out, (slices * np.sqrt(wanted / own)).reshape(x.shape))
 
 
-def excess(state: State, op: Excess) -> None:
+def gaussian_top_k(state: ReferenceState, op: GaussianTopK) -> None:
     x = state.read(op.x)
     cutoff = x.mean(axis=1, keepdims=True) + op.deviations * x.std(axis=1, keepdims=True, ddof=1)
     state.write(op.out, np.maximum(x - cutoff, 0.0))

@@ -32,17 +32,17 @@ PROMPT, ANSWER = 128, 32
 def ours(path: Path, threads: int, counts: list[int]) -> tuple[dict[int, float], str]:
     """Return tokens per second for each number of sequences, measured in this process, and the device."""
     import localllm
-    from localllm.engine import Rows
+    from localllm.engine import SequenceRows
 
     with localllm.load(path, threads=threads, ctx_size=512, sequences=max(counts)) as model:
         engine, rates = model.engine, {}
         for count in counts:
             sequences = [engine.add() for _ in range(count)]
             for number, sequence in enumerate(sequences):
-                engine.step([Rows(sequence, [(7 * i + number) % 200 for i in range(PROMPT)])])
+                engine.step([SequenceRows(sequence, [(7 * i + number) % 200 for i in range(PROMPT)])])
             began = perf_counter()
             for token in range(ANSWER):
-                engine.step([Rows(sequence, [token % 200]) for sequence in sequences])
+                engine.step([SequenceRows(sequence, [token % 200]) for sequence in sequences])
             rates[count] = count * ANSWER / (perf_counter() - began)
             for sequence in sequences:
                 engine.release(sequence)

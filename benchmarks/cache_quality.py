@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from localllm import load
 from localllm.backends.cache import CACHE_TYPES
-from localllm.evaluation import ModelSource, Scores, Windows, cut, evaluate, statistics
+from localllm.evaluation import ModelSource, Scores, Windows, cut_windows, evaluate, statistics
 
 DATA = ROOT.parent / "shared" / "data"
 PAIRS = [
@@ -68,7 +68,7 @@ def windows_of(path: str, text: str, count: int) -> Windows:
         if text == "random":
             tokens = np.random.default_rng(0).integers(0, model.config.vocabulary, (count, context))
             return Windows(tokens.astype(np.int32))
-        return cut(
+        return cut_windows(
             model, Path(text).read_text(encoding="utf-8", errors="replace")[: 40 * count * context], context, count
         )
 

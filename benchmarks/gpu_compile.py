@@ -132,7 +132,7 @@ def _together(name: str, x_stride: int) -> list[Labelled]:
     }  # fmt: skip
     found: list[Labelled] = []
     for n in (1, COLUMNS):
-        own = products.Together(COLUMNS=n, N1=512, N2=512, FACTOR2=1.0, **shape)
+        own = products.MatvecTogether(COLUMNS=n, N1=512, N2=512, FACTOR2=1.0, **shape)
         found.append((f"matvec_together {name} x {n}", own))
         for gate in GATES if name == "Q4_K" else GATES[:1]:
             gated = products.Gated(COLUMNS=n, SIZE=products.gated_size(n), OPERATION=gate, delivered=to, **shape)
@@ -184,7 +184,7 @@ def _sparse(key_type: str) -> list[Labelled]:
         )  # fmt: skip
         found += [
             (f"index_scores {of} {key_type}", indexer.IndexScores(shape=shape, GROUPED=attention.grouped(heads))),
-            (f"select_positions {of} {key_type}", indexer.SelectPositions(shape=shape)),
+            (f"select_positions {of} {key_type}", indexer.IndexerTopKRows(shape=shape)),
         ]
     for of, layer, group, pools, room, slices in (
         ("positions", CacheLayer(1, 576, 512, selected=2048, prefix=True), 128, None, 2048, 1),
@@ -249,7 +249,7 @@ def _rowwise() -> list[Labelled]:
         FACTOR2=0.5, FACTOR3=-1e-6, **row,
     )  # fmt: skip
     positions = rowwise.EmbedRows(format="F16", MAX_ROWS=ROWS, K=2048, N=1024, Y_STRIDE=2048, BY_POSITION=True)
-    connected = streams.ConnectStreams(
+    connected = streams.HyperConnectionStreams(
         SLICES=4, PARTS=3, X_STRIDE=24, Y_STRIDE=24, EPS=1e-6, MAGNITUDE=2.0, WRITTEN_EPS=0.0, ITERATIONS=20
     )
     found: list[Labelled] = [
@@ -258,17 +258,17 @@ def _rowwise() -> list[Labelled]:
         ("blend", streams.BlendSlices(SLICES=8, L_STRIDE=2048, EPS=1e-5, **sides)),
         ("connect", connected),
         ("match", streams.MatchSlices(L_WIDTH=2048, EPS=1e-5, **sides)),
-        ("excess", streams.ExcessRows(FACTOR=1.6, **sides)),
+        ("excess", streams.GaussianTopKRows(FACTOR=1.6, **sides)),
         *(
-            (f"largest, pass {n + 1}", largest.LargestLogits(PASS=n, SORTED=largest.SORTED, STRIDE=128256))
+            (f"largest, pass {n + 1}", largest.TopKLogits(PASS=n, SORTED=largest.SORTED, STRIDE=128256))
             for n in range(2)
         ),
     ]  # fmt: skip
     for what, to in DELIVERIES.items():
         found += [(f"elements {a}, {what}", rowwise.Elements(OPERATION=a, delivered=to, **row)) for a in ELEMENTS]
-        found.append((f"weigh, {what}", streams.WeighRows(delivered=to, **sides)))
-        found.append((f"columns, {what}", columns.TakeColumns(delivered=to, **slices)))
-        found.append((f"join, {what}", columns.JoinColumns(delivered=to, **joined)))
+        found.append((f"weigh, {what}", streams.MulRows(delivered=to, **sides)))
+        found.append((f"columns, {what}", columns.SliceColumns(delivered=to, **slices)))
+        found.append((f"join, {what}", columns.ConcatColumns(delivered=to, **joined)))
         found.append((f"select_rows, {what}", rowwise.Select(MAX_ROWS=ROWS, delivered=to, **row)))
         found += [(f"norm {layer}, {what}", _norm(2048, layer, to)) for layer in (False, True)]
     for style in (False, True):
@@ -320,11 +320,11 @@ def _recurrent() -> list[Labelled]:
         )),
     ]  # fmt: skip
     for width, pools, size in ((1024, 2, 4), (512, 1, 128)):  # of DeepSeek 4
-        pool = recurrence.Pool(stored=stored, WIDTH=512, PARTS=pools, SIZE=size, Y_STRIDE=512)
+        pool = recurrence.PoolRows(stored=stored, WIDTH=512, PARTS=pools, SIZE=size, Y_STRIDE=512)
         append_rows = recurrence.AppendPooled(stored=stored, WIDTH=width, X_STRIDE=width, S_STRIDE=width)
         found += [(f"append_pooled {size}", append_rows), (f"pool_rows {size}", pool)]
     for erases in (False, True):  # of RWKV-6 and 7 with 2560 numbers
-        found.append((f"matrix_scan{' erases' * erases}", recurrence.MatrixScan(
+        found.append((f"matrix_scan{' erases' * erases}", recurrence.WkvRows(
             stored=stored, HEADS=40, KEY_DIM=64, VALUE_DIM=64, ERASES=erases, BEFORE=not erases, K_STRIDE=2560,
             V_STRIDE=2560,
         )))  # fmt: skip

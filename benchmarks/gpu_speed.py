@@ -156,7 +156,7 @@ def decode(
     walls = []
     for n in range(-3, steps):
         start = perf_counter()
-        found = executable.step_largest(batch(1, depth + max(n, 0), [0], blocks), KEPT)
+        found = executable.step_top_k(batch(1, depth + max(n, 0), [0], blocks), KEPT)
         walls.append(perf_counter() - start)
     wall, own = median(walls[3:]), device_seconds(device, executable, min(20, steps))
     read = executable.memory.read_after(depth + steps / 2)

@@ -113,7 +113,7 @@ def write_model(path: Path) -> None:
     }
     metadata: dict[str, Any] = {"general.architecture": "deepseek2", "general.name": "V2-Lite geometry"}
     metadata |= {f"deepseek2.{key}": value for key, value in keys.items()} | byte_vocabulary(VOCABULARY)
-    write_gguf(path, metadata, tensors(), force=True)
+    write_gguf(path, metadata, tensors(), overwrite=True)
 
 
 def part_of(label: str) -> str:
@@ -168,8 +168,8 @@ def absorbed(recorder: Recorder) -> Plan:
     )
     keys = Table("k_b", HEADS, RANK, PLAIN, format_name="Q5_0")
     values = Table("v_b", HEADS, VALUE, RANK, format_name="Q4_K")
-    q = r.join(r.head_linear(plain, keys), rotated, HEADS)
-    layer = r.append(r.join(row, k), row, 1)
+    q = r.concat(r.head_linear(plain, keys), rotated, HEADS)
+    layer = r.append(r.concat(row, k), row, 1)
     return r.finish(r.head_linear(r.attention(q, layer, HEADS, scale), values))
 
 
@@ -180,8 +180,8 @@ def expanded(recorder: Recorder) -> Plan:
         for name, width in (("queries", HEADS * (PLAIN + ROTATED)), ("turned", HEADS * ROTATED), ("row", RANK))
     )
     both = r.linear(row, Table("kv_b", HEADS * (PLAIN + VALUE), RANK, format_name="Q4_K"))
-    keys = r.columns(both, 0, HEADS * PLAIN)
-    layer = r.append(r.join(keys, k, HEADS), r.columns(both, HEADS * PLAIN, both.width), HEADS)
+    keys = r.slice(both, 0, HEADS * PLAIN)
+    layer = r.append(r.concat(keys, k, HEADS), r.slice(both, HEADS * PLAIN, both.width), HEADS)
     return r.finish(r.attention(q, layer, HEADS, scale))
 
 

@@ -175,7 +175,7 @@ def main() -> None:
         arguments.out,
         metadata(arguments.geometry, g, arguments.vocab),
         tensors(g, arguments.format, arguments.seed),
-        force=True,
+        overwrite=True,
     )
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e9:.2f} GB")
 

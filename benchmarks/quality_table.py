@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from localllm import load
 from localllm.cli.terminal.formatting import markdown
-from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base, statistics
+from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut_windows, evaluate, save_base, statistics
 from localllm.evaluation.likelihood import mean_of
 
 CONTEXT = 512
@@ -67,7 +67,7 @@ class Yardstick:
     def __init__(self, name: str, text: str, base: Path, folder: Path, windows: int) -> None:
         self.name = name
         with load(base, ctx_size=CONTEXT) as model:
-            self.windows: Windows = cut(model, text, CONTEXT, windows)
+            self.windows: Windows = cut_windows(model, text, CONTEXT, windows)
             source = ModelSource(model, self.windows)
             with save_base(folder / name, self.windows, source.vocabulary) as keep:
                 scores = Scores.join(list(evaluate(self.windows, source, None, None, keep)))

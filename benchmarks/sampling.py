@@ -47,16 +47,16 @@ def logits(rows: int, vocabulary: int) -> np.ndarray:
 
 def child() -> None:
     """Time all cases with the package on the path; print one JSON line each."""
-    from localllm.engine import largest_of
+    from localllm.engine import top_k_of
     from localllm.options import SamplingOptions
     from localllm.sampling.sampler import Sampler
 
     def choose(samplers: list[Sampler], found: np.ndarray) -> list[Any]:
         """Sample as a step of the scheduler does."""
-        count = samplers[0].looks_at
+        count = samplers[0].required_top_k
         if count:
-            picked = [largest_of(row[None], count) for row in found]
-            return [s.sample_largest(one.ids[0], one.logits[0]) for s, one in zip(samplers, picked, strict=True)]
+            picked = [top_k_of(row[None], count) for row in found]
+            return [s.sample_top_k(one.ids[0], one.logits[0]) for s, one in zip(samplers, picked, strict=True)]
         return [sampler.sample(row) for sampler, row in zip(samplers, found, strict=True)]
 
     for vocabulary in VOCABULARIES:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from localllm.generation.statistics import Usage  # noqa: E402
 from localllm.scheduler.request import Finished  # noqa: E402
-from localllm.server.settings import Settings  # noqa: E402
+from localllm.server.settings import ServerSettings  # noqa: E402
 from localllm.server.turn import Turn  # noqa: E402
 from tests.localllm.server.calls import served  # noqa: E402
 from tests.localllm.server.scripted import Model, ScriptedService, Step, said, thought  # noqa: E402
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PICTURES, help="folder of the pictures (default: docs/pictures)")
     out = parser.parse_args().out
     service = ScriptedService(answers, all_models=[Model(id="scripted")])
-    with served(service, Settings(port=0)) as port, sync_playwright() as playwright:
+    with served(service, ServerSettings(port=0)) as port, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         shoot(browser.new_page(viewport={"width": 1200, "height": 860}), f"http://127.0.0.1:{port}/", out)
         explained(browser, out)

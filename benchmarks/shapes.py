@@ -294,7 +294,7 @@ def write(name: str, model: Model, out: Path, layers: int = 0) -> None:
         **{f"{model.architecture}.{key}": value for key, value in keys.items()},
         **byte_vocabulary(model.vocabulary),
     }
-    write_gguf(out, metadata, tensors(model, layers, 0), force=True)
+    write_gguf(out, metadata, tensors(model, layers, 0), overwrite=True)
 
 
 def main() -> None:

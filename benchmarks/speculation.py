@@ -67,8 +67,8 @@ def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) ->
         model.draft_with(None)
     else:
         name = str(draft.file.path) if draft is not None and mode != "ngram" else ""
-        reader = draft.reader() if draft is not None and name else None
-        model.draft_with(Speculation(model.reader(), SpeculationOptions(name, mode), reader))
+        reader = draft.speculation_target() if draft is not None and name else None
+        model.draft_with(Speculation(model.speculation_target(), SpeculationOptions(name, mode), reader))
     model.new_core(SchedulerLimits())  # with an empty cache and without learned state
     ids = model.tokenize(PROMPTS[row.prompt], parse_special=True)
     warm = model.session()  # earlier loading and timing have changed the processor's caches

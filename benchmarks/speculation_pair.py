@@ -157,7 +157,7 @@ def write(path: Path, shape: Shape) -> None:
             * WIDTH / shape.width,
         }  # fmt: skip
         found.pop("general.size_label", None)
-        write_gguf(path, found, tensors(box, shape), force=True)
+        write_gguf(path, found, tensors(box, shape), overwrite=True)
 
 
 class Scales:

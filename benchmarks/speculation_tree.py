@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import localllm
 from localllm.model import Model
-from localllm.speculation.costs import DRAFTING, VERIFYING, measure
+from localllm.speculation.costs import DRAFTING, VERIFYING, measure_costs
 
 from compare import RESULTS, machine  # isort: skip
 from speculation_pair import PROMPTS  # isort: skip
@@ -77,8 +77,8 @@ def main() -> None:
         localllm.load(arguments.target, ctx_size=1024) as target,
         localllm.load(arguments.draft, ctx_size=1024) as draft,
     ):
-        costs = measure(target.engine, target.vocabulary, VERIFYING)
-        step = measure(draft.engine, draft.vocabulary, DRAFTING).seconds(1)
+        costs = measure_costs(target.engine, target.vocabulary, VERIFYING)
+        step = measure_costs(draft.engine, draft.vocabulary, DRAFTING).seconds(1)
         by_rank = shares(target, draft, arguments.tokens)
     chain, tree = (best(ranks, costs.seconds, step) for ranks in (by_rank[:1], by_rank))
     result = {

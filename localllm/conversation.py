@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from localllm.answer.formats import find_format
 from localllm.answer.reader import AnswerReader
 from localllm.answer.thinking import with_thinking
-from localllm.cache import keep_held
+from localllm.cache import align_tokens
 from localllm.cache.kept import keep_in_file, take_up
 from localllm.cache.prefix import same
-from localllm.cache.prompt_cache import Kept, read
+from localllm.cache.prompt_cache import Kept, read_prompt_cache
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Usage
-from localllm.held import end_of, held
+from localllm.held import answer_constraint, prompt_tail
 from localllm.options import AnswerOptions, SamplingOptions
 from localllm.reply import Piece, Reply, pieces_of
 from localllm.scheduler.request import Event, Finished, Request, Token
@@ -60,13 +60,13 @@ class Conversation:
         context_shift: bool = False,
     ) -> None:
         self._model, self._context = model, model.context
-        self._words, self._template = _words(model), template
-        self._special = frozenset(self._words.special.values())
+        self._tokenizer, self._template = _tokenizer_of(model), template
+        self._special = frozenset(self._tokenizer.special.values())
         self._format = find_format(template.source)
-        self._visible = self._format.visible(self._words.special)
-        self._parted = any(map(self._words.is_control, self._visible))  # the raw text has unreadable control tokens
+        self._visible = self._format.visible(self._tokenizer.special)
+        self._parted = any(map(self._tokenizer.is_control, self._visible))  # the raw text has unreadable control tokens
         self.observer: AnswerObserver | None = None  # observes how answers are generated
-        self._encoder = ChatEncoder(self._words, template.source, options.parse_special_in_content)
+        self._encoder = ChatEncoder(self._tokenizer, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
         self._context_shift = context_shift
         self._system, self._added = "", ""  # the system prompt, and the text that `clear` added to it
@@ -134,7 +134,7 @@ class Conversation:
         """Continue the last answer; return the new part."""
         self._close_last()
         messages, said = self._asked("no answer to continue"), self.messages[-1]["content"]
-        begun = self._answered or self._words.encode(said, add_special=False)
+        begun = self._answered or self._tokenizer.encode(said, add_special=False)
         return self._reply(messages, begun, cancel)
 
     def undo(self) -> str:
@@ -171,7 +171,7 @@ class Conversation:
 
         If `problem` is set, the cache in the file is unusable, and the next turn evaluates the text.
         """
-        kept = read(path, self._model)
+        kept = read_prompt_cache(path, self._model)
         self.tokens = take_up(kept, self._model)
         self.messages, self._answered, self._added = list(kept.messages), [], ""
         return kept
@@ -212,7 +212,7 @@ class Conversation:
     ) -> Generator[Piece]:
         """Yield the answer to the last of `messages`. It continues from the tokens `begun`, which are not yielded."""
         turn = _Turn(messages, list(begun), self._decoded(begun))
-        started = text = self._words.decode(begun)
+        started = text = self._tokenizer.decode(begun)
         ended = False
         try:
             prompt = [*self._prompt(messages), *begun]
@@ -251,7 +251,7 @@ class Conversation:
                 if last is None and self._sampler is sampler:  # it may have chosen tokens that were not read
                     self._sampler = sampler.rewound(len(turn.tokens) - given)
                 evaluated = [*prompt, *turn.tokens[given:]]
-                self.tokens = evaluated[: last.held if last is not None else len(evaluated) - 1]
+                self.tokens = evaluated[: last.cached_tokens if last is not None else len(evaluated) - 1]
             assert last is not None, "an answer has an end"
             spent = last.usage if spent is None else spent.and_then(last.usage)
             full = self._context_shift and last.reason == "context"
@@ -285,7 +285,7 @@ class Conversation:
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         """Return the text of answer tokens, as the model wrote it."""
-        decoder = self._words.stream(visible=self._visible)
+        decoder = self._tokenizer.stream(visible=self._visible)
         return "".join([*map(decoder.push, tokens), decoder.finish()])
 
     def _constraint(self, prompt: list[int], begun: int) -> Constraint | None:
@@ -295,7 +295,7 @@ class Conversation:
         are not constrained.
         """
         asked, answered = prompt[: len(prompt) - begun], prompt[len(prompt) - begun :]
-        make = held(self._model, self._asked_of, self._template, self._tail(asked))
+        make = answer_constraint(self._model, self._asked_of, self._template, self._tail(asked))
         if make is None:
             return None
         constraint = make()
@@ -306,7 +306,7 @@ class Conversation:
         return constraint
 
     def _tail(self, prompt: list[int]) -> str:
-        return end_of(self._words.decode(prompt[-_TAIL:], special=True))
+        return prompt_tail(self._tokenizer.decode(prompt[-_TAIL:], special=True))
 
     def _whole(self, turn: _Turn) -> list[int] | None:
         """Return the leading tokens that make up exactly the text so far, without text that was held back; or None."""
@@ -328,7 +328,7 @@ class Conversation:
                 self._tell(note)
         self._model.check_length(rendered.text)
         fresh = self._encoder.encode(rendered.text)
-        return keep_held(self.tokens, fresh, self._words.piece, self._special)
+        return align_tokens(self.tokens, fresh, self._tokenizer.piece, self._special)
 
     def _shifted(self, messages: list[dict[str, str]], tokens: list[int]) -> tuple[list[dict[str, str]], int]:
         """Return `messages` without the oldest turns, and the number of turns dropped.
@@ -385,7 +385,7 @@ def template_of(
     `given` replaces the file's template.
     """
     model.refuse_chat()
-    return choose_template(model.file.metadata, _words(model), confined, given)
+    return choose_template(model.file.metadata, _tokenizer_of(model), confined, given)
 
 
 def is_plain(template: ChatTemplate) -> bool:
@@ -397,7 +397,7 @@ def _turns(count: int) -> str:
     return "turn was" if count == 1 else f"{count} turns were"
 
 
-def _words(model: Templated) -> Tokenizer:
+def _tokenizer_of(model: Templated) -> Tokenizer:
     if model.maybe_tokenizer is None:
         raise LocalLLMError(f"{model.file.path}: the file has no tokenizer, so it cannot chat")
     return model.maybe_tokenizer

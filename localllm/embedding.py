@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine import ContextFull, Engine, Rows
+from localllm.engine import ContextFull, Engine, SequenceRows
 from localllm.errors import LocalLLMError
 from localllm.models import Config, Pooler, unit
 from localllm.models.config import Pooling
@@ -68,7 +68,7 @@ class Embedder:
                 sequences = [engine.add() for _ in range(count)]
                 try:
                     parts = zip(sequences, texts[first : first + count], strict=True)
-                    results = engine.step([Rows(sequence, ids, "all") for sequence, ids in parts])
+                    results = engine.step([SequenceRows(sequence, ids, "all") for sequence, ids in parts])
                     found = [result.logits.copy() for result in results]
                 finally:
                     for sequence in sequences:
@@ -91,7 +91,7 @@ class Embedder:
         with self.engine.alone:
             try:
                 for start in range(0, len(ids), most):
-                    [result] = self.engine.step([Rows(sequence, ids[start : start + most], "all")])
+                    [result] = self.engine.step([SequenceRows(sequence, ids[start : start + most], "all")])
                     parts.append(result.logits.copy())
             finally:
                 self.engine.release(sequence)
@@ -110,7 +110,7 @@ def normalized(vectors: Sequence[F32]) -> F32:
     return unit(np.stack(vectors))
 
 
-def pair(words: Tokenizer, metadata: Mapping[str, Any], query: str, document: str) -> list[int]:
+def rank_pair(tokenizer: Tokenizer, metadata: Mapping[str, Any], query: str, document: str) -> list[int]:
     """Return a reranker's token ids for a query and a document.
 
     The file's own template has placeholders for both. Without one, a separator joins them, as for a sentence pair.
@@ -118,14 +118,14 @@ def pair(words: Tokenizer, metadata: Mapping[str, Any], query: str, document: st
     template = metadata.get(_RANK_TEMPLATE)
     if isinstance(template, str):
         text, texts = _filled(template, {"{query}": query, "{document}": document})
-        control = {token for token in words.special.values() if words.is_control(token)}
+        control = {token for token in tokenizer.special.values() if tokenizer.is_control(token)}
         control.discard(metadata.get(_UNKNOWN, -1))  # any text can become the unknown token
-        return words.encode(text, add_special=False, parse_special=True, guard=_Guard(control, texts))
-    first, second = words.encode(query), words.encode(document)
-    if words.add_bos and second[:1] == [words.bos]:
+        return tokenizer.encode(text, add_special=False, parse_special=True, guard=_Guard(control, texts))
+    first, second = tokenizer.encode(query), tokenizer.encode(document)
+    if tokenizer.add_bos and second[:1] == [tokenizer.bos]:
         second = second[1:]
     separator = metadata.get(_SEPARATOR)
-    doubled = isinstance(separator, int) and 0 <= separator < words.vocab_size and "eos" in words.adds
+    doubled = isinstance(separator, int) and 0 <= separator < tokenizer.vocab_size and "eos" in tokenizer.adds
     return [*first, *([int(separator)] if doubled and separator is not None else []), *second]
 
 

@@ -11,8 +11,7 @@ tokenizers, samplers, conversations and speculation are built on top.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Several
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Literal, NamedTuple, Protocol
@@ -20,20 +19,20 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.base import Executable, Largest, Limits, Picks
-from localllm.cache import BlockPool, CacheFull, Sequence, how_many_fit
+from localllm.backends.base import Executable, Limits, TopK, TopKExecutable
+from localllm.cache import BlockPool, CacheFull, CacheSequence, how_many_fit
 from localllm.errors import LocalLLMError
 from localllm.generation.exclusive import Exclusive
 from localllm.notice import Notice, Setting
 from localllm.plan import Batch
-from localllm.sampling.select import largest
+from localllm.sampling.select import top_k_indices
 
 F32 = NDArray[np.float32]
 Int32s = NDArray[np.int32]
 Wanted = Literal["none", "last", "all"] | tuple[int, ...]  # numbers: these rows of the step, in this order
 
 _NO_LOGITS = np.empty((0, 0), np.float32)
-_NO_LARGEST = Largest(np.empty((0, 0), np.int32), _NO_LOGITS)
+_NO_TOP_K = TopK(np.empty((0, 0), np.int32), _NO_LOGITS)
 
 
 class ContextFull(LocalLLMError):
@@ -44,26 +43,26 @@ class StepTooLarge(LocalLLMError):
     """A step exceeds the limit of rows or of logit rows; nothing has changed."""
 
 
-class Rows(NamedTuple):
+class SequenceRows(NamedTuple):
     """The next tokens of a sequence in a step, and the rows whose logits are requested."""
 
-    sequence: Sequence
-    tokens: Several[int]
+    sequence: CacheSequence
+    tokens: Sequence[int]
     wanted: Wanted = "last"
-    largest: int = 0  # top-k: the number of largest logits per requested row; 0: all logits
+    top_k: int = 0  # top-k: the number of largest logits per requested row; 0: all logits
 
 
 class Result(NamedTuple):
-    """The results for one `Rows` with n requested rows: views that the next step overwrites."""
+    """The results for one `SequenceRows` with n requested rows: views that the next step overwrites."""
 
     logits: F32  # (n, vocabulary); (0, 0) if only the top-k were requested
-    largest: Largest  # top-k, (n, k) each, largest first, ties by id, NaN first; (0, 0) if not requested
+    top_k: TopK  # top-k, (n, k) each, largest first, ties by id, NaN first; (0, 0) if not requested
 
 
 class Watches(Protocol):
     """An observer of an engine's steps."""
 
-    def step(self, rows: Several[Rows]) -> AbstractContextManager[None]:
+    def step(self, rows: Sequence[SequenceRows]) -> AbstractContextManager[None]:
         """Return a context manager around a step; its rows are not in their sequences yet."""
         ...
 
@@ -88,35 +87,35 @@ class Engine:
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
-    def add(self) -> Sequence:
+    def add(self) -> CacheSequence:
         """Return a new, empty sequence. It takes a block with its first token."""
         return self.pool.new_sequence()
 
-    def fork(self, sequence: Sequence) -> Sequence:
+    def fork(self, sequence: CacheSequence) -> CacheSequence:
         """Return a second sequence with the same tokens. It shares the blocks, so it costs no memory until it grows."""
         return sequence.fork()
 
-    def truncate(self, sequence: Sequence, length: int) -> int:
+    def truncate(self, sequence: CacheSequence, length: int) -> int:
         """Keep the first `length` tokens, or none if a sliding window dropped needed ones; return the number kept."""
         with self.alone:
             length = sequence.reach(length)
             sequence.truncate(length)
             return length
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: CacheSequence) -> None:
         """Empty a sequence and return all its blocks to the pool."""
         sequence.free()
 
-    def opened(self, prompt: Several[int]) -> Several[int]:
+    def opened(self, prompt: Sequence[int]) -> Sequence[int]:
         """Return a prompt as its sequence stores it: with an encoder, followed by the token that starts the answer."""
         return prompt if self.start is None or self.start in prompt else [*prompt, self.start]
 
     # -- capacity --------------------------------------------------------------------------------------------------
 
     @property
-    def most_largest(self) -> int:
+    def max_top_k(self) -> int:
         """The largest k for top-k on the device; above it, the host searches all logits."""
-        return self.executable.most_picked if isinstance(self.executable, Picks) else 0
+        return self.executable.max_top_k if isinstance(self.executable, TopKExecutable) else 0
 
     @property
     def block_tokens(self) -> int:
@@ -128,7 +127,7 @@ class Engine:
         """Number of free cache blocks, in the pool with the fewest."""
         return min(pool.takeable for pool in self.pool.pools)
 
-    def room(self, sequence: Sequence) -> int:
+    def room(self, sequence: CacheSequence) -> int:
         """Return how many more tokens a sequence can hold now; all sequences share the free blocks."""
         return max(0, min(self.limits.positions - sequence.length, sequence.room))
 
@@ -136,7 +135,7 @@ class Engine:
         """Return the weight and cache bytes that a step for a sequence's next token reads."""
         return int(self.executable.memory.read_after(tokens))
 
-    def fits(self, wanted: Several[tuple[Sequence, int]]) -> bool:
+    def fits(self, wanted: Sequence[tuple[CacheSequence, int]]) -> bool:
         """Return whether the cache has room for a step with these numbers of tokens per sequence.
 
         Sliding-window layers free blocks between steps, so tokens that do not fit in one step may fit in several.
@@ -146,7 +145,7 @@ class Engine:
         return how_many_fit(wanted) == len(wanted)
 
     @contextmanager
-    def taking(self, sequence: Sequence, tokens: Several[int]) -> Iterator[None]:
+    def taking(self, sequence: CacheSequence, tokens: Sequence[int]) -> Iterator[None]:
         """Reserve blocks of an empty sequence for tokens (whole blocks) that the caller fills inside the `with`."""
         with self.alone:
             self.copy_shared()  # copy shared blocks before the caller fills them
@@ -161,7 +160,7 @@ class Engine:
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
-    def step(self, rows: Several[Rows]) -> list[Result]:
+    def step(self, rows: Sequence[SequenceRows]) -> list[Result]:
         """Append tokens to sequences and evaluate them in one pass; return a result for each of `rows`, in order.
 
         A sequence may occur only once in `rows`. If anything fails, all sequences are unchanged. Raises ContextFull and
@@ -176,7 +175,7 @@ class Engine:
                     return self._step(rows)
             return self._step(rows)
 
-    def _step(self, rows: Several[Rows]) -> list[Result]:
+    def _step(self, rows: Sequence[SequenceRows]) -> list[Result]:
         starts, counts, wanted = self._checked(rows)
         try:
             batch = self._batch(rows, starts, counts, wanted)
@@ -202,7 +201,7 @@ class Engine:
                     pool.put_back(source, target)
                     raise
 
-    def _checked(self, rows: Several[Rows]) -> tuple[list[int], list[int], list[int]]:
+    def _checked(self, rows: Sequence[SequenceRows]) -> tuple[list[int], list[int], list[int]]:
         """Return the first position, tokens and number of requested logits for each of `rows`; or raise an error."""
         limits = self.limits
         starts: list[int] = []
@@ -237,7 +236,7 @@ class Engine:
                 raise CacheFull(total, sum(counts[:fit]), self.pool.blocks, self.pool.block_size)
         return starts, counts, wanted
 
-    def _check_text(self, sequence: Sequence, tokens: Several[int], which: Wanted) -> None:
+    def _check_text(self, sequence: CacheSequence, tokens: Sequence[int], which: Wanted) -> None:
         """Raise LocalLLMError unless new sequences get a whole text, with no logits requested for its rows."""
         if sequence.tokens:
             return
@@ -250,7 +249,7 @@ class Engine:
         if which == "all" or (isinstance(which, tuple) and any(row < border for row in which)):
             raise LocalLLMError("a model with an encoder has no logits of the text that it answers, only of its answer")
 
-    def _batch(self, rows: Several[Rows], starts: list[int], counts: list[int], wanted: list[int]) -> Batch:
+    def _batch(self, rows: Sequence[SequenceRows], starts: list[int], counts: list[int], wanted: list[int]) -> Batch:
         """Append `rows` to their sequences, and return them as a batch."""
         tokens, positions, slots, logit_rows, tables = [], [], [], [], []
         end = 0
@@ -283,43 +282,41 @@ class Engine:
             histories=[part.sequence.tokens for part in rows],
         )
 
-    def _run(self, rows: Several[Rows], batch: Batch, wanted: list[int]) -> list[Result]:
+    def _run(self, rows: Sequence[SequenceRows], batch: Batch, wanted: list[int]) -> list[Result]:
         """Evaluate the batch. If possible, copy only the top-k logits from the device."""
         executable = self.executable
-        if len(rows) == 1 and not rows[0].largest:  # decode: this path is kept short
-            return [Result(executable.step(batch), _NO_LARGEST)]
-        most = max(part.largest for part in rows)
+        if len(rows) == 1 and not rows[0].top_k:  # decode: this path is kept short
+            return [Result(executable.step(batch), _NO_TOP_K)]
+        most = max(part.top_k for part in rows)
         spans = [slice(stop - count, stop) for stop, count in zip(accumulate(wanted), wanted, strict=True)]
-        if most and most <= self.most_largest and all(p.largest or not n for p, n in zip(rows, wanted, strict=True)):
-            assert isinstance(executable, Picks)
-            ids, logits = executable.step_largest(batch, most)
+        if most and most <= self.max_top_k and all(p.top_k or not n for p, n in zip(rows, wanted, strict=True)):
+            assert isinstance(executable, TopKExecutable)
+            ids, logits = executable.step_top_k(batch, most)
             return [
-                Result(_NO_LOGITS, Largest(ids[span, : part.largest], logits[span, : part.largest]))
+                Result(_NO_LOGITS, TopK(ids[span, : part.top_k], logits[span, : part.top_k]))
                 for part, span in zip(rows, spans, strict=True)
             ]
         found = executable.step(batch)
         return [
-            Result(_NO_LOGITS, largest_of(found[span], part.largest))
-            if part.largest
-            else Result(found[span], _NO_LARGEST)
+            Result(_NO_LOGITS, top_k_of(found[span], part.top_k)) if part.top_k else Result(found[span], _NO_TOP_K)
             for part, span in zip(rows, spans, strict=True)
         ]
 
 
-def largest_of(logits: F32, count: int) -> Largest:
-    """Return the top `count` logits of each row (n, vocabulary), as `Picks.step_largest` does."""
+def top_k_of(logits: F32, count: int) -> TopK:
+    """Return the top `count` logits of each row (n, vocabulary), as `TopKExecutable.step_top_k` does."""
     ids = np.empty((len(logits), min(count, logits.shape[1])), np.int32)
     for into, row in zip(ids, logits, strict=True):
         none = np.isnan(row)
-        into[:] = (np.lexsort((-row, ~none)) if none.any() else largest(row, count))[:count]
-    return Largest(ids, np.take_along_axis(logits, ids, axis=1) + np.float32(0))  # negative zero becomes zero
+        into[:] = (np.lexsort((-row, ~none)) if none.any() else top_k_indices(row, count))[:count]
+    return TopK(ids, np.take_along_axis(logits, ids, axis=1) + np.float32(0))  # negative zero becomes zero
 
 
-def _joined(arrays: Several[Int32s]) -> Int32s:
+def _joined(arrays: Sequence[Int32s]) -> Int32s:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _stacked(tables: Several[Int32s]) -> Int32s:
+def _stacked(tables: Sequence[Int32s]) -> Int32s:
     """Stack tables of different lengths to (sequences, blocks); padding is 0, which is never read."""
     if len(tables) == 1:
         return tables[0][None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
-    from localllm.answer.structure import Asked, Structure
+    from localllm.answer.structure import ConstraintSpec, Structure
     from localllm.generation.constraint import Constraint
     from localllm.template import ChatTemplate
     from localllm.tokenizer import Tokenizer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TAIL = 1000  # characters
 
 
-class Worded(Protocol):
+class ConstraintSource(Protocol):
     """The parts of a model that constraints need."""
 
     @property
@@ -25,12 +25,12 @@ class Worded(Protocol):
     def grammars(self) -> GrammarVocabulary: ...
 
 
-def end_of(prompt: str) -> str:
+def prompt_tail(prompt: str) -> str:
     """Return the end of a prompt, which shows whether reasoning has begun."""
     return str.__str__(prompt)[-_TAIL:]
 
 
-def held_text(model: Worded, structure: Structure | None) -> Callable[[], Constraint] | None:
+def text_constraint(model: ConstraintSource, structure: Structure | None) -> Callable[[], Constraint] | None:
     """Return a factory for the constraint of a plain text; None without a structure. Raises StructureError."""
     if structure is None:
         return None
@@ -39,7 +39,9 @@ def held_text(model: Worded, structure: Structure | None) -> Callable[[], Constr
     return structured(model.grammars, structure)
 
 
-def held(model: Worded, asked: Asked, template: ChatTemplate, tail: str) -> Callable[[], Constraint] | None:
+def answer_constraint(
+    model: ConstraintSource, asked: ConstraintSpec, template: ChatTemplate, tail: str
+) -> Callable[[], Constraint] | None:
     """Return a factory for the constraint of an answer after a prompt that ends with `tail`; None if unconstrained."""
     if not asked.forced and not model.tokenizer.eog:  # no grammar could end, but none was requested
         asked = replace(asked, tools=())

@@ -17,9 +17,9 @@ from localllm.closing import Closing
 from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile
-from localllm.models import Config, architecture_of, record_heads
+from localllm.models import Config, architecture_of, record_mtp_heads
 from localllm.notice import BeyondTraining, Notice, Setting, Written
-from localllm.opening import BATCH_ROWS, Bound, bind
+from localllm.opening import BATCH_ROWS, BoundModel, bind
 from localllm.options import LoadOptions
 from localllm.plan import Plan, Store, Tensor
 from localllm.sampling.defaults import file_defaults
@@ -27,7 +27,7 @@ from localllm.session import Session
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
 if TYPE_CHECKING:
-    from localllm.speculation.setup import Reader, Speculation
+    from localllm.speculation.setup import Speculation, SpeculationTarget
 
 
 T = TypeVar("T")
@@ -62,10 +62,12 @@ def token_ids(ids: Any) -> list[int]:
 class LoadedModel(Closing):
     """An open file with weights and cache on a backend. It converts text to token ids and computes logits."""
 
-    def __init__(self, file: GGUFFile, force: bool = False) -> None:
-        """`force`: if the file's pre-tokenizer is unknown, use the nearest one."""
+    def __init__(self, file: GGUFFile, nearest_rule: bool = False) -> None:
+        """`nearest_rule`: if the file's pre-tokenizer is unknown, use the nearest one."""
         self.file = file
-        self.maybe_tokenizer = Tokenizer.from_metadata(file.metadata, force) if has_tokenizer(file.metadata) else None
+        self.maybe_tokenizer = (
+            Tokenizer.from_metadata(file.metadata, nearest_rule) if has_tokenizer(file.metadata) else None
+        )
         self.sampling_defaults = file_defaults(file.metadata)
         self.context = 0
         self.batch_rows = BATCH_ROWS
@@ -75,7 +77,7 @@ class LoadedModel(Closing):
         self.placed = ""  # what runs where, if a GPU is used or was requested
         self.cache = CacheChoice(CacheTypes(), "")
         self.speculation: Speculation | None = None
-        self._bound: Bound | None = None
+        self._bound: BoundModel | None = None
         self._closed = False
 
     def bind(
@@ -97,12 +99,12 @@ class LoadedModel(Closing):
             trained = f"the model was trained on {bound.config.context_length} tokens; answers may make no sense beyond"
             warnings.warn(Notice(f"{trained} (", Setting("ctx_size", self.context), ")"), BeyondTraining, stacklevel=2)
 
-    def reader(self) -> Reader:
+    def speculation_target(self) -> SpeculationTarget:
         """Return this model in the form that speculation needs."""
-        from localllm.speculation.setup import Reader
+        from localllm.speculation.setup import SpeculationTarget
         from localllm.speculation.vocabulary import Vocabulary
 
-        return Reader(self.engine, Vocabulary(self.file.path, self.vocabulary, self.maybe_tokenizer))
+        return SpeculationTarget(self.engine, Vocabulary(self.file.path, self.vocabulary, self.maybe_tokenizer))
 
     @property
     def layers(self) -> tuple[Store, ...]:
@@ -110,9 +112,11 @@ class LoadedModel(Closing):
         return self.plan.layers if self.plan is not None else ()
 
     @cached_property
-    def heads(self) -> tuple[Plan, ...]:
+    def mtp_heads(self) -> tuple[Plan, ...]:
         """The plans of the file's next-token heads (`localllm.models.next_token`). Generation does not use them yet."""
-        return record_heads(self.file.metadata, architecture_of(self.file.metadata), self.file.tensors, self.context)
+        return record_mtp_heads(
+            self.file.metadata, architecture_of(self.file.metadata), self.file.tensors, self.context
+        )
 
     @property
     def engine(self) -> Engine:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from localllm.answer.formats import find_format
 from localllm.backends.base import Progress
 from localllm.box import resolve
-from localllm.embedding import Embedder, normalized, pair
+from localllm.embedding import Embedder, normalized, rank_pair
 from localllm.errors import LocalLLMError
 from localllm.generation.stream import AHEAD
 from localllm.gguf import GGUFFile, open_gguf
-from localllm.held import end_of, held, held_text
+from localllm.held import answer_constraint, prompt_tail, text_constraint
 from localllm.loaded import refuse_serving
 from localllm.models import ModelError, architecture_of
 from localllm.notice import FILE, Notice, Setting
@@ -97,13 +97,13 @@ class Model(Templated):
 
     def rank(self, query: str, documents: Sequence[str]) -> NDArray[np.float32]:
         """Return a reranker's score of each document for the query, float32 (documents,)."""
-        embedder, words = self.embedder, self.tokenizer
+        embedder, tokenizer = self.embedder, self.tokenizer
         way = embedder.pooling("rank")
         if not documents:
             raise LocalLLMError("rank needs at least one document, got none")
         for text in (query, *documents):
             self.check_length(text)
-        pairs = [pair(words, self.file.metadata, query, document) for document in documents]
+        pairs = [rank_pair(tokenizer, self.file.metadata, query, document) for document in documents]
         return np.array([scores[0] for scores in embedder.vectors(pairs, way)], np.float32)
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Model(Templated):
         if answer.system_prompt:
             raise LocalLLMError("generate takes no system_prompt; put the text into the prompt, or use model.chat")
         prompts, many = _prompts(prompt)
-        structure = held_text(self, answer.structure)
+        structure = text_constraint(self, answer.structure)
         given_ids = [self.prompt_ids(each) if isinstance(each, str) else self._known(each) for each in prompts]
         requests = [
             self._request(ids, sampling, answer, answer.stops, structure, logprobs, logits_processor)
@@ -201,10 +201,10 @@ class Model(Templated):
         asked, given = divided(keywords, AnswerOptions, SamplingOptions)
         answer, sampling = AnswerOptions.given(options, asked), self._sampling(sampling, given)
         text = self._render(messages_of(messages, answer.system_prompt), answer.template_variables, tools)
-        template, tail = self.template[0], end_of(text)
+        template, tail = self.template[0], prompt_tail(text)
         asked_of = replace(answer.asked, tools=tools or (), forced=False)
         ids, stops = self._encoded(text, answer.parse_special_in_content), (*answer.stops, *template.stops)
-        constraint = held(self, asked_of, template, tail)
+        constraint = answer_constraint(self, asked_of, template, tail)
         request = self._request(ids, sampling, answer, stops, constraint, logprobs, logits_processor)
         format_ = find_format(template.source)
         request = replace(request, visible=format_.visible(self.tokenizer.special))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from localllm.backends import open_backend
-from localllm.backends.base import Backend, CacheTypes, Card, Executable, Limits, Progress
+from localllm.backends.base import Backend, CacheTypes, DeviceBackend, Executable, Limits, Progress
 from localllm.backends.hybrid.offload import Offload, Planner, arrange
 from localllm.backends.hybrid.offload import bind as bind_to
 from localllm.cache import SLACK, BlockPool, CacheChoice, choose_types
@@ -17,7 +17,7 @@ from localllm.engine import Engine
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile
 from localllm.machine.memory import memory
-from localllm.models import Config, Head, Pooler, architecture_of, read_config, record
+from localllm.models import Config, Pooler, PoolingHead, architecture_of, read_config, record
 from localllm.notice import Notice, NotUsed, Setting
 from localllm.options import LoadOptions
 from localllm.options.diffusion import CANVAS
@@ -35,7 +35,7 @@ LEAST_ROWS = 128  # per forward pass, however large states are
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundModel:
     """A model's plan on a backend, with its cache."""
 
     config: Config
@@ -61,7 +61,7 @@ def bind(
     weights: Mapping[str, Tensor] | None = None,
     embeddings: bool = False,
     sequences: int = 0,
-) -> Bound:
+) -> BoundModel:
     """Load the weights to a backend and allocate the cache. `weights` replace the file's tensors.
 
     With `embeddings` the plan ends in embeddings instead of logits; an encoder's plan always does. `sequences` prepares
@@ -75,7 +75,7 @@ def bind(
     plan = record(config, architecture, weights or file.tensors, context, embeddings)
     pooler = None
     if embeddings or architecture.encoder:
-        pooler = Pooler(config, Head.of(config, architecture, file.tensors))
+        pooler = Pooler(config, PoolingHead.of(config, architecture, file.tensors))
     offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
     offload.check(options.backend)
 
@@ -83,17 +83,19 @@ def bind(
         return limits_of(context, plan, max(1, sequences), diffuses)
 
     limits = limits_at(context)
-    held = sum(tensor.nbytes for tensor in file.tensors.values()) - summarize(plan).table_bytes
+    weight_bytes = sum(tensor.nbytes for tensor in file.tensors.values()) - summarize(plan).table_bytes
     asked = CacheTypes(options.cache_type_k, options.cache_type_v)
-    cache = choose_types(asked, plan, limits, held, options.force or options.any_cache)
+    cache = choose_types(asked, plan, limits, weight_bytes, options.force or options.any_cache)
     if sequences:
-        limits = within(limits, plan, cache.types, int(MEMORY_SHARE * free_memory()) - held, bool(options.ctx_size))
+        limits = fit_limits(
+            limits, plan, cache.types, int(MEMORY_SHARE * free_memory()) - weight_bytes, bool(options.ctx_size)
+        )
         if limits.positions < context:
             context = limits.positions
             plan = record(config, architecture, weights or file.tensors, context, embeddings)
 
-    def planner(card: Card, name: str) -> Planner:
-        return Planner(card, name, plan, limits_at, context, cache.types)
+    def planner(gpu: DeviceBackend, name: str) -> Planner:
+        return Planner(gpu, name, plan, limits_at, context, cache.types)
 
     def bound(backend: Backend) -> Executable:
         return backend.bind(plan, limits, cache.types, progress, observed(plan) if observe else ())
@@ -112,7 +114,7 @@ def bind(
 
     start = config.decoder.start if config.decoder is not None and pooler is None else None
     engine = Engine(executable, pool, replace(limits, positions=context), start)
-    return Bound(config, plan, context, cache, engine, opened.describe(), arranged.line(executable), close, pooler)
+    return BoundModel(config, plan, context, cache, engine, opened.describe(), arranged.line(executable), close, pooler)
 
 
 def observed(plan: Plan) -> list[Value]:
@@ -153,7 +155,7 @@ def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = Fal
     return Limits(rows, min(rows, logit_rows), blocks, positions, own if own < blocks else 0)
 
 
-def within(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact: bool) -> Limits:
+def fit_limits(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact: bool) -> Limits:
     """Return `limits` with fewer blocks, so that the cache fits in `memory` bytes.
 
     Raises LocalLLMError if nothing fits, or if not even one full context fits and the user set its size (`exact`).
@@ -192,13 +194,13 @@ def _within_positions(context: int, file: GGUFFile, options: LoadOptions) -> int
     Measurements (`any_cache`) need the exact size, so for them the plan raises an error instead.
     """
     table = file.tensors.get("position_embd.weight")
-    held = int(table.shape[0]) if table is not None and len(table.shape) == 2 else context
-    if not 0 < held < context or not options.ctx_size or options.any_cache:
+    positions = int(table.shape[0]) if table is not None and len(table.shape) == 2 else context
+    if not 0 < positions < context or not options.ctx_size or options.any_cache:
         return context
-    told = f": the model has embeddings of {held} positions, so this is its context"
+    told = f": the model has embeddings of {positions} positions, so this is its context"
     note = Notice(Setting("ctx_size", context), told)
     warnings.warn(note, NotUsed, stacklevel=2)
-    return held
+    return positions
 
 
 def context_of(asked: int, config: Config, most: int = DEFAULT_CONTEXT) -> int:

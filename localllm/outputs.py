@@ -27,7 +27,7 @@ class OutputError(LocalLLMError):
     """A file was not written; the old one is unchanged."""
 
 
-class Output:
+class OutputFile:
     """A file being written. Raises OutputError if the disk fails."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -40,8 +40,8 @@ class Output:
             self.size += self._file.write(data)
 
 
-def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[str]] = ()) -> None:
-    """Raise OutputError if `path` cannot be written: it exists and `force` is False, it is not a regular file, its
+def check_target(path: Path, overwrite: bool, reading: Iterable[str | os.PathLike[str]] = ()) -> None:
+    """Raise OutputError if `path` cannot be written: it exists and `overwrite` is False, it is not a regular file, its
     folder is missing, or it is one of the command's inputs in `reading`, under any name or link."""
     if os.fspath(path) == "-":
         raise OutputError("-: this output cannot go to stdout, because a file appears only when complete; name a file")
@@ -59,13 +59,13 @@ def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[st
                 raise OutputError(f"{path}: this file is being read; give the output another name")
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; give the name of a file to write")
-    if not force:
+    if not overwrite:
         raise OutputError(Notice(f"{path}: ", _EXISTS))
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
         raise OutputError(f"{path}: is a device or a pipe, which cannot be replaced; give the name of a file")
 
 
-def append(path: Path, data: bytes) -> None:
+def append_file(path: Path, data: bytes) -> None:
     """Append a record to a private file in one piece, safely with concurrent appends; raise OutputError on failure."""
     with _system_errors(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NOT_LINKED | _NO_WAIT, 0o600)
@@ -78,23 +78,23 @@ def append(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def new_file(path: Path, force: bool = False, mode: int = 0o666, keep_mode: bool = True) -> Iterator[Output]:
+def new_file(path: Path, overwrite: bool = False, mode: int = 0o666, keep_mode: bool = True) -> Iterator[OutputFile]:
     """Yield a file that durably replaces `path` if the block ends without an exception; otherwise it is removed.
 
     The permissions come from the replaced file, or from `mode` and the umask for a new file or if `keep_mode` is False.
     Raises OutputError as `check_target` does, and if the disk fails.
     """
-    check_target(path, force)
+    check_target(path, overwrite)
     with _system_errors(path):
         new = NewFile(path, mode)
     with new:
-        yield Output(path, new.file)
-        check_target(path, force)  # it may have appeared in the meantime
+        yield OutputFile(path, new.file)
+        check_target(path, overwrite)  # it may have appeared in the meantime
         with _system_errors(path):
             if keep_mode:
                 _keep_mode(path, new.file.fileno())
             try:
-                new.commit(replace=force)
+                new.commit(replace=overwrite)
             except FileExistsError:
                 raise OutputError(Notice(f"{path}: ", _EXISTS)) from None
 

@@ -15,9 +15,9 @@ from localllm.loaded import LoadedModel
 from localllm.notice import NotUsed
 from localllm.options import LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.sampling.infill import Spellings
-from localllm.sampling.repetition import Breakers, BreakerTokens
+from localllm.sampling.repetition import Breakers, DryBreakers
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
+from localllm.scheduler.interfaces import Observer, PrefixStore, SchedulerLimits
 
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
@@ -32,9 +32,9 @@ PARALLEL = 16  # maximum running requests of a model; others wait
 class Predictor(LoadedModel):
     """An open model with a core, which is created when it is first needed."""
 
-    def __init__(self, file: GGUFFile, force: bool = False) -> None:
-        """`force`: if the file's pre-tokenizer is unknown, use the nearest one."""
-        super().__init__(file, force)
+    def __init__(self, file: GGUFFile, nearest_rule: bool = False) -> None:
+        """`nearest_rule`: if the file's pre-tokenizer is unknown, use the nearest one."""
+        super().__init__(file, nearest_rule)
         self.draft: Predictor | None = None  # the draft model; closed with this model
         self._stepper: Stepper | None = None
         self._opening = threading.RLock()
@@ -48,7 +48,7 @@ class Predictor(LoadedModel):
             return self._stepper or self.new_core(SchedulerLimits(parallel=PARALLEL))
 
     def new_core(
-        self, limits: SchedulerLimits, observer: Observer | None = None, store: Store | None = None
+        self, limits: SchedulerLimits, observer: Observer | None = None, store: PrefixStore | None = None
     ) -> Stepper:
         """Replace the core and return its stepper. Running answers of the old core end with an error."""
         from localllm.generation.core import Core
@@ -119,7 +119,11 @@ class Predictor(LoadedModel):
                 any_cache=True,  # no warnings: wrong drafts cost only time
             )
         try:
-            self.draft_with(Speculation(self.reader(), speculation, draft.reader() if draft is not None else None))
+            self.draft_with(
+                Speculation(
+                    self.speculation_target(), speculation, draft.speculation_target() if draft is not None else None
+                )
+            )
         except BaseException:
             if draft is not None:
                 draft.close()
@@ -143,7 +147,9 @@ class Predictor(LoadedModel):
             self.draft_with(None)
             return
         drafts = self.draft is not None and bool(options.model_draft)
-        speculation = Speculation(self.reader(), options, self.draft.reader() if drafts and self.draft else None)
+        speculation = Speculation(
+            self.speculation_target(), options, self.draft.speculation_target() if drafts and self.draft else None
+        )
         self.draft_with(speculation)
         for note in speculation.notes:
             warnings.warn(note, NotUsed, stacklevel=2)
@@ -160,25 +166,25 @@ class Predictor(LoadedModel):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def sampler(self, options: SamplingOptions, breakers: Breakers | None = None) -> Sampler:
-        """Return a sampler for this vocabulary. `breakers`: DRY sequence breakers, if already known."""
-        if breakers is None and options.dry_multiplier and self.breakers is not None:
-            breakers = self.breakers.find(options.dry_sequence_breaker)
-        words = self.maybe_tokenizer
-        if words is None:
-            return Sampler(options, breakers)
-        spellings = Spellings(partial(words.piece, special=False), words.eog, words.end)
-        return Sampler(options, breakers, words.suppressed, spellings)
+    def sampler(self, options: SamplingOptions, dry_breakers: Breakers | None = None) -> Sampler:
+        """Return a sampler for this vocabulary. `dry_breakers`: DRY sequence breakers, if already known."""
+        if dry_breakers is None and options.dry_multiplier and self.dry_breakers is not None:
+            dry_breakers = self.dry_breakers.find(options.dry_sequence_breaker)
+        tokenizer = self.maybe_tokenizer
+        if tokenizer is None:
+            return Sampler(options, dry_breakers)
+        spellings = Spellings(partial(tokenizer.piece, special=False), tokenizer.eog, tokenizer.end)
+        return Sampler(options, dry_breakers, tokenizer.suppressed, spellings)
 
     @cached_property
-    def breakers(self) -> BreakerTokens | None:
+    def dry_breakers(self) -> DryBreakers | None:
         """Finds DRY sequence breakers in the vocabulary; None without a tokenizer."""
-        words = self.maybe_tokenizer
-        if words is None:
+        tokenizer = self.maybe_tokenizer
+        if tokenizer is None:
             return None
-        return BreakerTokens(
-            lambda: [words.piece(token) for token in range(words.vocab_size)],
-            lambda text: words.encode(text, add_special=False),
+        return DryBreakers(
+            lambda: [tokenizer.piece(token) for token in range(tokenizer.vocab_size)],
+            lambda text: tokenizer.encode(text, add_special=False),
         )
 
     @cached_property

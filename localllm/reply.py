@@ -270,11 +270,11 @@ def pieces_of(events: Iterator[Event], reader: AnswerReader | None = None) -> Ge
             if not isinstance(event, Token | Finished):
                 continue
             text = "".join([part.text for part in event.parts if isinstance(part, Content)])
-            thought = "".join([part.text for part in event.parts if isinstance(part, Reasoning)])
+            reasoning = "".join([part.text for part in event.parts if isinstance(part, Reasoning)])
             if isinstance(event, Finished):
-                yield Piece(text, None, thought, None, event.parts, event.text, event)
+                yield Piece(text, None, reasoning, None, event.parts, event.text, event)
             else:
-                yield Piece(text, event.token, thought, event.logprob, event.parts, event.text)
+                yield Piece(text, event.token, reasoning, event.logprob, event.parts, event.text)
     finally:
         if (close := getattr(events, "close", None)) is not None:
             close()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine import Engine, Rows
+from localllm.engine import Engine, SequenceRows
 
 
 class Session:
@@ -44,7 +44,7 @@ class Session:
 
         The result is a view that the next evaluation overwrites.
         """
-        return self.engine.step((Rows(self.sequence, tokens, "all" if logits else "last"),))[0].logits
+        return self.engine.step((SequenceRows(self.sequence, tokens, "all" if logits else "last"),))[0].logits
 
     def shared(self, tokens: Sequence[int]) -> int:
         """Return the number of leading `tokens` that are in the cache."""

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Templated(Predictor):
     """An open model that renders conversations with its chat template."""
 
-    def __init__(self, file: GGUFFile, force: bool = False) -> None:
-        """`force`: if the file's pre-tokenizer is unknown, use the nearest one."""
-        super().__init__(file, force)
+    def __init__(self, file: GGUFFile, nearest_rule: bool = False) -> None:
+        """`nearest_rule`: if the file's pre-tokenizer is unknown, use the nearest one."""
+        super().__init__(file, nearest_rule)
         self._confined: Confined | None = None
         self._given: Family | None = None  # the format that replaces the file's chat template
 
@@ -69,9 +69,9 @@ class Templated(Predictor):
         from localllm.template import choose_template, renderer
 
         self.refuse_chat()
-        words = self.tokenizer
+        tokenizer = self.tokenizer
         self._confined = renderer()
-        return choose_template(self.file.metadata, words, self._confined, self._given)
+        return choose_template(self.file.metadata, tokenizer, self._confined, self._given)
 
     def use_template(self, given: Family) -> None:
         """Use the chat template `given` instead of the file's. Raise TemplateError if it is broken.

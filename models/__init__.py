@@ -12,9 +12,9 @@ from localllm.models.architectures import ARCHITECTURES
 from localllm.models.config import Config, ExpertConfig, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
-from localllm.models.head import Head, Pooler, unit
+from localllm.models.head import Pooler, PoolingHead, unit
 from localllm.models.lookup import architecture_of
-from localllm.models.next_token import record_head, record_heads
+from localllm.models.next_token import record_mtp_head, record_mtp_heads
 from localllm.models.reading.config import read_config
 
 __all__ = [
@@ -22,14 +22,14 @@ __all__ = [
     "Architecture",
     "Config",
     "ExpertConfig",
-    "Head",
     "ModelError",
     "Pooler",
+    "PoolingHead",
     "RopeConfig",
     "architecture_of",
     "read_config",
     "record",
-    "record_head",
-    "record_heads",
+    "record_mtp_head",
+    "record_mtp_heads",
     "unit",
 ]

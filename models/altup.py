@@ -62,14 +62,14 @@ class AltUpRecorder(LayerRecorder):
         off = recorder.add(y, recorder.scale(active, -1.0))
         corrected = recorder.mix(off, 1, shares, predicted)
         scale = tensors.vector(name + "altup_correct_scale.weight", config.width)
-        own = recorder.weigh(self.stream(corrected, config.active_stream), scale)
+        own = recorder.mul(self.stream(corrected, config.active_stream), scale)
         assert self.per_layer is not None
         others = tensors.numbers("all but the first stream", [0.0] + [1.0] * (count - 1))
         return recorder.mix(self.per_layer.branch(own, layer), 1, others, corrected)
 
     def stream(self, x: Value, number: int) -> Value:
         width = self.builder.config.width
-        return self.builder.recorder.columns(x, number * width, (number + 1) * width)
+        return self.builder.recorder.slice(x, number * width, (number + 1) * width)
 
     def modes(self, x: Value, name: str) -> Value:
         """Return numbers (T, streams) in -1..1 from which the prediction and correction coefficients are computed."""

@@ -106,7 +106,7 @@ class Indexer:
 class Architecture:
     """One architecture.
 
-    Rope style `norm` rotates neighbouring dimensions (2i, 2i + 1), `neox` rotates halves (i, i + n_rot/2).
+    Rope style `interleaved` rotates neighbouring dimensions (2i, 2i + 1), `neox` rotates halves (i, i + n_rot/2).
     """
 
     name: str  # `general.architecture`, and the prefix of its keys

@@ -26,7 +26,7 @@ _t5 = partial(
 
 _ROWS = (
     Architecture(  # Llama 1-3, Mistral 7B, Nemo and Small, Mixtral, TinyLlama, SmolLM 1-2, Yi, ...
-        "llama", "norm", routing=ExpertGating("softmax", True, scales=True),
+        "llama", "interleaved", routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture(  # Trinity
         "afmoe", "neox", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, root_width_embedding=True,
@@ -36,24 +36,26 @@ _ROWS = (
     Architecture(
         "apertus", "neox", "xielu", ffn_scales=False, ffn="plain", qk_norm=True, attention_scale=True,
     ),
-    Architecture("arcee", "norm", "relu2", ffn_scales=False, ffn="plain", attention_scale=True),  # AFM 4.5B
+    Architecture("arcee", "interleaved", "relu2", ffn_scales=False, ffn="plain", attention_scale=True),  # AFM 4.5B
     Architecture(
-        "arctic", "norm", ffn_scales=False, ignored=("attn_output.bias",),
+        "arctic", "interleaved", ffn_scales=False, ignored=("attn_output.bias",),
         routing=ExpertGating("softmax", True, norm="ffn_norm_exps", dense=True),
     ),
     Architecture("arwkv7", None, ffn_scales=False, recurrent=Recurrent("rwkv7", "all")),  # ARWKV
     Architecture(  # 7B is rotated, 13B has ALiBi
-        "baichuan", "norm", ffn_scales=False, ignored=("attn_output.bias",), rope_depth=32, alibi=8.0, alibi_depth=40,
+        "baichuan", "interleaved", ffn_scales=False, ignored=("attn_output.bias",), rope_depth=32, alibi=8.0,
+        alibi_depth=40,
     ),
     Architecture(  # Ling
-        "bailingmoe", "norm", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
+        "bailingmoe", "interleaved", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # Ling 2.0
         "bailingmoe2", "neox", ffn_scales=False, qk_norm=True,
         routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # Ling 3
-        "bailingmoe3", "norm", sections=True, ffn_scales=False, gated="sigmoid", latent=True, limits="silu_clamp",
+        "bailingmoe3", "interleaved", sections=True, ffn_scales=False, gated="sigmoid", latent=True,
+        limits="silu_clamp",
         ignored=(*QKV_EXTRAS, "attn_output.scale"),
         recurrent=Recurrent("kda", "without_heads", bounded="slopes"),
         routing=ExpertGating("sigmoid", False, from_file=True),
@@ -62,34 +64,35 @@ _ROWS = (
     Architecture("bitnet", "neox"),
     Architecture("bloom", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", alibi=8.0),
     Architecture(  # text part only
-        "chameleon", "norm", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True, head_norm_eps=1e-5,
+        "chameleon", "interleaved", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True, head_norm_eps=1e-5,
         swin=True, attention_post_norm="attn_norm", ffn_post_norm="ffn_norm", silent=(4, 8196),
     ),
-    Architecture("chatglm", "norm", ffn_scales=False, ffn="fused"),  # ChatGLM 2 and 3, GLM 4 9B of 2024
+    Architecture("chatglm", "interleaved", ffn_scales=False, ffn="fused"),  # ChatGLM 2 and 3, GLM 4 9B of 2024
     Architecture("codeshell", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture("cogvlm", "neox", ffn_scales=False, ignored=("rope_freqs.weight", "attn_qkv.scale")),  # text part only
     Architecture(  # Command R7B, Command A, Aya Expanse
-        "cohere2", "norm", norm="layer", ffn_norm="attn_norm", parallel=True, multipliers=COHERE,
+        "cohere2", "interleaved", norm="layer", ffn_norm="attn_norm", parallel=True, multipliers=COHERE,
         sliding=Sliding(4, only_rope=True),
     ),
     Architecture(  # North
-        "cohere2moe", "norm", norm="layer", norm_by_eps=True, ffn_norm="attn_norm", parallel=True,
+        "cohere2moe", "interleaved", norm="layer", norm_by_eps=True, ffn_norm="attn_norm", parallel=True,
         multipliers=COHERE, lead_rotated=True, sliding=Sliding(4, first=True, only_rope=True),
         routing=ExpertGating("sigmoid", False, from_file=True, scales=True, sum_scale=0.5),
     ),
     Architecture(  # Command R and R+
-        "command-r", "norm", ffn_scales=False, norm="layer", ffn_norm="attn_norm", parallel=True, multipliers=COHERE,
+        "command-r", "interleaved", ffn_scales=False, norm="layer", ffn_norm="attn_norm", parallel=True,
+        multipliers=COHERE,
     ),
     Architecture(
         "dbrx", "neox", ffn_scales=False, norm="layer", ffn_norm="attn_output_norm", clamp=True,
         routing=ExpertGating("softmax", True),
     ),
-    Architecture("deci", "norm", ffn_scales=False),  # Nemotron models made by pruning Llama
+    Architecture("deci", "interleaved", ffn_scales=False),  # Nemotron models made by pruning Llama
     Architecture(  # DeepSeek MoE 16B
-        "deepseek", "norm", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
+        "deepseek", "interleaved", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
-        "deepseek2", "norm", ffn_scales=False, latent=True, yarn_scores=True,
+        "deepseek2", "interleaved", ffn_scales=False, latent=True, yarn_scores=True,
         routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may lack it
     ),
     Architecture(  # text part only; files say that 0 dimensions are rotated
@@ -97,25 +100,27 @@ _ROWS = (
         routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # DeepSeek 3.2
-        "deepseek32", "norm", latent=True, yarn_scores=True, indexer=Indexer("neox", "all"),
+        "deepseek32", "interleaved", latent=True, yarn_scores=True, indexer=Indexer("neox", "all"),
         routing=ExpertGating("softmax", False, from_file=True, scales=True),
     ),
     Architecture(  # DeepSeek 4
-        "deepseek4", "norm", ffn_scales=False, ignored=("exp_probs_b_vl.bias",), compressed=True, connections="mixed",
+        "deepseek4", "interleaved", ffn_scales=False, ignored=("exp_probs_b_vl.bias",), compressed=True,
+        connections="mixed",
         limits="swiglu_clamp", limits_of_all=True, sliding=Sliding(0, stretched=False),
-        indexer=Indexer("norm", "all", compressed=True), routing=ExpertGating("sqrt_softplus", False, from_file=True),
+        indexer=Indexer("interleaved", "all", compressed=True),
+        routing=ExpertGating("sqrt_softplus", False, from_file=True),
     ),
     Architecture(  # dots.llm1
         "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),
     ),
     Architecture(
-        "dots3note", "norm", latent=True, gated="sigmoid", ignored=("attn_gate.scale",), sliding=Sliding(0),
+        "dots3note", "interleaved", latent=True, gated="sigmoid", ignored=("attn_gate.scale",), sliding=Sliding(0),
         indexer=Indexer("neox", "full"), routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
     ),
     Architecture("dream", "neox", ffn_scales=False, ignored=("output.bias",), diffusion=True),
-    Architecture("ernie4_5", "norm", ffn_scales=False, ignored=("attn_output.bias", "expert_count")),
+    Architecture("ernie4_5", "interleaved", ffn_scales=False, ignored=("attn_output.bias", "expert_count")),
     Architecture(
-        "ernie4_5-moe", "norm", ffn_scales=False, ignored=("attn_output.bias",),
+        "ernie4_5-moe", "interleaved", ffn_scales=False, ignored=("attn_output.bias",),
         routing=ExpertGating("softmax", True),
     ),
     Architecture("eurobert", "neox", ffn_scales=False, encoder=True),
@@ -160,17 +165,17 @@ _ROWS = (
         routing=ExpertGating("softmax", True, scales=True, activation="gelu", beside=True),
     ),
     Architecture(  # GLM 5 to 5.2
-        "glm-dsa", "norm", latent=True, yarn_scores=True, indexer=Indexer("norm", "types"),
+        "glm-dsa", "interleaved", latent=True, yarn_scores=True, indexer=Indexer("interleaved", "types"),
         routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
     ),
-    Architecture("glm4", "norm", sections=True, ffn="fused", ffn_scales=False, post_norms=True),
+    Architecture("glm4", "interleaved", sections=True, ffn="fused", ffn_scales=False, post_norms=True),
     Architecture(
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
     Architecture(  # GLM 5.3 Flash
         "glm5-next", None, ffn_scales=False, ignored=(*QKV_EXTRAS, "attn_output.scale"), latent=True,
-        indexer=Indexer("norm", "types", "layer", pooled=True), connections="mixed", limits="swiglu_clamp",
+        indexer=Indexer("interleaved", "types", "layer", pooled=True), connections="mixed", limits="swiglu_clamp",
         limits_of_all=True,
         recurrent=Recurrent("kda", "without_heads", bounded="negative", unit_eps=1e-6),
         routing=ExpertGating("sigmoid", False, from_file=True),
@@ -184,19 +189,20 @@ _ROWS = (
         "gptneox", "neox", "gelu", ffn_scales=False, parallel_key=True, norm="layer", ffn="plain",
     ),
     Architecture(
-        "granite", "norm", ffn_scales=False, multipliers=GRANITE, attention_scale=True,
+        "granite", "interleaved", ffn_scales=False, multipliers=GRANITE, attention_scale=True,
         routing=ExpertGating("softmax", True),
     ),
     Architecture(
-        "granite_swa", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True, sliding=Sliding(0),
+        "granite_swa", "interleaved", ffn_scales=False, multipliers=Multipliers(), attention_scale=True,
+        sliding=Sliding(0),
         rope_pattern=True, shared_fused=True, routing=ExpertGating("softmax", True),
     ),
     Architecture(  # Granite 4.0 H
-        "granitehybrid", "norm", ffn_scales=False, multipliers=GRANITE, attention_scale=True,
+        "granitehybrid", "interleaved", ffn_scales=False, multipliers=GRANITE, attention_scale=True,
         recurrent=Recurrent("mamba2", "without_heads"), routing=ExpertGating("softmax", True),
     ),
     Architecture(
-        "granitemoe", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True,
+        "granitemoe", "interleaved", ffn_scales=False, multipliers=Multipliers(), attention_scale=True,
         routing=ExpertGating("softmax", True),
     ),
     Architecture(  # Grok 1 and 2
@@ -220,16 +226,17 @@ _ROWS = (
         "hy_v3", "neox", qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
     ),
     Architecture(  # Hunyuan 4
-        "hy_v4", "norm", ffn_scales=False, ignored=("attn_output.scale", "attn_gate.scale", "swiglu_clamp_shexp"),
-        latent=True, indexer=Indexer("norm", "types", "rms", trailing=True, optional=True), gated="sigmoid",
+        "hy_v4", "interleaved", ffn_scales=False,
+        ignored=("attn_output.scale", "attn_gate.scale", "swiglu_clamp_shexp"),
+        latent=True, indexer=Indexer("interleaved", "types", "rms", trailing=True, optional=True), gated="sigmoid",
         connections="independent", limits="swiglu_clamp",
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
-    Architecture("internlm2", "norm", ffn_scales=False),
+    Architecture("internlm2", "interleaved", ffn_scales=False),
     Architecture("jais", None, ffn_scales=False, norm="layer", alibi=0.0, scores_by_width=True),
     Architecture("jais2", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture(
-        "jamba", "norm", ffn_scales=False, no_rope_every=1, recurrent=Recurrent("mamba", "without_heads"),
+        "jamba", "interleaved", ffn_scales=False, no_rope_every=1, recurrent=Recurrent("mamba", "without_heads"),
         routing=ExpertGating("softmax", False),
     ),
     _bert("jina-bert-v2", None, "gelu", ffn="found", alibi=8.0),
@@ -258,7 +265,7 @@ _ROWS = (
         routing=ExpertGating("sigmoid", True, from_file="gating"),
     ),
     Architecture(  # LLaDA 8B, LLaDA 1.5
-        "llada", "norm", ffn_scales=False, diffusion=True,
+        "llada", "interleaved", ffn_scales=False, diffusion=True,
         ignored=("rope_freqs.weight", "attn_output.bias", *FFN_BIASES),
     ),
     Architecture(
@@ -266,17 +273,17 @@ _ROWS = (
         routing=ExpertGating("softmax", False),
     ),
     Architecture(  # Llama Embed Nemotron
-        "llama-embed", "norm", encoder=True, routing=ExpertGating("softmax", True, scales=True),
+        "llama-embed", "interleaved", encoder=True, routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture(  # text part only
-        "llama4", "norm", ffn_scales=False, attention_scale=True, norms_rotated=True, unit_qk_norm=True,
+        "llama4", "interleaved", ffn_scales=False, attention_scale=True, norms_rotated=True, unit_qk_norm=True,
         unit_qk_norm_but=128, no_rope_every=4, unrotated_temperature=(0.1, 8192),
         sliding=Sliding(4, window=8192, chunked=True),
         routing=ExpertGating("sigmoid_of_chosen", False, from_file=True, weighted_input=True),
     ),
-    Architecture("maincoder", "norm", ffn_scales=False, qk_norm=True, norms_rotated=True),
-    Architecture("mamba", "norm", recurrent=Recurrent("mamba", "all", alone=True)),  # also Falcon Mamba
-    Architecture("mamba2", "norm", recurrent=Recurrent("mamba2", "all", alone=True)),
+    Architecture("maincoder", "interleaved", ffn_scales=False, qk_norm=True, norms_rotated=True),
+    Architecture("mamba", "interleaved", recurrent=Recurrent("mamba", "all", alone=True)),  # also Falcon Mamba
+    Architecture("mamba2", "interleaved", recurrent=Recurrent("mamba2", "all", alone=True)),
     Architecture(
         "maple", "neox", ffn_scales=False, qk_norm=True, limits="swiglu_clamp", sliding=Sliding(0, only_rope=True),
         routing=ExpertGating("softmax", True),
@@ -290,7 +297,7 @@ _ROWS = (
         sliding=Sliding(0, stretched=False, rope_base=10000.0), routing=ExpertGating("sigmoid", True),
     ),
     Architecture(  # MiniCPM 1 and 2
-        "minicpm", "norm", ffn_scales=False, multipliers=Multipliers("divided", 12.0, 1.4, 256),
+        "minicpm", "interleaved", ffn_scales=False, multipliers=Multipliers("divided", 12.0, 1.4, 256),
         attention_scale=True, routing=ExpertGating("softmax", True),
     ),
     Architecture(
@@ -310,10 +317,10 @@ _ROWS = (
         routing=ExpertGating("sigmoid", False, from_file=True, activation="swiglu_oai"),
     ),
     Architecture(  # Mistral Small 3.1 and later, Ministral 3
-        "mistral3", "norm", routing=ExpertGating("softmax", True, scales=True),
+        "mistral3", "interleaved", routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture(  # Mistral Large 3, Mistral Small 4
-        "mistral4", "norm", ffn_scales=False, latent=True, yarn_scores=True,
+        "mistral4", "interleaved", ffn_scales=False, latent=True, yarn_scores=True,
         routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # ModernBERT, Granite Embedding R2
@@ -322,11 +329,12 @@ _ROWS = (
     ),
     Architecture("mpt", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", clamp=True, alibi=0.0),
     Architecture(
-        "muse-glimmer", "norm", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, embedding_norm=True,
+        "muse-glimmer", "interleaved", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True,
+        embedding_norm=True,
         post_norm_eps=1e-08, post_norms=True, gated="sigmoid", logit_softcap=0.0, multipliers=COHERE,
         sliding=Sliding(4, only_rope=True),
     ),
-    Architecture("nanbeige", "norm", loops=True),
+    Architecture("nanbeige", "interleaved", loops=True),
     Architecture("nemotron", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),  # Nemotron 4, Minitron
     Architecture(
         "nemotron_h", "neox", "relu2", ffn="plain", no_rope_every=1,
@@ -337,13 +345,13 @@ _ROWS = (
         recurrent=Recurrent("mamba2", "without_heads", alone=True),
         routing=ExpertGating("sigmoid", False, from_file=True, scales=True, activation="relu"),
     ),
-    Architecture("neo-bert", "norm", ffn_scales=False, encoder=True, ffn="fused", output_norm="enc.output_norm"),
+    Architecture("neo-bert", "interleaved", ffn_scales=False, encoder=True, ffn="fused", output_norm="enc.output_norm"),
     _bert("nomic-bert", "neox"),  # Nomic Embed 1 and 1.5
     _bert(  # Nomic Embed 2
         "nomic-bert-moe", "neox", "gelu", ffn="plain",
         routing=ExpertGating("softmax", False, activation="gelu_alone"),
     ),
-    Architecture("olmo", "norm", ffn_scales=False, norm="layer", norm_weights=False, clamp=True),  # OLMo 1
+    Architecture("olmo", "interleaved", ffn_scales=False, norm="layer", norm_weights=False, clamp=True),  # OLMo 1
     Architecture(  # also OLMo 3
         "olmo2", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
         sliding=Sliding(4, stretched=False),
@@ -369,8 +377,8 @@ _ROWS = (
         "plamo3", "neox", ffn_scales=False, ignored=("attn_qkv.scale",), ffn="fused", post_norms=True,
         sliding=Sliding(8, stretched=False, rope_base=10000.0),
     ),
-    Architecture("plm", "norm", "relu2", ffn="plain", ffn_scales=False, latent=True),
-    Architecture("pockettts", "norm", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
+    Architecture("plm", "interleaved", "relu2", ffn="plain", ffn_scales=False, latent=True),
+    Architecture("pockettts", "interleaved", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture("qwen", "neox", ffn_scales=False, halves=True),  # Qwen 1
     Architecture("qwen2", "neox", ffn_scales=False),
     Architecture("qwen2moe", "neox", ffn_scales=False, routing=ExpertGating("softmax", False)),
@@ -420,7 +428,7 @@ _ROWS = (
         "smallthinker", "neox", ffn_scales=False, sliding=Sliding(4, first=True, only_rope=True),
         routing=ExpertGating("softmax", True, from_file="gating", activation="relu", router="unnormed"),
     ),
-    Architecture("smollm3", "norm", no_rope_every=4, ffn_scales=False),
+    Architecture("smollm3", "interleaved", no_rope_every=4, ffn_scales=False),
     Architecture(
         "spark2_5", "neox", "gelu", ffn_scales=False, ignored=("attn_gate.scale",), gated="sigmoid",
         sliding=Sliding(0),
@@ -439,7 +447,7 @@ _ROWS = (
         "talkie", "neox", ignored=("ffn_gate.scale", "ffn_up.scale"), norm_weights=False, embedding_norm=True,
         norms_rotated=True, unit_qk_norm=True, embedding_skip=True, multipliers=COHERE,
     ),
-    Architecture("xverse", "norm", ffn_scales=False),
+    Architecture("xverse", "interleaved", ffn_scales=False),
 )  # fmt: skip
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}

@@ -143,7 +143,7 @@ class Attention:
         if not builder.row.qk_norm and name not in builder.tensors:
             return x
         if builder.config.unit_qk_norm:  # only the per-head scale is left to apply
-            return builder.recorder.multiply(x, builder.tensors.repeated(name, heads, head_dim), heads)
+            return builder.recorder.scale_columns(x, builder.tensors.repeated(name, heads, head_dim), heads)
         weight = builder.tensors.either(name, (head_dim,), (heads * head_dim,), (heads, head_dim))
         groups = 1 if tuple(weight.shape) == (heads * head_dim,) else heads
         if builder.config.norm == "rms" and not builder.row.head_norm_eps:

@@ -26,7 +26,7 @@ class CheckpointRecorder(LayerRecorder):
         builder, recorder, name = self.builder, self.builder.recorder, f"blk.{layer}."
         read, starts = self.blend(x, name + "attn_res_score"), layer % builder.config.checkpoint_interval == 0
         if starts:
-            self.kept[:] = [recorder.join(self.kept[0], x) if self.kept else x]
+            self.kept[:] = [recorder.concat(self.kept[0], x) if self.kept else x]
         (mixer,) = self.mixers(layer)
         mixed = mixer.mixed(builder.norm(name + "attn_norm", read), layer)
         if self.selects(layer):

@@ -84,7 +84,7 @@ class CompressedAttention(Attention):
         k = self.pooled(f"{name}_compressor", x, own.head_dim, own.block, rope)
         weights = self.selector.weights(f"{name}.", x)
         q = self.turned(q, own.head_dim, rope)
-        return recorder.select_positions(
+        return recorder.indexer_top_k(
             q, weights, recorder.append_index(k, own.block), own.heads, own.count, own.block, pooled=True
         )
 
@@ -93,5 +93,5 @@ class CompressedAttention(Attention):
         recorder, heads, plain = self.builder.recorder, x.width // size, size - rope.n_rot
         if not plain:
             return recorder.rotate(x, size, rope)
-        turned = recorder.rotate(recorder.columns(x, plain, size, heads), rope.n_rot, rope)
-        return recorder.join(recorder.columns(x, 0, plain, heads), turned, heads)
+        turned = recorder.rotate(recorder.slice(x, plain, size, heads), rope.n_rot, rope)
+        return recorder.concat(recorder.slice(x, 0, plain, heads), turned, heads)

@@ -227,7 +227,7 @@ class Config:
     decoder: DecoderConfig | None  # follows the layers
     attends: tuple[bool, ...]  # whether the layer has attention
     recurs: tuple[bool, ...]  # whether the layer has a recurrent mixer
-    heads_after: int  # number of next-token heads, which are the file's last layers (`models.next_token`)
+    nextn_layers: int  # number of next-token heads, which are the file's last layers (`models.next_token`)
     causal: bool  # rows do not attend to later rows
     activation: Activation | Literal["xielu"]  # activation of dense feed-forwards
     pooling: Pooling  # how token embeddings become one embedding of a text

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from localllm.models.config import ConnectionConfig
 from localllm.models.layers import LayerRecorder
 from localllm.plan import Value
-from localllm.plan.connections import connect_width
+from localllm.plan.connections import hyper_connection_width
 
 HEAD = "output_hc"
 
@@ -68,8 +68,8 @@ class ConnectionRecorder(LayerRecorder):
     def shares(self, streams: Value, name: str) -> Shares:
         recorder, count = self.builder.recorder, self.own.streams
         both = self.coefficients(streams, name, 3 if self.own.iterations else 2)
-        read, written = (recorder.columns(both, part * count, (part + 1) * count) for part in range(2))
-        mixed = recorder.columns(both, 2 * count, both.width) if self.own.iterations else None
+        read, written = (recorder.slice(both, part * count, (part + 1) * count) for part in range(2))
+        mixed = recorder.slice(both, 2 * count, both.width) if self.own.iterations else None
         return Shares(recorder.mix(streams, count, read), written, mixed)
 
     def wanted(self, shares: Shares) -> Shares:
@@ -86,10 +86,10 @@ class ConnectionRecorder(LayerRecorder):
 
     def coefficients(self, streams: Value, name: str, parts: int) -> Value:
         recorder, tensors, own = self.builder.recorder, self.builder.tensors, self.own
-        width = connect_width(own.streams, parts)
+        width = hyper_connection_width(own.streams, parts)
         normed = recorder.rms_norm(streams, tensors.ones(streams.width), self.builder.config.eps)
         made = recorder.linear(normed, tensors.matrix(f"{name}_fn.weight", width, streams.width))
         scale, bias = tensors.vector(f"{name}_scale.weight", parts), tensors.vector(f"{name}_base.weight", width)
-        return recorder.connect(
+        return recorder.hyper_connection(
             made, own.streams, scale, bias, own.eps, own.magnitude, own.written_eps, own.iterations
         )  # fmt: skip

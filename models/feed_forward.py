@@ -74,7 +74,7 @@ class FeedForward:
             case "gated":
                 gate = builder.ffn_linear(f"{name}ffn_gate{suffix}", x, inner, width)
                 if sparsity is not None:
-                    gate = recorder.excess(gate, sparsity)
+                    gate = recorder.gaussian_top_k(gate, sparsity)
                 hidden = self.gated(gate, builder.ffn_linear(up_name, x, inner, width), layer)
             case "fused":
                 gate = builder.rows(up_name, x, 0, inner, 2 * inner)
@@ -83,7 +83,7 @@ class FeedForward:
             case "plain":
                 hidden = self.activated(builder.ffn_linear(up_name, x, inner, width), layer)
                 if name + "ffn.act.scales" in builder.tensors:  # MPT's AWQ scales
-                    hidden = recorder.multiply(hidden, builder.tensors.inverse(name + "ffn.act.scales", inner))
+                    hidden = recorder.scale_columns(hidden, builder.tensors.inverse(name + "ffn.act.scales", inner))
         hidden = builder.optional_norm(f"{name}ffn_sub_norm{suffix}", hidden)
         return builder.ffn_linear(f"{name}ffn_down{suffix}", hidden, width, inner)
 

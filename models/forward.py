@@ -23,7 +23,7 @@ from localllm.models.decoder import decoder_of, tensors_of
 from localllm.models.distances import name_in_stack
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
-from localllm.models.head import Head
+from localllm.models.head import PoolingHead
 from localllm.models.indexer import Selector
 from localllm.models.latent import LatentAttention
 from localllm.models.layers import LateNorms, LayerRecorder
@@ -86,7 +86,7 @@ def record(
         recorder.begin_layer()
     hidden, x = layers.hidden(x), layers.end(x)
     if embeddings or architecture.encoder:
-        Head.read(config, checked)  # check the head's tensors before weights are loaded
+        PoolingHead.read(config, checked)  # check the head's tensors before weights are loaded
         normed = builder.norm(architecture.output_norm, x) if architecture.output_norm else x
         return recorder.finish(normed, checked.used())
     if config.decoder is not None:
@@ -100,7 +100,7 @@ def record(
 def _check_layers(config: Config, tensors: Mapping[str, Tensor]) -> None:
     """Raise ModelError for files of next-token heads alone, which llama.cpp's converter writes with `--mtp`."""
     first = f"blk.{config.layers}.nextn.eh_proj.weight"
-    if config.heads_after and first in tensors and not any(name.startswith("blk.0.") for name in tensors):
+    if config.nextn_layers and first in tensors and not any(name.startswith("blk.0.") for name in tensors):
         raise ModelError(f"{first}: the file holds next-token heads and no layers; open the file of the model itself")
 
 
@@ -161,7 +161,7 @@ def _logits(builder: Builder, x: Value, name: str) -> Value:
         bias = tensors.numbers(f"silent({rows})", [-math.inf if i in silent else 0.0 for i in range(rows)])
     logits = recorder.linear(x, weight, bias, scale)
     if rows < config.vocabulary:
-        logits = recorder.join(_never(builder, x, config.vocabulary - rows), logits)
+        logits = recorder.concat(_never(builder, x, config.vocabulary - rows), logits)
     return recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits
 
 
@@ -171,7 +171,7 @@ def _never(builder: Builder, x: Value, count: int) -> Value:
     few = min(_FEW, x.width)
     nothing = tensors.constant_rows(f"zeros({few})", [0.0] * few, count)
     bias = tensors.numbers(f"-inf({count})", [-math.inf] * count)
-    return recorder.linear(recorder.columns(x, 0, few), nothing, bias)
+    return recorder.linear(recorder.slice(x, 0, few), nothing, bias)
 
 
 def attention_of(builder: Builder, context: int) -> Attention:
@@ -228,7 +228,7 @@ def _still(config: Config, architecture: Architecture) -> Ropes:
     if head_dim % 2:
         raise ModelError(f"{config.architecture}.attention.key_length: expected an even number, found {head_dim}")
     angles = (0.0,) * (head_dim // 2)
-    own = Rope("norm", head_dim, angles, temperature=growth, temperature_length=length, temperature_start=1)
+    own = Rope("interleaved", head_dim, angles, temperature=growth, temperature_length=length, temperature_start=1)
     return Ropes(own, None)
 
 
@@ -252,7 +252,7 @@ def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors
             f"{config.architecture}.attention.temperature_scale: needs rope.dimension_count equal to the head width "
             f"{config.head_dim[0]}, found {rope.n_rot}"
         )
-    style = "neox" if rope.sections and architecture.sections else architecture.rope_style or "norm"
+    style = "neox" if rope.sections and architecture.sections else architecture.rope_style or "interleaved"
     own = None if factors is None else factors[: rope.n_rot // 2]
     keys = Rope(style, rope.n_rot, inverse_frequencies(rope, own), magnitude(rope))
     if not rope.temperature:

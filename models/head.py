@@ -25,7 +25,7 @@ _MAX_LABELS = 1 << 16  # scores of a classifier; known models have 1 or 2
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class PoolingHead:
     """The matrices after pooling; None if the file lacks them. A classifier has at least one of the first two."""
 
     classifier: Weight | None  # (rows, width)
@@ -36,7 +36,7 @@ class Head:
     dense: tuple[Weight, ...] = ()
 
     @classmethod
-    def read(cls, config: Config, tensors: Tensors) -> Head:
+    def read(cls, config: Config, tensors: Tensors) -> PoolingHead:
         """Read the head of a model; raise ModelError for a tensor of unexpected shape."""
         names, width = ("cls", "cls.output"), config.width
         found, biases = [], []
@@ -54,7 +54,7 @@ class Head:
         return cls(found[0], found[1], biases[0], norm, biases[1], _dense(config, tensors))
 
     @classmethod
-    def of(cls, config: Config, architecture: Architecture, tensors: Mapping[str, Tensor]) -> Head:
+    def of(cls, config: Config, architecture: Architecture, tensors: Mapping[str, Tensor]) -> PoolingHead:
         return cls.read(config, Tensors(tensors, architecture.ignored))
 
     @property
@@ -82,7 +82,7 @@ def _dense(config: Config, tensors: Tensors) -> tuple[Weight, ...]:
 class Pooler:
     """Combines the embeddings of a text's tokens into one vector, as one model defines it."""
 
-    def __init__(self, config: Config, head: Head) -> None:
+    def __init__(self, config: Config, head: PoolingHead) -> None:
         self._config, self.ranks = config, head.ranks
         self._dense = [_values(weight) for weight in head.dense]
         self._classifier, self._output = _given(head.classifier), _given(head.output)

@@ -69,7 +69,7 @@ class Selector:
         own, recorder = self.config, self.builder.recorder
         q, k = (self.placed(name + part, self.projected(name + part, x, heads), rope) for part, heads in self.parts)
         layer = recorder.append_index(k)
-        return recorder.select_positions(q, None, layer, own.heads, own.count, own.block, own.local)
+        return recorder.indexer_top_k(q, None, layer, own.heads, own.count, own.block, own.local)
 
     def by_means(self, name: str, x: Value, rope: Rope | None) -> Value:
         """Select pools of positions by the mean of their keys, rotated to the pool's first position (Qwen 4)."""
@@ -83,7 +83,7 @@ class Selector:
         k = self.placed(name + "k", recorder.pool(k, recorder.scale(k, 0.0), same), first)
         share = tensors.constant_rows("weight of a head", [1.0 / math.sqrt(own.head_dim)] * own.heads, 1)
         weights = recorder.embed(share, positions=True)  # positions beyond the end read the last row
-        return recorder.select_positions(
+        return recorder.indexer_top_k(
             q, weights, recorder.append_index(k, self.every), own.heads, own.count, own.block, pooled=True
         )
 
@@ -117,7 +117,7 @@ class Selector:
             bias = tensors.matrix(name.removesuffix(".") + "_compressor_ape.weight", own.block, own.head_dim)
             k = recorder.pool(k, gate, bias)
         weights = self.weights(name, x)
-        return recorder.select_positions(
+        return recorder.indexer_top_k(
             q,
             weights,
             recorder.append_index(k, self.every),
@@ -140,5 +140,5 @@ class Selector:
         if not self.row.trailing:
             return recorder.rotate(x, size, rope)
         heads, plain = x.width // size, size - rope.n_rot
-        turned = recorder.rotate(recorder.columns(x, plain, size, heads), rope.n_rot, rope)
-        return recorder.join(recorder.columns(x, 0, plain, heads), turned, heads)
+        turned = recorder.rotate(recorder.slice(x, plain, size, heads), rope.n_rot, rope)
+        return recorder.concat(recorder.slice(x, 0, plain, heads), turned, heads)

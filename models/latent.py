@@ -37,7 +37,7 @@ class LatentAttention(Attention):
         if latent.plain:
             q_plain = self.turned(q_plain, _at_rest(ropes.query, latent.plain))
             absorbed = recorder.head_linear(q_plain, self.key_matrices(name, heads, latent))
-            q, k = (recorder.join(absorbed, q, heads), recorder.join(row, k)) if latent.rotated else (absorbed, row)
+            q, k = (recorder.concat(absorbed, q, heads), recorder.concat(row, k)) if latent.rotated else (absorbed, row)
         self.stored[layer] = recorder.append(k, row, 1, prefix=True)
         score_scale = config.attention_scale[layer] * (score_factor(config.rope) if config.rotated[layer] else 1.0)
         selection = None if self.selector is None else self.selector.selection(layer, x, narrow, ropes.key)

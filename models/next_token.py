@@ -27,7 +27,7 @@ from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Tensor, Value
 
 
-def record_heads(
+def record_mtp_heads(
     metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
 ) -> tuple[Plan, ...]:
     """Record every next-token head that a file holds, in order; some files count heads in `metadata` but hold none."""
@@ -36,13 +36,13 @@ def record_heads(
     # no other program runs these heads, so results cannot be verified
     if config.connections is not None and config.compression is None:
         return ()
-    while config.heads_after and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
+    while config.nextn_layers and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
         config = read_config(metadata, architecture.name, head=len(plans) + 1)
-        plans.append(record_head(config, architecture, tensors, context))
+        plans.append(record_mtp_head(config, architecture, tensors, context))
     return tuple(plans)
 
 
-def record_head(
+def record_mtp_head(
     config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
 ) -> Plan:
     """Record a next-token head, the last layer of `config` (see `read_config`); raise ModelError as `record` does.
@@ -75,14 +75,14 @@ def _joined(builder: Builder, name: str, x: Value, hidden: Value) -> Value:
     recorder, config = builder.recorder, builder.config
     token = builder.norm(name + "enorm", x)
     if config.connections is None:
-        joined = recorder.join(token, builder.norm(name + "hnorm", hidden))
+        joined = recorder.concat(token, builder.norm(name + "hnorm", hidden))
         return builder.linear(name + "eh_proj", joined, config.width, joined.width)
     weight = builder.tensors.vector(f"{name}hnorm.weight", config.width)
     normed = recorder.rms_norm(hidden, weight, config.eps, config.connections.streams)
     starts = range(0, normed.width, config.width)
-    pairs = [recorder.join(token, recorder.columns(normed, start, start + config.width)) for start in starts]
+    pairs = [recorder.concat(token, recorder.slice(normed, start, start + config.width)) for start in starts]
     streams = [builder.linear(name + "eh_proj", pair, config.width, pair.width) for pair in pairs]
-    return reduce(recorder.join, streams)
+    return reduce(recorder.concat, streams)
 
 
 def _first(tensors: Tensors, *names: str) -> str:

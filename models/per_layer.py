@@ -34,7 +34,7 @@ class PerLayer:
         builder, name, width = self.builder, f"blk.{layer}.", self.builder.config.per_layer_width
         if x.rows not in self.inputs:
             self.inputs[x.rows] = builder.recorder.select_rows(self.inputs["batch"])
-        own = builder.recorder.columns(self.inputs[x.rows], layer * width, (layer + 1) * width)
+        own = builder.recorder.slice(self.inputs[x.rows], layer * width, (layer + 1) * width)
         gate = builder.linear(name + "inp_gate", x, width, x.width)
         activation = builder.row.activation
         assert activation != "xielu", "gates nothing"

@@ -182,7 +182,7 @@ def _channel_steps(parts: _Parts, x: Value) -> tuple[Value, Weight]:
     recorder, sizes, tensors = parts.builder.recorder, parts.sizes, parts.builder.tensors
     if sizes.bound:
         slopes = tensors.repeated(parts.prefix + "ssm_a", sizes.heads, sizes.state, sizes.sign)
-        steps = recorder.activate(recorder.multiply(x, slopes, sizes.heads), "sigmoid")
+        steps = recorder.activate(recorder.scale_columns(x, slopes, sizes.heads), "sigmoid")
         return steps, tensors.numbers(f"{sizes.bound:.9g}({sizes.heads})", [sizes.bound] * sizes.heads)
     return recorder.activate(x, "softplus"), parts.vector("ssm_a", sizes.heads)
 

@@ -115,12 +115,12 @@ class _Parts:
         return self.builder.recorder.convolve(x, kernel)
 
     def shifted(self, x: Value, shift: Value, lerp: Weight) -> Value:
-        return self.builder.recorder.add(x, self.builder.recorder.weigh(shift, lerp))
+        return self.builder.recorder.add(x, self.builder.recorder.mul(shift, lerp))
 
     def product(self, a: Value, b: Value) -> Value:
         return self.builder.recorder.glu(a, b, "identity")
 
-    def less(self, a: Value, b: Value) -> Value:
+    def subtract(self, a: Value, b: Value) -> Value:
         """Return a - b."""
         return self.builder.recorder.add(a, self.builder.recorder.scale(b, -1.0))
 
@@ -163,11 +163,11 @@ def rwkv6(parts: _Parts, x: Value) -> Value:
     speed = recorder.activate(parts.low_rank("decay_w", to_w, parts.tanh, parts.vector("decay")), "exp")
     decay = recorder.activate(recorder.scale(speed, -1.0), "exp")
     if parts.of_rwkv or parts.has("first"):
-        seen = recorder.matrix_scan(r, k, v, decay, sizes.heads, before=True)
+        seen = recorder.wkv(r, k, v, decay, sizes.heads, before=True)
         seen = parts.head_norm(recorder.add(seen, parts.bonus(r, k, v, "first")))
         return recorder.glu(gate, seen, "silu")
-    k = parts.less(k, parts.product(decay, k))
-    seen = recorder.matrix_scan(recorder.scale(r, sizes.state**-0.5), k, v, decay, sizes.heads)
+    k = parts.subtract(k, parts.product(decay, k))
+    seen = recorder.wkv(recorder.scale(r, sizes.state**-0.5), k, v, decay, sizes.heads)
     return recorder.glu(gate, seen, "sigmoid")
 
 
@@ -182,7 +182,7 @@ def _by_row(parts: _Parts, x: Value, shift: Value) -> list[Value]:
     second = builder.tensors.flat(f"{parts.prefix}w2.weight", 5, width, rank)
     found = []
     for i, lerp in enumerate(parts.lerps("wkvrg")):
-        own = builder.recorder.columns(inner, i * rank, (i + 1) * rank)
+        own = builder.recorder.slice(inner, i * rank, (i + 1) * rank)
         share = builder.recorder.linear(own, second.part(i * width, (i + 1) * width), lerp)
         found.append(builder.recorder.add(x, parts.product(share, shift)))
     return found
@@ -200,15 +200,15 @@ def rwkv7(parts: _Parts, x: Value) -> Value:
     decay = recorder.activate(recorder.scale(speed, DECAY_SPEED), "exp")
     if parts.first_values:
         share = parts.low_rank("v", to_v, lambda inner: inner, parts.vector("v0"))
-        v = recorder.add(v, recorder.glu(share, parts.less(parts.first_values[0], v), "sigmoid"))
+        v = recorder.add(v, recorder.glu(share, parts.subtract(parts.first_values[0], v), "sigmoid"))
     else:
         parts.first_values.append(v)
     rate = parts.low_rank("a", to_a, lambda inner: inner, parts.vector("a0"))
-    probe = _unit(parts, recorder.weigh(k, parts.vector("k_k")))
-    weighed = recorder.weigh(k, parts.vector("k_a"))
-    k = recorder.add(k, parts.less(recorder.glu(rate, weighed, "sigmoid"), weighed))
+    probe = _unit(parts, recorder.mul(k, parts.vector("k_k")))
+    weighed = recorder.mul(k, parts.vector("k_a"))
+    k = recorder.add(k, parts.subtract(recorder.glu(rate, weighed, "sigmoid"), weighed))
     erase = recorder.glu(rate, probe, "sigmoid")
-    seen = recorder.matrix_scan(r, k, v, decay, sizes.heads, probe=probe, erase=erase)
+    seen = recorder.wkv(r, k, v, decay, sizes.heads, probe=probe, erase=erase)
     seen = recorder.add(parts.head_norm(seen), parts.bonus(r, k, v, "r_k"))
     if not gated:
         return seen

@@ -9,12 +9,12 @@ A value is a float32 matrix with one row per batch row ("batch", T rows) or per 
 
 from __future__ import annotations
 
-from localllm.plan.attention import Append, Attention, Rotate, SelectPositions
+from localllm.plan.attention import Append, Attention, IndexerTopK, Rotate
 from localllm.plan.batch import BLOCK, Batch
-from localllm.plan.connections import Connect
+from localllm.plan.connections import HyperConnection
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, RotateEnds, flattened
-from localllm.plan.matrix_scan import MatrixLayer, MatrixScan
+from localllm.plan.matrix_scan import Wkv, WkvLayer
 from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import (
@@ -23,24 +23,24 @@ from localllm.plan.operations import (
     Add,
     Blend,
     Clamp,
-    Columns,
+    Concat,
     Embed,
-    Excess,
+    GaussianTopK,
     Glu,
     GluActivation,
     HeadLinear,
-    Join,
     Linear,
     Match,
     Mix,
+    Mul,
     Norm,
     NormKind,
     Receive,
     Scale,
     SelectRows,
     Send,
+    Slice,
     Softcap,
-    Weigh,
     Xielu,
 )
 from localllm.plan.plan import CacheLayer, Plan, Store, rows_of_block
@@ -63,30 +63,29 @@ __all__ = [
     "Blend",
     "CacheLayer",
     "Clamp",
-    "Columns",
-    "Connect",
+    "Concat",
     "Convolve",
     "Embed",
     "EmbedNgrams",
-    "Excess",
     "Experts",
     "Fused",
     "Gating",
+    "GaussianTopK",
     "Glu",
     "GluActivation",
     "HeadLinear",
     "Heads",
     "HeadsAppend",
-    "Join",
+    "HyperConnection",
+    "IndexerTopK",
     "Linear",
     "LinearAdd",
     "LinearAttention",
     "LinearGlu",
     "LinearGroup",
     "Match",
-    "MatrixLayer",
-    "MatrixScan",
     "Mix",
+    "Mul",
     "Norm",
     "NormKind",
     "Operation",
@@ -103,10 +102,10 @@ __all__ = [
     "Rows",
     "Scale",
     "ScanLayer",
-    "SelectPositions",
     "SelectRows",
     "SelectiveScan",
     "Send",
+    "Slice",
     "Softcap",
     "Stack",
     "StateLayer",
@@ -114,8 +113,9 @@ __all__ = [
     "Summary",
     "Tensor",
     "Value",
-    "Weigh",
     "Weight",
+    "Wkv",
+    "WkvLayer",
     "Xielu",
     "flattened",
     "rope_table",

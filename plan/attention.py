@@ -35,7 +35,7 @@ class Append(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class SelectPositions(Producer):
+class IndexerTopK(Producer):
     """out = the positions that each row's attention reads: those with the highest indexer scores (arXiv:2512.02556).
 
     The indexer's keys k are in the cache of `layer`, one per position. With `weights` (heads,) per row, the score of
@@ -102,7 +102,7 @@ class Attention(Producer):
     last step (ALiBi, arXiv:2108.12409). With `distances` (heads, 2 reach + 1), a score gets a relative position bias by
     how far the key is ahead of the query, clamped to -reach..reach (T5, arXiv:1910.10683).
 
-    With a `selection`, a row reads only the listed positions (`SelectPositions`), in order. The selection has one slice
+    With a `selection`, a row reads only the listed positions (`IndexerTopK`), in order. The selection has one slice
     for all KV heads, or one per KV head. Such a layer has no window and is causal.
 
     With `pools`, a row also reads that cache layer, which holds one key and value per pool of positions (`Append` with

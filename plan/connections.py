@@ -9,7 +9,7 @@ from localllm.plan.weights import Weight
 
 
 @dataclass(frozen=True, slots=True)
-class Connect(Unary):
+class HyperConnection(Unary):
     """Coefficients of hyper-connections of n streams (arXiv:2409.19606), for `Mix`, from z = scale x + bias.
 
     A row of x has one to three parts, and each number of `scale` belongs to a part:
@@ -38,6 +38,6 @@ class Connect(Unary):
         return self.scale.shape[0]
 
 
-def connect_width(streams: int, parts: int) -> int:
-    """Return the total width of the first `parts` parts of `Connect`."""
+def hyper_connection_width(streams: int, parts: int) -> int:
+    """Return the total width of the first `parts` parts of `HyperConnection`."""
     return (streams, 2 * streams, (2 + streams) * streams)[parts - 1]

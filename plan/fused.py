@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from localllm.plan.attention import Append, Rotate
 from localllm.plan.operation import Operation, Read
-from localllm.plan.operations import Add, Columns, Glu, Join, Linear, Norm
+from localllm.plan.operations import Add, Concat, Glu, Linear, Norm, Slice
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight
 
@@ -150,10 +150,10 @@ class Heads:
 class RotateEnds(Fused):
     """The rotation of the last dimensions of every head, which are split off and joined again."""
 
-    ends: Columns
+    ends: Slice
     rotation: Rotate
-    others: Columns
-    join: Join
+    others: Slice
+    join: Concat
 
     @property
     def operations(self) -> tuple[Operation, ...]:

@@ -10,7 +10,7 @@ from localllm.plan.values import Value
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixLayer:
+class WkvLayer:
     """The store of a matrix scan, float32. A row: values, keys, decays, and also probes and erases if `erases`.
 
     A block holds two states (heads, key_dim, value_dim): the state before its first row, and the state after its newest
@@ -38,7 +38,7 @@ class MatrixLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixScan(Producer):
+class Wkv(Producer):
     """Every head has a state S (key_dim, value_dim), initially zero; for every row in order
 
             S = decay S - erase (probe^T S) + k v^T;  out = S^T q
@@ -66,7 +66,7 @@ class MatrixScan(Producer):
 
     @property
     def stored(self) -> tuple[Value, ...]:
-        """The values that a row writes to the store, in the order of `MatrixLayer`."""
+        """The values that a row writes to the store, in the order of `WkvLayer`."""
         erases = () if self.probe is None or self.erase is None else (self.probe, self.erase)
         return self.v, self.k, self.decay, *erases
 
@@ -75,6 +75,6 @@ class MatrixScan(Producer):
         return (self.layer,)
 
     @property
-    def store(self) -> MatrixLayer:
+    def store(self) -> WkvLayer:
         key_dim, value_dim = self.k.width // self.heads, self.v.width // self.heads
-        return MatrixLayer(self.heads, key_dim, value_dim, self.probe is not None)
+        return WkvLayer(self.heads, key_dim, value_dim, self.probe is not None)

@@ -176,7 +176,7 @@ class Scale(Unary):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns(Unary):
+class Slice(Unary):
     """out = columns start..stop of each of `groups` equal slices of a row, concatenated."""
 
     groups: int
@@ -185,7 +185,7 @@ class Columns(Unary):
 
 
 @dataclass(frozen=True, slots=True)
-class Join(Producer):
+class Concat(Producer):
     """out = each of `groups` equal slices of a row of a, followed by the same slice of b."""
 
     a: Value
@@ -198,7 +198,7 @@ class Join(Producer):
 
 
 @dataclass(frozen=True, slots=True)
-class Weigh(Unary):
+class Mul(Unary):
     """out = x * weight, elementwise."""
 
     weight: Weight  # (width,)
@@ -268,7 +268,7 @@ class Match(Unary):
 
 
 @dataclass(frozen=True, slots=True)
-class Excess(Unary):
+class GaussianTopK(Unary):
     """out = max(x - (mean + deviations * standard deviation), 0), mean and deviation over the numbers of the row.
 
     It keeps the largest numbers of a normal distribution: "Gaussian top-k" (Gemma 3n, arXiv:2506.06644). The deviation

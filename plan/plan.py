@@ -12,7 +12,7 @@ from itertools import pairwise
 from localllm.plan.attention import Attention
 from localllm.plan.batch import BLOCK
 from localllm.plan.fused import flattened
-from localllm.plan.matrix_scan import MatrixLayer
+from localllm.plan.matrix_scan import WkvLayer
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import Embed, Send
 from localllm.plan.recurrence import RowLayer, ScanLayer, StateLayer
@@ -45,7 +45,7 @@ def rows_of_block(every: int) -> int:
     return max(1, BLOCK // every)
 
 
-Store = CacheLayer | RowLayer | StateLayer | ScanLayer | MatrixLayer
+Store = CacheLayer | RowLayer | StateLayer | ScanLayer | WkvLayer
 
 
 @dataclass(frozen=True, slots=True)

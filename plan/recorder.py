@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from localllm.plan.attention import Append, Attention, Rotate, SelectPositions
+from localllm.plan.attention import Append, Attention, IndexerTopK, Rotate
 from localllm.plan.batch import BLOCK
-from localllm.plan.connections import Connect, connect_width
+from localllm.plan.connections import HyperConnection, hyper_connection_width
 from localllm.plan.experts import Experts, Gating, Stack
-from localllm.plan.matrix_scan import MatrixScan
+from localllm.plan.matrix_scan import Wkv
 from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation
 from localllm.plan.operations import (
@@ -19,23 +19,23 @@ from localllm.plan.operations import (
     Add,
     Blend,
     Clamp,
-    Columns,
+    Concat,
     Embed,
-    Excess,
+    GaussianTopK,
     Glu,
     GluActivation,
     HeadLinear,
-    Join,
     Linear,
     Match,
     Mix,
+    Mul,
     Norm,
     Receive,
     Scale,
     SelectRows,
     Send,
+    Slice,
     Softcap,
-    Weigh,
     Xielu,
 )  # fmt: skip
 from localllm.plan.plan import CacheLayer, Plan, Store
@@ -102,7 +102,7 @@ class Recorder:
         self._operations.append(Norm(out, x, Weight.of(weight), _given(bias), eps, groups, "layer"))
         return out
 
-    def multiply(self, x: Value, weight: Tensor, groups: int = 1) -> Value:
+    def scale_columns(self, x: Value, weight: Tensor, groups: int = 1) -> Value:
         """Return x times per-column weights: a norm of kind "none"."""
         out = self._value(x.width, x.rows, weight.name)
         self._operations.append(Norm(out, x, Weight.of(weight), None, 0.0, groups, "none"))
@@ -145,7 +145,7 @@ class Recorder:
         self._operations.append(Append(layer, k, None))
         return layer
 
-    def select_positions(
+    def indexer_top_k(
         self, q: Value, weights: Value | None, layer: int, heads: int, count: int, block: int = 1, local: int = 0,
         pooled: bool = False,
     ) -> Value:  # fmt: skip
@@ -156,12 +156,12 @@ class Recorder:
         assert not (pooled and local), f"{q.name}: pools are chosen by their scores alone, not {local} by their place"
         most = count * block + (block - 1 if pooled else 0)
         out = self._value(groups * (1 + most), q.rows, f"selection.{layer}")
-        self._operations.append(SelectPositions(out, q, weights, layer, heads, count, block, local, pooled))
+        self._operations.append(IndexerTopK(out, q, weights, layer, heads, count, block, local, pooled))
         return out
 
-    def _chooser(self, selection: Value) -> SelectPositions:
+    def _chooser(self, selection: Value) -> IndexerTopK:
         """Return the operation that makes a selection."""
-        return next(op for op in self._operations if isinstance(op, SelectPositions) and op.out == selection)
+        return next(op for op in self._operations if isinstance(op, IndexerTopK) and op.out == selection)
 
     def _read_pools(self, layer: int, pools: int, window: int, selection: Value | None) -> None:
         """Note in both layers that a row reads a window of one and pools of the other, selected or all."""
@@ -249,14 +249,14 @@ class Recorder:
         self._operations.append(operation)
         return out
 
-    def matrix_scan(
+    def wkv(
         self, q: Value, k: Value, v: Value, decay: Value, heads: int, before: bool = False,
         probe: Value | None = None, erase: Value | None = None,
     ) -> Value:  # fmt: skip
         assert q.width == k.width == decay.width, f"{k.name}: {k.width} numbers, not {q.width} and {decay.width}"
         assert (probe is None) == (erase is None), f"{k.name}: what is probed is erased"
         out, layer = self._value(v.width, v.rows, v.name + ".scanned"), len(self._layers)
-        operation = MatrixScan(out, q, k, v, decay, layer, heads, before, probe, erase)
+        operation = Wkv(out, q, k, v, decay, layer, heads, before, probe, erase)
         self._store(operation.store)
         self._operations.append(operation)
         return out
@@ -320,7 +320,7 @@ class Recorder:
         self._operations.append(Scale(out, x, factor))
         return out
 
-    def columns(self, x: Value, start: int, stop: int, groups: int = 1) -> Value:
+    def slice(self, x: Value, start: int, stop: int, groups: int = 1) -> Value:
         """Return columns start..stop of each of `groups` equal slices of a row; x itself if that is everything."""
         width = x.width // groups
         assert x.width == groups * width, f"{x.name}: {x.width} columns are not {groups} slices"
@@ -328,19 +328,19 @@ class Recorder:
         if stop - start == width:
             return x
         out = self._value(groups * (stop - start), x.rows, f"{x.name}[{start}:{stop}]")
-        self._operations.append(Columns(out, x, groups, start, stop))
+        self._operations.append(Slice(out, x, groups, start, stop))
         return out
 
-    def join(self, a: Value, b: Value, groups: int = 1) -> Value:
+    def concat(self, a: Value, b: Value, groups: int = 1) -> Value:
         """Return each of `groups` equal slices of a row of a, followed by the same slice of b."""
         assert a.width % groups == b.width % groups == 0, f"{a.name}, {b.name}: not {groups} equal slices"
         out = self._value(a.width + b.width, a.rows, f"{a.name}, {b.name}")
-        self._operations.append(Join(out, a, b, groups))
+        self._operations.append(Concat(out, a, b, groups))
         return out
 
-    def weigh(self, x: Value, weight: Tensor) -> Value:
+    def mul(self, x: Value, weight: Tensor) -> Value:
         out = self._value(x.width, x.rows, x.name + ".weighed")
-        self._operations.append(Weigh(out, x, Weight.of(weight)))
+        self._operations.append(Mul(out, x, Weight.of(weight)))
         return out
 
     def mix(self, x: Value, slices: int, coefficients: Value | Tensor, base: Value | None = None) -> Value:
@@ -357,15 +357,15 @@ class Recorder:
         self._operations.append(Blend(out, x, last, Weight.of(weight), eps))
         return out
 
-    def connect(
+    def hyper_connection(
         self, x: Value, streams: int, scale: Tensor, bias: Tensor, eps: float, magnitude: float = 1.0,
         written_eps: float = 0.0, iterations: int = 0,
     ) -> Value:  # fmt: skip
         out = self._value(x.width, x.rows, bias.name)
-        operation = Connect(
+        operation = HyperConnection(
             out, x, streams, Weight.of(scale), Weight.of(bias), eps, magnitude, written_eps, iterations
         )  # fmt: skip
-        assert x.width == connect_width(streams, operation.parts), f"{x.name}: not {operation.parts} parts"
+        assert x.width == hyper_connection_width(streams, operation.parts), f"{x.name}: not {operation.parts} parts"
         assert operation.parts < 3 or iterations > 0, f"{x.name}: mixing needs an iteration"
         self._operations.append(operation)
         return out
@@ -375,9 +375,9 @@ class Recorder:
         self._operations.append(Match(out, x, like, eps, groups))
         return out
 
-    def excess(self, x: Value, deviations: float) -> Value:
+    def gaussian_top_k(self, x: Value, deviations: float) -> Value:
         out = self._value(x.width, x.rows, x.name + ".excess")
-        self._operations.append(Excess(out, x, deviations))
+        self._operations.append(GaussianTopK(out, x, deviations))
         return out
 
     def select_rows(self, x: Value) -> Value:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 Rows = Literal["batch", "logits"]
-RopeStyle = Literal["norm", "neox"]  # rotate (2i, 2i+1), or (i, i + n_rot/2)
+RopeStyle = Literal["interleaved", "neox"]  # rotate (2i, 2i+1), or (i, i + n_rot/2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from localllm.quant.format import F32, U8
 from localllm.quant.formats import fp4, iq4
-from localllm.quant.pack import join
+from localllm.quant.pack import join_bits
 from localllm.quant.table import FORMATS
 
 
@@ -57,7 +57,7 @@ def _nibbles(at: int, pair: int = 16) -> Callable[[U8, U8], None]:
 
     def write(blocks: U8, q: U8) -> None:
         low = (q & np.uint8(15)).reshape(len(q), -1, 2, pair)
-        blocks[:, at : at + q.shape[1] // 2] = join(low, 4).reshape(len(q), -1)
+        blocks[:, at : at + q.shape[1] // 2] = join_bits(low, 4).reshape(len(q), -1)
 
     return write
 
@@ -75,7 +75,7 @@ def _five_bits(at: int) -> Callable[[U8, U8], None]:
 def _two_bits(at: int) -> Callable[[U8, U8], None]:
     def write(blocks: U8, q: U8) -> None:
         low = (q & np.uint8(3)).reshape(len(q), 2, 4, 32)
-        blocks[:, at : at + 64] = join(low, 2).reshape(len(q), 64)
+        blocks[:, at : at + 64] = join_bits(low, 2).reshape(len(q), 64)
 
     return write
 
@@ -84,15 +84,15 @@ def _eight_planes(at: int, shift: int, low: Callable[[U8, U8], None]) -> Callabl
     """Return a writer that packs one bit of eight values, 32 apart, into each byte; `low` writes the lower bits."""
 
     def write(blocks: U8, q: U8) -> None:
-        blocks[:, at : at + 32] = join((q >> np.uint8(shift)).reshape(len(q), 8, 32), 1)
+        blocks[:, at : at + 32] = join_bits((q >> np.uint8(shift)).reshape(len(q), 8, 32), 1)
         low(blocks, q)
 
     return write
 
 
 def _six_bits(blocks: U8, q: U8) -> None:
-    blocks[:, :128] = join((q & np.uint8(15)).reshape(len(q), 2, 2, 64), 4).reshape(len(q), 128)
-    blocks[:, 128:192] = join((q >> np.uint8(4)).reshape(len(q), 2, 4, 32), 2).reshape(len(q), 64)
+    blocks[:, :128] = join_bits((q & np.uint8(15)).reshape(len(q), 2, 2, 64), 4).reshape(len(q), 128)
+    blocks[:, 128:192] = join_bits((q >> np.uint8(4)).reshape(len(q), 2, 4, 32), 2).reshape(len(q), 64)
 
 
 def _evenly(low: int, high: int, write: Callable[[U8, U8], None]) -> Coded:

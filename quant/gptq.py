@@ -24,18 +24,18 @@ STRIPE = 32  # columns per update of the remaining matrix
 
 
 @dataclass(frozen=True, slots=True)
-class Feedback:
+class GptqFeedback:
     """Data shared by matrices that read the same input; computing it takes as long as rounding a square matrix."""
 
     upper: F32  # (columns, columns): U with U^T U = (H + damping)^-1
     importance: F32  # (columns,): the weight of an error in each column if all later columns compensate it
 
 
-def quantize(weights: F32, hessian: F64, format_name: str, shared: Feedback | None = None) -> U8:
+def gptq_quantize(weights: F32, hessian: F64, format_name: str, shared: GptqFeedback | None = None) -> U8:
     """Quantize a matrix float32 (rows, columns) to stored rows uint8 (rows, bytes).
 
     `hessian` (columns, columns) is the sum of x x^T over inputs x of the matrix; a column whose inputs were all zero
-    counts as unimportant. `shared` is its `feedback`, if known. QuantError as for `quant.quantize`.
+    counts as unimportant. `shared` is its `feedback`, if known. QuantError as for `quant.gptq_quantize`.
     """
     squares = np.maximum(np.diagonal(hessian), 0)
     plain = quant.quantize(weights, format_name, (squares / max(squares.mean(), 1e-30)).astype(np.float32))
@@ -44,7 +44,7 @@ def quantize(weights: F32, hessian: F64, format_name: str, shared: Feedback | No
     return made if errors[0] < errors[1] else plain
 
 
-def _with_feedback(weights: F32, shared: Feedback, format_name: str) -> U8:
+def _with_feedback(weights: F32, shared: GptqFeedback, format_name: str) -> U8:
     upper, importance = shared.upper, shared.importance
     fmt, columns = quant.FORMATS[format_name], weights.shape[1]
     w = np.ascontiguousarray(weights.T)  # (columns, rows): remaining values of every column
@@ -84,7 +84,7 @@ def _choose_codes(rows: U8, w: F32, upper: F32, start: int, stop: int, format_na
     coded.write(rows, np.ascontiguousarray(chosen.T))
 
 
-def feedback(hessian: F64) -> Feedback:
+def feedback(hessian: F64) -> GptqFeedback:
     """Return the feedback for a Hessian; takes two decompositions."""
     h = hessian.astype(np.float64)
     diagonal = np.einsum("ii->i", h)
@@ -93,7 +93,7 @@ def feedback(hessian: F64) -> Feedback:
     inverse = np.linalg.inv(h)
     upper = np.linalg.cholesky((inverse + inverse.T) / 2).T
     importance = 1.0 / np.square(np.diagonal(upper))
-    return Feedback(np.ascontiguousarray(upper, np.float32), (importance / importance.mean()).astype(np.float32))
+    return GptqFeedback(np.ascontiguousarray(upper, np.float32), (importance / importance.mean()).astype(np.float32))
 
 
 def output_error(weights: F32, stored: F32, hessian: F64) -> float:

@@ -1,6 +1,6 @@
 """Chooses the format of every tensor like the types of llama-quantize: the types as data, and one function for all.
 
-`MIXES` has a row for every name. `choose` gives the same formats, tensor by tensor, as llama-quantize
+`MIXES` has a row for every name. `choose_formats` gives the same formats, tensor by tensor, as llama-quantize
 (src/llama-quant.cpp, llama.cpp of 2026-10-01). Its rules use the role in a tensor's name, the number of earlier tensors
 of that role, and a few sizes of the model.
 """
@@ -43,7 +43,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class MixOptions:
     """The user's changes to a mix. `overrides` lists (regular expression, format); the first match counts."""
 
     pure: bool = False  # use the mix's first format everywhere
@@ -55,7 +55,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FormatChoice:
     """The result for one tensor."""
 
     name: str
@@ -74,7 +74,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class QuantMix:
     """A type of llama-quantize; `file_type` is its number in general.file_type."""
 
     name: str
@@ -108,65 +108,65 @@ def _low(better: str, attention_output: str) -> tuple[Rule, ...]:
 
 # fmt: off
 _ROWS = (
-    Mix("F32",   0, "F32"),
-    Mix("F16",   1, "F16"),
-    Mix("BF16", 32, "BF16"),
-    Mix("Q1_0", 40, "Q1_0"),
-    Mix("Q2_0", 41, "Q2_0", embedding="Q4_K"),
-    Mix("Q4_0",  2, "Q4_0", (Rule("ffn_down", "first-8th imatrix", "Q4_1"),)),
-    Mix("Q4_1",  3, "Q4_1"),
-    Mix("Q5_0",  8, "Q5_0", (Rule("ffn_down", "first-8th imatrix", "Q5_1"),)),
-    Mix("Q5_1",  9, "Q5_1"),
-    Mix("Q8_0",  7, "Q8_0", output="Q8_0"),
-    Mix("Q2_K", 10, "Q2_K", (
+    QuantMix("F32",   0, "F32"),
+    QuantMix("F16",   1, "F16"),
+    QuantMix("BF16", 32, "BF16"),
+    QuantMix("Q1_0", 40, "Q1_0"),
+    QuantMix("Q2_0", 41, "Q2_0", embedding="Q4_K"),
+    QuantMix("Q4_0",  2, "Q4_0", (Rule("ffn_down", "first-8th imatrix", "Q4_1"),)),
+    QuantMix("Q4_1",  3, "Q4_1"),
+    QuantMix("Q5_0",  8, "Q5_0", (Rule("ffn_down", "first-8th imatrix", "Q5_1"),)),
+    QuantMix("Q5_1",  9, "Q5_1"),
+    QuantMix("Q8_0",  7, "Q8_0", output="Q8_0"),
+    QuantMix("Q2_K", 10, "Q2_K", (
         Rule("attn_v", "wide", "Q4_K"), Rule("attn_v", "", "Q3_K"), Rule("ffn_down", "", "Q3_K"),
         _MOE_OUT, Rule("attn_output", "not-8-experts not-falcon", "Q3_K"))),
-    Mix("Q2_K_S", 21, "Q2_K", (Rule("attn_v", "wide", "Q4_K"), Rule("ffn_down", "first-8th", "Q4_K"))),
-    Mix("Q3_K_S", 11, "Q3_K", (_MOE_OUT,)),
-    Mix("Q3_K_M", 12, "Q3_K", (
+    QuantMix("Q2_K_S", 21, "Q2_K", (Rule("attn_v", "wide", "Q4_K"), Rule("ffn_down", "first-8th", "Q4_K"))),
+    QuantMix("Q3_K_S", 11, "Q3_K", (_MOE_OUT,)),
+    QuantMix("Q3_K_M", 12, "Q3_K", (
         Rule("attn_v", "first-2", "Q5_K"), Rule("attn_v", "", "Q4_K"),
         Rule("ffn_down", "first-16th", "Q5_K"), Rule("ffn_down", "not-falcon", "Q4_K"),
         Rule("ffn_down", "more-bits", "Q4_K"),
         _MOE_OUT, Rule("attn_output", "not-8-experts not-falcon", "Q4_K"))),
-    Mix("Q3_K_L", 13, "Q3_K", (
+    QuantMix("Q3_K_L", 13, "Q3_K", (
         Rule("attn_v", "", "Q5_K"), Rule("ffn_down", "falcon", "Q4_K"), Rule("ffn_down", "", "Q5_K"),
         Rule("attn_output", "falcon", "Q4_K"), Rule("attn_output", "not-8-experts", "Q5_K"))),
-    Mix("Q4_K_S", 14, "Q4_K", (
+    QuantMix("Q4_K_S", 14, "Q4_K", (
         Rule("attn_v", "first-4", "Q5_K"), Rule("ffn_down", "not-falcon first-8th", "Q5_K"), _MOE_OUT)),
-    Mix("Q4_K_M", 15, "Q4_K", (
+    QuantMix("Q4_K_M", 15, "Q4_K", (
         *_MORE_BITS, Rule("ffn_down", "falcon first-16th", "Q6_K"), Rule("ffn_down", "falcon more-bits", "Q5_K"),
         _MOE_OUT)),
-    Mix("Q5_K_S", 16, "Q5_K"),
-    Mix("Q5_K_M", 17, "Q5_K", (Rule("attn_v", "more-bits", "Q6_K"), Rule("ffn_down", "more-bits", "Q6_K"))),
-    Mix("Q6_K", 18, "Q6_K"),
-    Mix("IQ1_S",   24, "IQ1_S",   _low("Q2_K", "IQ2_XXS"), "Q5_K", "Q2_K", low=True),
-    Mix("IQ1_M",   31, "IQ1_M",   _low("Q2_K", "IQ2_XXS"), "Q5_K", "Q2_K", low=True),
-    Mix("IQ2_XXS", 19, "IQ2_XXS", _low("Q2_K", ""),        "Q5_K", "Q2_K", low=True),
-    Mix("IQ2_XS",  20, "IQ2_XS",  _low("Q2_K", ""),        "Q5_K", "Q2_K", low=True),
-    Mix("IQ2_S",   28, "IQ2_XS",  _low("IQ3_S", "IQ3_S"),  "Q5_K", "IQ3_S", low=True),
-    Mix("IQ2_M",   29, "IQ2_S",   _low("IQ3_S", "IQ3_S"),  "Q5_K", "IQ3_S", low=True),
-    Mix("IQ3_XXS", 23, "IQ3_XXS", (
+    QuantMix("Q5_K_S", 16, "Q5_K"),
+    QuantMix("Q5_K_M", 17, "Q5_K", (Rule("attn_v", "more-bits", "Q6_K"), Rule("ffn_down", "more-bits", "Q6_K"))),
+    QuantMix("Q6_K", 18, "Q6_K"),
+    QuantMix("IQ1_S",   24, "IQ1_S",   _low("Q2_K", "IQ2_XXS"), "Q5_K", "Q2_K", low=True),
+    QuantMix("IQ1_M",   31, "IQ1_M",   _low("Q2_K", "IQ2_XXS"), "Q5_K", "Q2_K", low=True),
+    QuantMix("IQ2_XXS", 19, "IQ2_XXS", _low("Q2_K", ""),        "Q5_K", "Q2_K", low=True),
+    QuantMix("IQ2_XS",  20, "IQ2_XS",  _low("Q2_K", ""),        "Q5_K", "Q2_K", low=True),
+    QuantMix("IQ2_S",   28, "IQ2_XS",  _low("IQ3_S", "IQ3_S"),  "Q5_K", "IQ3_S", low=True),
+    QuantMix("IQ2_M",   29, "IQ2_S",   _low("IQ3_S", "IQ3_S"),  "Q5_K", "IQ3_S", low=True),
+    QuantMix("IQ3_XXS", 23, "IQ3_XXS", (
         Rule("attn_v", "wide", "Q4_K"), Rule("attn_v", "plain", "IQ3_S"),
         Rule("attn_k", "", "IQ2_S"), Rule("attn_q", "", "IQ2_S"),
         Rule("ffn_down", "plain first-8th", "Q4_K"), Rule("ffn_down", "plain", "Q3_K"),
         _MOE_OUT, Rule("attn_output", "not-8-experts not-falcon", "IQ3_S")), "Q5_K", "IQ3_S"),
-    Mix("IQ3_XS", 22, "IQ3_S", (
+    QuantMix("IQ3_XS", 22, "IQ3_S", (
         Rule("attn_v", "wide", "Q4_K"), Rule("attn_k", "", "IQ3_XXS"), Rule("attn_q", "", "IQ3_XXS"),
         Rule("ffn_gate", "middle", "IQ3_XXS"), Rule("ffn_up", "middle", "IQ3_XXS"), _MOE_OUT)),
-    Mix("IQ3_S", 26, "IQ3_S", (Rule("attn_v", "wide", "Q4_K"), _MOE_OUT)),
-    Mix("IQ3_M", 27, "IQ3_S", (
+    QuantMix("IQ3_S", 26, "IQ3_S", (Rule("attn_v", "wide", "Q4_K"), _MOE_OUT)),
+    QuantMix("IQ3_M", 27, "IQ3_S", (
         Rule("attn_v", "", "Q4_K"), Rule("ffn_down", "first-8th", "Q4_K"),
         Rule("ffn_down", "8-experts more-bits", "Q4_K"),
         _MOE_OUT, Rule("attn_output", "not-8-experts not-falcon", "Q4_K"))),
-    Mix("IQ4_NL", 25, "IQ4_NL", _IQ4),
-    Mix("IQ4_XS", 30, "IQ4_XS", _IQ4),
-    Mix("TQ1_0", 36, "TQ1_0", embedding="Q4_K"),
-    Mix("TQ2_0", 37, "TQ2_0", embedding="Q4_K"),
-    Mix("MXFP4", 38, "MXFP4"),  # not a type of llama-quantize: quantizes all matrices, not only experts
-    Mix("MXFP4_MOE", 38, "MXFP4", output="Q8_0", experts="MXFP4"),
+    QuantMix("IQ4_NL", 25, "IQ4_NL", _IQ4),
+    QuantMix("IQ4_XS", 30, "IQ4_XS", _IQ4),
+    QuantMix("TQ1_0", 36, "TQ1_0", embedding="Q4_K"),
+    QuantMix("TQ2_0", 37, "TQ2_0", embedding="Q4_K"),
+    QuantMix("MXFP4", 38, "MXFP4"),  # not a type of llama-quantize: quantizes all matrices, not only experts
+    QuantMix("MXFP4_MOE", 38, "MXFP4", output="Q8_0", experts="MXFP4"),
 )
 # fmt: on
-MIXES: dict[str, Mix] = {row.name: row for row in _ROWS}
+MIXES: dict[str, QuantMix] = {row.name: row for row in _ROWS}
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _BY_NUMBER = {str(row.file_type): row.name for row in _ROWS}  # if two share a number, use llama-quantize's
 
@@ -210,7 +210,7 @@ _ROLES = (  # the first match counts
 _COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
 
 
-def find(name: str) -> Mix:
+def find(name: str) -> QuantMix:
     """Return the mix with this name (in any case) or number (15 is Q4_K_M); QuantError for an unknown one."""
     upper = name.upper()
     mix = MIXES.get(ALIASES.get(upper) or _BY_NUMBER.get(upper, upper))
@@ -291,9 +291,9 @@ class _State:
     seen: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
 
-def choose(
-    mix: Mix, geometry: Geometry, tensors: Sequence[tuple[str, tuple[int, ...], str]], options: Options
-) -> list[Choice]:
+def choose_formats(
+    mix: QuantMix, geometry: Geometry, tensors: Sequence[tuple[str, tuple[int, ...], str]], options: MixOptions
+) -> list[FormatChoice]:
     """Choose a format for every tensor (name, row-major shape, current format), given in the order of `in_order`.
 
     Raise QuantError if a rule needs a layer number that the name lacks, or if no format fits the rows of a tensor.
@@ -308,11 +308,11 @@ def choose(
         format_name = wanted if kept or given in ("output", "embedding") else _fitting(name, shape[-1], wanted)
         low = format_name in _NEED_IMATRIX or (format_name == "Q2_K" and mix.name == "Q2_K_S")
         exempt = name in ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
-        chosen.append(Choice(name, format_name, wanted, low and not exempt and not kept))
+        chosen.append(FormatChoice(name, format_name, wanted, low and not exempt and not kept))
     return chosen
 
 
-def _given(options: Options, name: str, what: str) -> str:
+def _given(options: MixOptions, name: str, what: str) -> str:
     """Return which option of the user applies to a tensor: "embedding", "output", "override", or "" for none."""
     named = any(pattern.search(name) for pattern, _ in options.overrides)
     if options.embedding and what == "embedding" and not (named and name.startswith("per_layer_")):
@@ -323,7 +323,7 @@ def _given(options: Options, name: str, what: str) -> str:
 
 
 def _wanted(
-    mix: Mix, geometry: Geometry, state: _State, name: str, shape: tuple[int, ...], what: str, options: Options
+    mix: QuantMix, geometry: Geometry, state: _State, name: str, shape: tuple[int, ...], what: str, options: MixOptions
 ) -> str:
     match _given(options, name, what):
         case "embedding":
@@ -348,14 +348,14 @@ def _wanted(
     return _by_rules(mix, geometry, state, name, what, options.imatrix)
 
 
-def _output(mix: Mix, geometry: Geometry, columns: int, options: Options) -> str:
+def _output(mix: QuantMix, geometry: Geometry, columns: int, options: MixOptions) -> str:
     if options.output:  # applies to token embeddings that serve as the output matrix
         return options.output
     fits = columns % FORMATS[mix.format].block_values == 0
     return mix.output if fits and geometry.architecture != "falcon" else "Q8_0"
 
 
-def _by_rules(mix: Mix, geometry: Geometry, state: _State, name: str, what: str, imatrix: bool) -> str:
+def _by_rules(mix: QuantMix, geometry: Geometry, state: _State, name: str, what: str, imatrix: bool) -> str:
     i = state.seen.get(what, 0)
     if what in _COUNTED:
         state.seen[what] += 1

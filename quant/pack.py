@@ -1,6 +1,6 @@
 """Helpers that the formats share: half-precision scales, bit fields in bytes, and rounding.
 
-A *plane* is one bit field of every byte: `planes` splits bytes, `join` combines them.
+A *plane* is one bit field of every byte: `planes` splits bytes, `join_bits` combines them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from localllm.quant.format import F32, U8, QuantError
 HALF_AWAY = np.float32(0.49999997)  # the float just below one half: with it 0.49999997 does not round up
 
 
-def half(blocks: U8, at: int) -> F32:
+def half_scale(blocks: U8, at: int) -> F32:
     """Return the half-precision number at byte `at` of every block: float32 (n, 1)."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
@@ -37,7 +37,7 @@ def planes(q: U8, bits: int) -> U8:
     return out
 
 
-def join(q: U8, bits: int) -> U8:
+def join_bits(q: U8, bits: int) -> U8:
     """Combine fields uint8 (..., 8 // bits, k) into bytes (..., k): the inverse of `planes`. Fields must fit."""
     out = q[..., 0, :].copy()
     for i in range(1, 8 // bits):

@@ -27,10 +27,10 @@ import numpy as np
 
 import localllm
 from localllm import quant
-from localllm.engine import Rows
+from localllm.engine import SequenceRows
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.options import DiffusionOptions, SamplingOptions
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 from tests.backends.support import stored
 from tests.localllm.speculation.support import Told, drafting_by
 from tests.models.kit import EMBEDDERS, KIT
@@ -180,7 +180,7 @@ class Steps:
     def step(self, parts: Sequence[tuple[int, Sequence[int]]], skip: int = 0) -> np.ndarray:
         """Append tokens to the numbered sequences; return the logits of sequence 0, without its first `skip` rows."""
         rows = [
-            Rows(self.sequences[number], list(more), "last" if number else tuple(range(skip, len(more))))
+            SequenceRows(self.sequences[number], list(more), "last" if number else tuple(range(skip, len(more))))
             for number, more in parts
         ]
         own = next(at for at, (number, _) in enumerate(parts) if not number)
@@ -208,9 +208,9 @@ def drafted_answer(model: localllm.Model, prompt: Sequence[int], told: Sequence[
     """Answer with verified drafts: the tokens given, with every fifth one replaced by a wrong token."""
     text = [*prompt, *told]
 
-    def guess(seen: Sequence[int], sampler: object) -> Guess:
+    def guess(seen: Sequence[int], sampler: object) -> DraftToken:
         right = text[len(seen)] if len(seen) < len(text) else 0
-        return Guess((right + 1) % VOCABULARY if len(seen) % 5 == 0 else right, 0)
+        return DraftToken((right + 1) % VOCABULARY if len(seen) % 5 == 0 else right, 0)
 
     with drafting_by(model, Told(guess, longest=7)):
         reply = model.generate(prompt, temperature=0, max_tokens=WRITTEN, ignore_eos=True)

@@ -23,7 +23,7 @@ from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import matrix
 from localllm.backends.cpu.kernels.executor import Entry
 from localllm.backends.cpu.memory import address
-from localllm.backends.cpu.pool import Pool
+from localllm.backends.cpu.pool import ThreadPool
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.roofs import clocked_products, read_rates
 from localllm.backends.cpu.storage import Storage
@@ -53,7 +53,7 @@ class CpuBackend:
             raise BackendError(f"threads is {threads}; give a number from 1 to 1024")
         self.isa = isa or host()
         self.library = Library(self.isa, default_folder("kernels") if cache == "default" else cache)
-        self.pool = Pool(self.library, threads or default_threads())
+        self.pool = ThreadPool(self.library, threads or default_threads())
         self._stop = weakref.finalize(self, self.pool.close)  # in case the caller forgets to close
 
     def describe(self) -> str:

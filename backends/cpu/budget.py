@@ -66,7 +66,7 @@ def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:
     return [cache_bytes(layer, cache) if isinstance(layer, CacheLayer) else store_bytes(layer) for layer in plan.layers]
 
 
-def _weights_per_token(plan: Plan, panels: dict[str, weights.Panels]) -> int:
+def _weights_per_token(plan: Plan, panels: dict[str, weights.RepackedWeight]) -> int:
     """Return the bytes of product matrices that one token reads; experts count by the share that a token uses."""
     products = (op for op in plan.operations if not isinstance(op, Embed))
     reads = (read for op in products for read in op.reads if read.weight.name in panels)

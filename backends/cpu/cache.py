@@ -35,11 +35,11 @@ FOUR = 4  # positions whose values are adjacent
 HALF_AWAY = float(np.float32(0.49999997))  # same constant as in quant.pack
 
 
-def whole(n: int, of: int) -> int:
+def whole_lanes(n: int, of: int) -> int:
     return -(-n // of) * of
 
 
-def groups(head_dim: int) -> int:
+def value_groups(head_dim: int) -> int:
     return -(-head_dim // GROUP)
 
 
@@ -63,7 +63,7 @@ class Floats:
 
     def width(self, head_dim: int) -> int:
         """Return the number of values per head that kernels compute with."""
-        return whole(head_dim, LANES)
+        return whole_lanes(head_dim, LANES)
 
     def write_key(self, f: Function, x: Value, keys: Value, head_dim: int, position: Value) -> None:
         panel = keys + (position // LANES * (head_dim * LANES * self.bytes) + position % LANES * self.bytes)
@@ -96,7 +96,7 @@ class Floats:
     finite_values = finite_keys
 
     def _numbers(self, f: Function, x: Value, d: Value) -> Value:
-        return self.bits(f, within(f, f.load(x + d * 4, f32x16), self.type.largest))
+        return self.bits(f, finite_within(f, f.load(x + d * 4, f32x16), self.type.largest))
 
 
 def _finite_halves(rows: U8) -> bool:
@@ -137,13 +137,13 @@ class Blocks:
         return 4 * (self.words + self.fifth) + 2 * (1 + self.minimum)
 
     def key_bytes(self, head_dim: int) -> int:
-        return BLOCK * groups(head_dim) * self.group_bytes
+        return BLOCK * value_groups(head_dim) * self.group_bytes
 
     def value_bytes(self, head_dim: int) -> int:
         return self.key_bytes(head_dim)
 
     def width(self, head_dim: int) -> int:
-        return groups(head_dim) * GROUP
+        return value_groups(head_dim) * GROUP
 
     @property
     def value_integers(self) -> int:
@@ -152,7 +152,7 @@ class Blocks:
 
     def write_key(self, f: Function, x: Value, keys: Value, head_dim: int, position: Value) -> None:
         size = LANES * self.group_bytes
-        panel, lane = keys + position // LANES * (groups(head_dim) * size), position % LANES
+        panel, lane = keys + position // LANES * (value_groups(head_dim) * size), position % LANES
         for number, (integers, scale, minimum) in enumerate(self.quantized(f, x, head_dim)):
             at, words = panel + number * size, self.key_words(f, integers)
             for word in range(self.words):
@@ -218,9 +218,9 @@ class Blocks:
     def quantized(self, f: Function, x: Value, head_dim: int) -> list[tuple[list[Value], Value, Value | None]]:
         """Return (32 integers in two vectors, scale, minimum) for every group of a head."""
         largest = self.type.largest
-        parts = [within(f, part, largest) for part in head(f, x, head_dim)]
+        parts = [finite_within(f, part, largest) for part in head(f, x, head_dim)]
         if self.type.rotated:
-            parts = [within(f, part, largest) for part in rotate(f, parts, head_dim)]
+            parts = [finite_within(f, part, largest) for part in rotate_keys(f, parts, head_dim)]
         quantize = _affine if self.minimum else _bytes if self.integer_bits == 8 else _symmetric
         top = (1 << self.integer_bits) - 1
         return [quantize(f, list(pair), top) for pair in zip(parts[::2], parts[1::2], strict=True)]
@@ -245,7 +245,7 @@ CACHE: dict[str, CacheRow] = {
 # -- pieces of kernels ---------------------------------------------------------------------------------------------
 
 
-def within(f: Function, x: Value, largest: float) -> Value:
+def finite_within(f: Function, x: Value, largest: float) -> Value:
     """Clamp x to +-largest. A NaN becomes `largest`, so that its product with weight 0 is 0."""
     return f.fmax(f.fmin(x, f.constant(x.type, largest)), f.constant(x.type, -largest))
 
@@ -253,7 +253,7 @@ def within(f: Function, x: Value, largest: float) -> Value:
 def head(f: Function, x: Value, head_dim: int) -> list[Value]:
     """Load a float32 head as vectors, padded with zeros to whole groups of 32."""
     parts = []
-    for at in range(0, groups(head_dim) * GROUP, LANES):
+    for at in range(0, value_groups(head_dim) * GROUP, LANES):
         part = f.load(x + 4 * at, f32x16) if at < head_dim else f.zeros(f32x16)
         if 0 < head_dim - at < LANES:
             part = f.select(f.lane_numbers() < head_dim - at, part, f.zeros(f32x16))
@@ -261,8 +261,8 @@ def head(f: Function, x: Value, head_dim: int) -> list[Value]:
     return parts
 
 
-def rotate(f: Function, parts: list[Value], head_dim: int) -> list[Value]:
-    """Emit the Hadamard rotation of `backends.cache.rotate` with the same additions in the same order."""
+def rotate_keys(f: Function, parts: list[Value], head_dim: int) -> list[Value]:
+    """Emit the Hadamard rotation of `backends.cache.rotate_keys` with the same additions in the same order."""
     size, span = rotation(head_dim), 1
     while span < min(size, LANES):
         order = [lane ^ span for lane in range(LANES)]

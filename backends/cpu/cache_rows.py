@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.cpu.cache import FOUR, PANELS, Blocks, CacheRow, Floats, groups
+from localllm.backends.cpu.cache import FOUR, PANELS, Blocks, CacheRow, Floats, value_groups
 from localllm.backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value, vector
 from localllm.plan import BLOCK, rows_of_block
 
@@ -24,9 +24,9 @@ U8 = NDArray[np.uint8]
 _INTEGERS = {1: I8, 2: I16, 4: I32}  # integer types by size in bytes
 
 
-def row_bytes(row: CacheRow, head_dim: int) -> int:
+def cache_row_bytes(row: CacheRow, head_dim: int) -> int:
     """Return the bytes of one head of one position."""
-    return row.width(head_dim) * row.bytes if isinstance(row, Floats) else groups(head_dim) * row.group_bytes
+    return row.width(head_dim) * row.bytes if isinstance(row, Floats) else value_groups(head_dim) * row.group_bytes
 
 
 def head_bytes(
@@ -35,7 +35,7 @@ def head_bytes(
     """Return the bytes of keys and of values of one head of a block: in panels, or in rows per position or pool."""
     count = rows_of_block(every)
     if rows:
-        return count * row_bytes(keys, head_dim), count * row_bytes(values, value_dim)
+        return count * cache_row_bytes(keys, head_dim), count * cache_row_bytes(values, value_dim)
     assert count % LANES == 0, f"no panels of {count} rows"
     return keys.key_bytes(head_dim) * count // BLOCK, values.value_bytes(value_dim) * count // BLOCK
 
@@ -46,7 +46,7 @@ def write_key_row(f: Function, row: CacheRow, x: Value, rows: Value, head_dim: i
         row.write_value(f, x, rows, head_dim, position)
         return
     for number, (integers, scale, minimum) in enumerate(row.quantized(f, x, head_dim)):
-        at = rows + (position * row_bytes(row, head_dim) + number * row.group_bytes)
+        at = rows + (position * cache_row_bytes(row, head_dim) + number * row.group_bytes)
         for half, words in enumerate(row.key_words(f, integers)):
             f.store(at + 16 * half, words)
         if row.fifth:
@@ -59,7 +59,7 @@ def write_value_row(f: Function, row: CacheRow, x: Value, rows: Value, head_dim:
         row.write_value(f, x, rows, head_dim, position)
         return
     for number, (integers, scale, minimum) in enumerate(row.quantized(f, x, head_dim)):
-        at = rows + (position * row_bytes(row, head_dim) + number * row.group_bytes)
+        at = rows + (position * cache_row_bytes(row, head_dim) + number * row.group_bytes)
         f.store(at, row.value_bytes_of(f, integers))
         if row.fifth:
             f.store(at + 4 * row.words, row.fifth_of_value(f, integers))
@@ -86,8 +86,8 @@ def gather_keys(f: Function, row: CacheRow, entries: Value, out: Value, head_dim
     first = entries + panel * (8 * LANES)
     at = [f.pointer(f.load(first + 8 * lane, I64, 8)) for lane in range(LANES)]
     if isinstance(row, Blocks):
-        of_panel = out + panel * (groups(head_dim) * LANES * row.group_bytes)
-        with f.loop(0, groups(head_dim)) as group:
+        of_panel = out + panel * (value_groups(head_dim) * LANES * row.group_bytes)
+        with f.loop(0, value_groups(head_dim)) as group:
             to = of_panel + group * (LANES * row.group_bytes)
             for lane, source in enumerate(at):
                 of_group = source + group * row.group_bytes
@@ -122,11 +122,11 @@ def gather_values(
     if isinstance(row, Floats):
         kind = vector(_INTEGERS[row.bytes])
         with f.loop(0, n) as j:
-            source, to = f.pointer(f.load(entries + j * 8, I64, 8)), out + j * row_bytes(row, head_dim)
-            with f.loop(0, row_bytes(row, head_dim), LANES * row.bytes) as d:
+            source, to = f.pointer(f.load(entries + j * 8, I64, 8)), out + j * cache_row_bytes(row, head_dim)
+            with f.loop(0, cache_row_bytes(row, head_dim), LANES * row.bytes) as d:
                 f.store(to + d, f.load(source + d, kind))
         return
-    with f.loop(0, BLOCK) as j, f.loop(0, groups(head_dim)) as group:
+    with f.loop(0, BLOCK) as j, f.loop(0, value_groups(head_dim)) as group:
         source = f.pointer(f.load(entries + j * 8, I64, 8)) + group * row.group_bytes
         at = out + group * (BLOCK * row.group_bytes)
         scales = source + 4 * (row.words + row.fifth)

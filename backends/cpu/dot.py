@@ -91,10 +91,10 @@ def bfloats(f: Function, acc: Value, w: Value, x: Value) -> Value:
 
 def weight_form(f: Function, scale: Value) -> Value:
     """Convert a 16-bit scale int32 x 16 to the form that `Sum` needs: on AVX2 both halves of a lane hold it."""
-    return pair(scale, scale) if f.isa.dot == "maddubs" else scale
+    return pair_products(scale, scale) if f.isa.dot == "maddubs" else scale
 
 
-def pair(low: Value, high: Value) -> Value:
+def pair_products(low: Value, high: Value) -> Value:
     """Pack two int32 x 16 of 16-bit numbers into the halves of each lane."""
     return (low & 0xFFFF) | (high << 16)
 

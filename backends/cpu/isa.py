@@ -110,7 +110,7 @@ def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
     return Isa("generic", cpu, _flatten(features), "", "plain", False, "", (2, 1), (2, 1), 4)
 
 
-def named(name: str) -> Isa:
+def isa_named(name: str) -> Isa:
     """Return a row by name, on any machine, to run or inspect the code of a smaller instruction set."""
     row = X86_ROWS.get(name)
     if row is not None:

@@ -18,10 +18,10 @@ from localllm.backends.cpu.kernels.common import PlanKernel
 from localllm.backends.cpu.memory import aligned
 from localllm.backends.cpu.panels import Activations
 from localllm.backends.cpu.places import BufferOf, CountOf, ListOf, Scratch, ScratchOf, VectorOf, rows_in
-from localllm.backends.cpu.program import Call, Domain
+from localllm.backends.cpu.program import Domain, KernelCall
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import activations_of
-from localllm.plan import Attention, Operation, Plan, SelectPositions, Value, Weight, flattened
+from localllm.plan import Attention, IndexerTopK, Operation, Plan, Value, Weight, flattened
 
 Arguments = TypeVar("Arguments", bound=Struct)
 
@@ -38,7 +38,7 @@ class Lowering:
         self.scratch_rows: dict[Scratch, Rows] = {  # one row per thread
             what: Rows(address=ScratchOf(what), stride=stride) for what, stride in self.scratch.items()
         }
-        self.calls: list[Call] = []
+        self.calls: list[KernelCall] = []
         self.operations: list[Operation] = []  # the operation of each call
         self.kernels: dict[str, Kernel] = {}
         self.routings: dict[int, tuple[ListOf, Buffer]] = {}
@@ -82,7 +82,7 @@ class Lowering:
         arguments = rowwise.QuantizeArguments(
             x=rows_in(self.floats(value)), rows=CountOf(value.rows), copies=copies({kind: quantized}, value.width)
         )
-        self.call(rowwise.quantize(), arguments, value.rows, "quantize")
+        self.call(rowwise.quantize_rows(), arguments, value.rows, "quantize")
         return quantized
 
     def _quantized(self, value: Value, kind: Activations) -> Buffer:
@@ -92,7 +92,7 @@ class Lowering:
 
     def call(self, kernel: PlanKernel[Arguments], arguments: Arguments, domain: Domain, label: str) -> None:
         self.kernels[kernel.name] = kernel
-        self.calls.append(Call(kernel.name, arguments, domain, label))
+        self.calls.append(KernelCall(kernel.name, arguments, domain, label))
 
     def list(self, size: int) -> ListOf:
         """Allocate `size` bytes for one operation."""
@@ -100,7 +100,7 @@ class Lowering:
         return ListOf(self._lists, size)
 
 
-def vector(weight: Weight | None) -> VectorOf | int:
+def vector_of(weight: Weight | None) -> VectorOf | int:
     """Return the place of a tensor of plain numbers; 0 for None."""
     return VectorOf(weight, LANES) if weight is not None else 0
 
@@ -123,36 +123,36 @@ def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
     )
 
 
-def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Shape:
+def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.AttentionShape:
     """Return the shape that the kernels of this attention are compiled for."""
     layer, every, chosen = plan.attention_layer(op.layer), 0, 0
     layout = layout_of(layer, cache)
     if op.pools is not None:
         every = plan.attention_layer(op.pools).every
         chosen = plan.attention_layer(op.pools).selected // every
-    return attention_shape.Shape(
+    return attention_shape.AttentionShape(
         layer.head_dim, layer.value_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
         op.window > 0 and not every, op.softcap > 0.0, op.sinks is not None, op.slopes is not None,
         op.chunked, op.causal, op.after, op.reach, layer.selected, op.slices, layer.whole, layout.once, every, chosen,
     )  # fmt: skip
 
 
-def index_shape_of(plan: Plan, op: SelectPositions, cache: CacheTypes) -> indexer.Shape:
+def index_shape_of(plan: Plan, op: IndexerTopK, cache: CacheTypes) -> indexer.IndexerShape:
     """Return the shape that the kernels of this indexer are compiled for."""
     layer = plan.attention_layer(op.layer)
-    return indexer.Shape(
+    return indexer.IndexerShape(
         op.heads, layer.head_dim, op.count, op.block, op.local, op.weights is not None, op.pooled, cache.keys,
         layer.every,
     )  # fmt: skip
 
 
 def _scratch(
-    plan: Plan, limits: Limits, cache: CacheTypes, panels: Collection[weights.Panels], threads: int
+    plan: Plan, limits: Limits, cache: CacheTypes, panels: Collection[weights.RepackedWeight], threads: int
 ) -> dict[Scratch, int]:
     """Return the bytes of scratch per thread, the same for all calls, so that no thread touches another's scratch."""
     operations = flattened(plan.operations)
     shapes = [shape_of(plan, op, cache) for op in operations if isinstance(op, Attention)]
-    indexers = [index_shape_of(plan, op, cache) for op in operations if isinstance(op, SelectPositions)]
+    indexers = [index_shape_of(plan, op, cache) for op in operations if isinstance(op, IndexerTopK)]
     return {
         "attention": aligned(max((attention_shape.scratch_bytes(shape) for shape in shapes), default=64)),
         "indexer": aligned(max((indexer.scratch_bytes(shape, limits) for shape in indexers), default=0)),

@@ -10,7 +10,7 @@ from typing import Literal
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.cpu.arguments import Output, Place, Rows
-from localllm.backends.cpu.kernels.attention_shape import Shape
+from localllm.backends.cpu.kernels.attention_shape import AttentionShape
 from localllm.plan import Rope, Weight
 from localllm.plan import Rows as RowsOf
 
@@ -93,7 +93,7 @@ class ScratchOf(Place):
 
 
 @dataclass(frozen=True, slots=True)
-class PanelsOf(Place):
+class RepackedOf(Place):
     """A matrix in panels."""
 
     weight: Weight
@@ -160,7 +160,7 @@ class CountOf(Place):
 class WorkOf(Place):
     """The `Work` of one kind of attention."""
 
-    shape: Shape
+    shape: AttentionShape
     window: int
     rows: RowsOf = "batch"
 

@@ -23,7 +23,7 @@ IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling a token, too sh
 FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}  # number of the Linux futex system call
 
 
-class Pool:
+class ThreadPool:
     """`threads` threads including the caller; `run` replays a plan on all of them."""
 
     def __init__(self, library: Library, threads: int) -> None:

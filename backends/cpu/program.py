@@ -11,7 +11,7 @@ from localllm.backends.cpu.arguments import Place, Struct
 from localllm.backends.cpu.buffers import Buffers
 from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.places import ListOf, Scratch, Shared
-from localllm.backends.cpu.weights import Panels
+from localllm.backends.cpu.weights import RepackedWeight
 from localllm.backends.stages import Stage
 from localllm.plan import Operation
 
@@ -21,7 +21,7 @@ Domain = Literal["batch", "logits", "tasks", "select"]
 
 
 @dataclass(slots=True)
-class Call:
+class KernelCall:
     """One kernel call."""
 
     kernel: str
@@ -42,10 +42,10 @@ class Call:
 class Program:
     """Everything that binding determines before it allocates memory."""
 
-    calls: list[Call]
+    calls: list[KernelCall]
     operations: list[Operation]  # the operation of each call
     kernels: dict[str, Kernel]
-    panels: dict[str, Panels]  # every matrix by name, without an address yet
+    panels: dict[str, RepackedWeight]  # every matrix by name, without an address yet
     scratch: dict[Scratch, int]  # bytes per thread
     buffers: Buffers
     logits: Buffer | None  # None if another device of a split plan makes them
@@ -59,9 +59,9 @@ class Program:
         return {place: None for call in self.calls for place, _ in call.arguments.places}
 
 
-def place_barriers(calls: list[Call], stages: list[Stage[Buffer]]) -> None:
+def place_barriers(calls: list[KernelCall], stages: list[Stage[Buffer]]) -> None:
     """Place a barrier before a call that touches what another thread may still read or write, and after a stage."""
-    since: list[Call] = []
+    since: list[KernelCall] = []
     for number, call in enumerate(calls):
         for earlier in since:
             same_share = earlier.domain == call.domain and call.domain in ("batch", "logits")

@@ -11,10 +11,10 @@ from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import bandwidth, peak
 from localllm.backends.cpu.kernels.executor import Entry
 from localllm.backends.cpu.memory import address
-from localllm.backends.cpu.pool import Pool
+from localllm.backends.cpu.pool import ThreadPool
 
 
-def read_rates(library: Library, pool: Pool, start: int, size: int, passes: int) -> list[float]:
+def read_rates(library: Library, pool: ThreadPool, start: int, size: int, passes: int) -> list[float]:
     """Return the bytes per second of each pass over the `size` bytes at `start`; an empty list if they are too few."""
     if size < bandwidth.LEAST:
         return []
@@ -24,17 +24,17 @@ def read_rates(library: Library, pool: Pool, start: int, size: int, passes: int)
     arguments = bandwidth.ReadArguments(
         start=start, pieces=pieces, piece=piece, counter=address(counters), sink=address(sink)
     ).pack()
-    library.load([bandwidth.read()])
+    library.load([bandwidth.read_memory()])
     read = Entry(kernel=library.address("read"), arguments=address(arguments), barrier=1, ticks=0, waited=0)
     return [pieces * piece / seconds for seconds, _ in _timed(pool, read, counters, passes)]
 
 
-def product_rates(library: Library, pool: Pool, turns: int, passes: int) -> list[float]:
+def product_rates(library: Library, pool: ThreadPool, turns: int, passes: int) -> list[float]:
     """Return the operations per second of each pass of int8 multiply-adds, `turns` times on each thread."""
     return [operations for operations, _ in clocked_products(library, pool, turns, passes)]
 
 
-def clocked_products(library: Library, pool: Pool, turns: int, passes: int) -> list[tuple[float, float]]:
+def clocked_products(library: Library, pool: ThreadPool, turns: int, passes: int) -> list[tuple[float, float]]:
     """Return the operations per second of each pass, and the clock rate (cycles per second) of a plan's timings."""
     library.load([peak.byte_products()])
     data = np.ones(peak.OPERANDS, np.uint8)
@@ -46,7 +46,7 @@ def clocked_products(library: Library, pool: Pool, turns: int, passes: int) -> l
     return [(operations / seconds, cycles / seconds) for seconds, cycles in _timed(pool, multiply, counters, passes)]
 
 
-def _timed(pool: Pool, entry: Entry, counters: NDArray[np.int64], passes: int) -> list[tuple[float, int]]:
+def _timed(pool: ThreadPool, entry: Entry, counters: NDArray[np.int64], passes: int) -> list[tuple[float, int]]:
     """Return the seconds and the cycles of each pass."""
     entries, times = entry.pack()[None], []
     for _ in range(passes):

@@ -38,7 +38,7 @@ def _sine_series(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
     return x + x * sine, 1.0 + cosine
 
 
-def table(rope: Rope, start: int, stop: int) -> NDArray[np.float32]:
+def rope_rows(rope: Rope, start: int, stop: int) -> NDArray[np.float32]:
     """Return cosines and sines as `plan.rope_table` defines them, float32 (stop - start, 2, n_rot / 2)."""
     positions = np.maximum(np.arange(start, stop, dtype=np.float64)[:, None] + rope.shift, 0.0)
     angle = positions * np.asarray(rope.inverse_frequency, np.float64)

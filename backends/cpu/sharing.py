@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import Limits
 from localllm.backends.cpu.kernels.attention import PARTITION, Work
-from localllm.backends.cpu.kernels.attention_shape import Shape
+from localllm.backends.cpu.kernels.attention_shape import AttentionShape
 from localllm.backends.cpu.memory import address
 from localllm.plan import BLOCK, Batch, Rows
 
@@ -23,7 +23,7 @@ READING = 0.3  # cost of reading the rows of a block for some pieces, relative t
 class Sharing:
     """The `Work` of one kernel, filled for every step."""
 
-    def __init__(self, shape: Shape, window: int, limits: Limits, threads: int, rows: Rows = "batch") -> None:
+    def __init__(self, shape: AttentionShape, window: int, limits: Limits, threads: int, rows: Rows = "batch") -> None:
         most = limits.rows if rows == "batch" else limits.logit_rows
         self.work = np.zeros(Work.size, np.int64)
         self._tiles = np.zeros((most, 2), np.int32)

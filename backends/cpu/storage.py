@@ -25,8 +25,8 @@ from localllm.backends.cpu.places import (
     EdgedOf,
     ExpertVectorsOf,
     ListOf,
-    PanelsOf,
     Partials,
+    RepackedOf,
     RopeOf,
     ScoresOf,
     ScratchOf,
@@ -35,7 +35,7 @@ from localllm.backends.cpu.places import (
     WorkOf,
 )  # fmt: skip
 from localllm.backends.cpu.program import Program
-from localllm.backends.cpu.rope import table
+from localllm.backends.cpu.rope import rope_rows
 from localllm.backends.cpu.sharing import Sharing
 from localllm.plan import F32, Plan, Rope
 
@@ -48,16 +48,18 @@ class Storage:
         progress: Callable[[int, int], None],
     ) -> None:  # fmt: skip
         named = program.places
-        self.weights, self.panels = weights.load(plan.matrices.values(), program.panels, library, threads, progress)
+        self.weights, self.panels = weights.load_weight(
+            plan.matrices.values(), program.panels, library, threads, progress
+        )
         self._buffers, self.activations = program.buffers, program.buffers.commit()
         self.cache = CacheBlocks(plan, limits, cache)
         self.inputs = Inputs(limits, any(isinstance(p, StepOf) and p.rows == "logits" for p in named), plan.causal)
         self._vectors: dict[Place, NDArray[np.float32]] = {}
         for place in named:
             if isinstance(place, VectorOf):
-                self._vectors[place] = weights.vector(place.weight, place.lanes)
+                self._vectors[place] = weights.dense_vector(place.weight, place.lanes)
             elif isinstance(place, ColumnsOf):
-                self._vectors[place] = weights.columns(place.weight, place.lanes)
+                self._vectors[place] = weights.column_bytes(place.weight, place.lanes)
             elif isinstance(place, ExpertVectorsOf):
                 self._vectors[place] = weights.expert_vectors(place.weight, place.width)
             elif isinstance(place, EdgedOf):
@@ -86,7 +88,7 @@ class Storage:
                 return self._scores.address
             case ScratchOf(what):
                 return self._scratch[what].address
-            case PanelsOf(weight):
+            case RepackedOf(weight):
                 return self.panels[weight.name].address
             case VectorOf() | ColumnsOf() | ExpertVectorsOf() | EdgedOf():
                 return address(self._vectors[place])
@@ -112,7 +114,7 @@ class Storage:
 
     def fill_rope(self, rope: Rope, start: int, stop: int) -> None:
         """Fill the rope tables for positions start..stop."""
-        values, arena = table(rope, start, stop), self.ropes[rope]
+        values, arena = rope_rows(rope, start, stop), self.ropes[rope]
         arena.view(arena.address + start * _rope_row(rope), values.nbytes)[:] = values.reshape(-1).view(np.uint8)
 
     def free(self) -> None:

@@ -6,7 +6,7 @@ Layout of one block (64 positions), with W numbers padded to whole vectors; a se
   StateLayer   keys (key heads, key_dim, 64); per head: updates (64, W), state (key_dim, W), decays (64)
     channels   keys (key heads, 64, D); per head: updates (64, W), state (key_dim, W), decays (64, D)
   ScanLayer    rows (64) of {inputs (W), steps (W), B (N)}; states before and after (state_dim, W), newest row (W)
-  MatrixLayer  rows (64) of {values (W), keys (N), decays (N), ...}; per head: states (key_dim, W) before and after,
+  WkvLayer  rows (64) of {values (W), keys (N), decays (N), ...}; per head: states (key_dim, W) before and after,
                newest row (W)
 
 The lanes of keys are positions, as in attention. With a decay per key channel, the lanes are channels, padded to D.
@@ -17,10 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import BLOCK, CacheLayer, MatrixLayer, RowLayer, ScanLayer, StateLayer, Store
+from localllm.plan import BLOCK, CacheLayer, RowLayer, ScanLayer, StateLayer, Store, WkvLayer
 
 
-def whole(width: int) -> int:
+def whole_strips(width: int) -> int:
     """Return `width` rounded up to whole vectors."""
     return -(-width // LANES) * LANES
 
@@ -36,15 +36,15 @@ class HeadState:
 
 
 def head_state(of: StateLayer) -> HeadState:
-    row = 4 * whole(of.value_dim)
+    row = 4 * whole_strips(of.value_dim)
     state = BLOCK * row
     decays = state + of.key_dim * row
-    return HeadState(0, state, decays, decays + 4 * BLOCK * (whole(of.key_dim) if of.channels else 1))
+    return HeadState(0, state, decays, decays + 4 * BLOCK * (whole_strips(of.key_dim) if of.channels else 1))
 
 
 def key_bytes(of: StateLayer) -> int:
     """Return the bytes of one key head in a block."""
-    return 4 * BLOCK * (whole(of.key_dim) if of.channels else of.key_dim)
+    return 4 * BLOCK * (whole_strips(of.key_dim) if of.channels else of.key_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,28 @@ class ScanStates:
 
 
 def scan_states(width: int, state_dim: int) -> ScanStates:
-    state = 4 * whole(width) * state_dim
-    return ScanStates(4 * (2 * whole(width) + whole(state_dim)), 0, state, 2 * state, 2 * state + 4 * whole(width))
-
-
-def matrix_states(of: MatrixLayer) -> ScanStates:
-    """Return the sizes for a `MatrixLayer`; offsets and state sizes are per head."""
-    keys, state = whole(of.heads * of.key_dim) * (4 if of.erases else 2), 4 * whole(of.value_dim) * of.key_dim
+    state = 4 * whole_strips(width) * state_dim
     return ScanStates(
-        4 * (whole(of.heads * of.value_dim) + keys), 0, state, 2 * state, 2 * state + 4 * whole(of.value_dim)
+        4 * (2 * whole_strips(width) + whole_strips(state_dim)),
+        0,
+        state,
+        2 * state,
+        2 * state + 4 * whole_strips(width),
+    )
+
+
+def matrix_states(of: WkvLayer) -> ScanStates:
+    """Return the sizes for a `WkvLayer`; offsets and state sizes are per head."""
+    keys, state = (
+        whole_strips(of.heads * of.key_dim) * (4 if of.erases else 2),
+        4 * whole_strips(of.value_dim) * of.key_dim,
+    )
+    return ScanStates(
+        4 * (whole_strips(of.heads * of.value_dim) + keys),
+        0,
+        state,
+        2 * state,
+        2 * state + 4 * whole_strips(of.value_dim),
     )
 
 
@@ -75,13 +88,13 @@ def store_bytes(layer: Store) -> tuple[int, int]:
     """Return the bytes of the two parts of a block."""
     match layer:
         case RowLayer(width):
-            return BLOCK * 4 * whole(width), 0
+            return BLOCK * 4 * whole_strips(width), 0
         case StateLayer(heads, key_heads):
             return key_heads * key_bytes(layer), heads * head_state(layer).size
         case ScanLayer(width, state_dim):
             states = scan_states(width, state_dim)
             return BLOCK * states.row, states.size
-        case MatrixLayer(heads):
+        case WkvLayer(heads):
             of_head = matrix_states(layer)
             return BLOCK * of_head.row, heads * of_head.size
         case CacheLayer():

@@ -36,7 +36,7 @@ def _even(panels: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Panels:
+class RepackedWeight:
     """A matrix in panels: its address and strides."""
 
     address: int
@@ -74,7 +74,7 @@ class Panels:
         return self.tile_chunk(threads) * self.tile_bytes + self.widened_bytes
 
 
-def check(weight: Weight) -> None:
+def check_weight(weight: Weight) -> None:
     """Raise BackendError unless this backend has kernels for the format of the matrix."""
     if weight.format not in FORMATS:
         problem = f"{weight.name}: the cpu backend has no kernels for {weight.format} yet"
@@ -82,14 +82,14 @@ def check(weight: Weight) -> None:
         raise BackendError(Notice(problem, f"; it runs {', '.join(FORMATS)}, ", *other))
 
 
-def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, Panels]:
+def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, RepackedWeight]:
     """Return every matrix by name, without an address; BackendError for a format without kernels."""
-    found: dict[str, Panels] = {}
+    found: dict[str, RepackedWeight] = {}
     for weight in weights:
-        check(weight)
+        check_weight(weight)
         experts, rows, columns = _matrices(weight)
         panel = panel_of(weight.format)
-        found[weight.name] = Panels(
+        found[weight.name] = RepackedWeight(
             0,
             weight.format,
             panel_count(rows),
@@ -110,10 +110,10 @@ def _unpacked(panel: IntegerPanel | FloatPanel, columns: int, isa: Isa) -> tuple
     return panel.tile_bytes(columns), 0
 
 
-def load(
-    weights: Iterable[Weight], shapes: dict[str, Panels], library: Library, threads: int,
+def load_weight(
+    weights: Iterable[Weight], shapes: dict[str, RepackedWeight], library: Library, threads: int,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[Arena, dict[str, Panels]]:  # fmt: skip
+) -> tuple[Arena, dict[str, RepackedWeight]]:  # fmt: skip
     """Load every matrix once into panels of these shapes, by name. `progress(done, total)` counts bytes."""
     matrices = {weight.name: weight for weight in weights}
     arena = Arena(sum(aligned(panels.bytes) for panels in shapes.values()), "the weights")
@@ -123,13 +123,13 @@ def load(
 
 
 def fill(
-    pairs: Sequence[tuple[Tensor, Panels]],
+    pairs: Sequence[tuple[Tensor, RepackedWeight]],
     library: Library,
     threads: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Read and repack each matrix into its panels."""
-    pieces: list[tuple[Tensor, Panels, int, int, int]] = []
+    pieces: list[tuple[Tensor, RepackedWeight, int, int, int]] = []
     for weight, stored in pairs:
         experts, rows, _ = _matrices(weight)
         step = max(PIECE // max(stored.panel_bytes, 1), 1) * LANES
@@ -143,7 +143,7 @@ def fill(
     kind = ctypes.CFUNCTYPE(word, word, word, word)
     repack = {name: kind(library.address(f"repack_{name}")) for name in {w.format for w, _ in pairs}}
 
-    def convert(piece: tuple[Tensor, Panels, int, int, int]) -> int:
+    def convert(piece: tuple[Tensor, RepackedWeight, int, int, int]) -> int:
         weight, stored, expert, start, stop = piece
         rows = weight.shape[-2]
         data = np.ascontiguousarray(weight.read(expert * rows + start, expert * rows + stop))
@@ -182,7 +182,7 @@ def padded(count: int, lanes: int) -> int:
     return -(-count // lanes) * lanes + lanes
 
 
-def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
+def dense_vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
     """Return a tensor of plain numbers as flat float32, zero-padded to `padded`."""
     rows = math.prod(weight.shape[:-1])
     values = dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]].ravel()
@@ -191,7 +191,7 @@ def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
     return out
 
 
-def columns(weight: Weight, lanes: int) -> NDArray[np.float32]:
+def column_bytes(weight: Weight, lanes: int) -> NDArray[np.float32]:
     """Return a small matrix (rows, columns) as float32 (columns, rows), rows zero-padded to whole runs of `lanes`."""
     rows, count = weight.shape
     out = np.zeros((count, -(-rows // lanes) * lanes), np.float32)

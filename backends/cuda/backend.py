@@ -21,7 +21,7 @@ from localllm.backends.base import BackendError
 from localllm.backends.cuda.graph import Graph
 from localllm.backends.cuda.nvrtc import OPTIONS, Nvrtc
 from localllm.backends.gpu.backend import GpuBackend, pick
-from localllm.backends.gpu.compiled import Store
+from localllm.backends.gpu.compiled import CompiledStore
 from localllm.backends.gpu.conformance.verdicts import Conformance
 from localllm.backends.gpu.device import Facts, Grid, out_of_memory
 from localllm.notice import Notice, Setting
@@ -49,7 +49,7 @@ def _pycuda() -> Any:
     return cuda
 
 
-def devices() -> list[Any]:
+def cuda_devices() -> list[Any]:
     """Return PyCUDA's devices. BackendError if there are none."""
     cuda = _pycuda()
     return [cuda.Device(number) for number in range(cuda.Device.count())]
@@ -78,7 +78,7 @@ class CudaDevice:
                 self.close()
             raise BackendError(f"{device.name()} does not open: {error}") from None
         self._driver = ctypes.CDLL("libcuda.so.1")  # already loaded by PyCUDA
-        self.store = Store(default_folder("gpu") if cache == "default" else cache)
+        self.store = CompiledStore(default_folder("gpu") if cache == "default" else cache)
         major, minor = device.compute_capability()
         free, total = cuda.mem_get_info()
         version = cuda.get_driver_version()
@@ -215,6 +215,6 @@ class CudaBackend(GpuBackend):
         cache: Path | Literal["default"] | None = "default",
         conformance: Conformance | None = None,
     ) -> None:
-        found = devices()
+        found = cuda_devices()
         own = found[pick(self.name, [each.name() for each in found], device)]
         super().__init__(CudaDevice(own, cache), conformance)

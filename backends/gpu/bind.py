@@ -68,6 +68,6 @@ def _search(low: Lowering, logits: Buffer) -> None:
         own, before = KEYS[number % 2], KEYS[(number + 1) % 2]
         size = 8 * -(-count // SORTED) * largest.MOST * low.limits.logit_rows
         made.scratch[own] = max(size, made.scratch.get(own, 0))
-        kernel = largest.LargestLogits(PASS=number, SORTED=SORTED, STRIDE=logits.stride)
-        buffers = largest.LargestBuffers(logits=logits, in_=before if number else Fixed.NOTHING, out=own)
-        made.picks.append(kernel.launch(((f"keys {number}", SORTED, 1), ("logits", 1, 1), 1), buffers))
+        kernel = largest.TopKLogits(PASS=number, SORTED=SORTED, STRIDE=logits.stride)
+        buffers = largest.TopKBuffers(logits=logits, in_=before if number else Fixed.NOTHING, out=own)
+        made.has_top_k.append(kernel.launch(((f"keys {number}", SORTED, 1), ("logits", 1, 1), 1), buffers))

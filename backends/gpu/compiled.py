@@ -9,7 +9,7 @@ from pathlib import Path
 from localllm.quant.codecache import CodeCache
 
 
-class Store:
+class CompiledStore:
     """Binaries in a folder; with None, nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.allocation import Buffer
-from localllm.backends.base import BackendError, CacheTypes, Largest, Limits, Progress, Routing
+from localllm.backends.base import BackendError, CacheTypes, Limits, Progress, Routing, TopK
 from localllm.backends.checks import check_cache
 from localllm.backends.gpu import bind, formats
 from localllm.backends.gpu.budget import copy_bandwidth, memory_of, must_fit
@@ -31,11 +31,11 @@ from localllm.backends.gpu.steps import (
     ROW_CLASSES,
     TILES,
     fill_step,
-    groups,
     pieces,
     row_class,
     step_words,
     wanted_limits,
+    work_groups,
 )
 from localllm.backends.lookups import Lookups
 from localllm.backends.shell import RopeTables, Shell
@@ -74,11 +74,11 @@ class GpuExecutable(Shell):
                 tuple([prepare(compiled[one.kernel], one) for one in dispatch.launches(rows)] for rows in ROW_CLASSES)
                 for dispatch in program.dispatches
             ]
-            self._picks = [prepare(compiled[launch.kernel], launch) for launch in program.picks]
+            self._picks = [prepare(compiled[launch.kernel], launch) for launch in program.has_top_k]
         except BaseException:
             self.close()
             raise
-        self.most_picked, self._picked = largest.MOST if program.picks else 0, 0
+        self.max_top_k, self._picked = largest.MOST if program.has_top_k else 0, 0
         self._set_cache(PagedCache(device, plan, cache, self._buffers))
         self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
         self._step = device.staging(step_words(limits))
@@ -87,7 +87,7 @@ class GpuExecutable(Shell):
         self._wanted = device.staging(step_words(of_wanted) if of_wanted else 0)
         self._again: Callable[[], None] = device.sync
         self._sent: dict[Fixed, NDArray[np.int32]] = {}  # tables already on the device
-        self._logits = np.zeros((limits.logit_rows if program.picks else 0, plan.logits.width), np.float32)
+        self._logits = np.zeros((limits.logit_rows if program.has_top_k else 0, plan.logits.width), np.float32)
         self._keys = device.staging(2 * largest.MOST * limits.logit_rows).view(np.uint32)
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
         self._kept = {v.index: np.zeros((rows[v.rows], v.width), np.float32) for v in keep}
@@ -118,7 +118,7 @@ class GpuExecutable(Shell):
         self._run(batch, 0)
         return self._logits[: len(batch.logit_rows)]
 
-    def step_largest(self, batch: Batch, count: int) -> Largest:
+    def step_top_k(self, batch: Batch, count: int) -> TopK:
         """Run the batch and return the `count` largest logits of each row; the others stay on the device."""
         count = self._look_for(count)
         self._run(batch, count)
@@ -207,9 +207,9 @@ class GpuExecutable(Shell):
             count = counts[dispatch.rows]
             if count:
                 for launch, grid in bound[row_class(count)]:
-                    launch(groups(grid, counts))
+                    launch(work_groups(grid, counts))
         for launch, grid in self._picks[:passes]:
-            launch(groups(grid, counts))
+            launch(work_groups(grid, counts))
 
     def spoil(self, bits: int) -> None:
         """Fill the memory of activations, to check that no kernel reads values not written in its step."""
@@ -250,12 +250,12 @@ class GpuExecutable(Shell):
         into[rows] = found
 
     def result(self) -> F32:
-        assert self._program.picks, "another place makes the logits"
+        assert self._program.has_top_k, "another place makes the logits"
         rows = np.arange(self._counts["logits"])
         self._gather(self._program.where[self._plan.logits.index], self._logits, rows)
         return self._logits[: len(rows)]
 
-    def result_largest(self, count: int) -> Largest:
+    def result_top_k(self, count: int) -> TopK:
         count, rows = self._look_for(count), self._counts["logits"]
         keys, passes = self._keys_of(rows, count), self._launch(None, count) if rows else 0
         if passes:

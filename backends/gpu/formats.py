@@ -23,7 +23,7 @@ PIECE = 32 << 20  # bytes read from the file at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class BlockPacking:
     """The block layout of a format on the device, as `unpack.cl` or `plain.cl` reads it."""
 
     body: tuple[int, int]  # byte range in the file's block
@@ -45,37 +45,37 @@ def _bytes(levels: NDArray[np.float32]) -> tuple[int, ...]:
 _IQ4, _FP4 = _bytes(iq4.LEVELS), _bytes(fp4.LEVELS)
 
 PLAIN = ("F32", "F16", "BF16")
-QUANTIZED: dict[str, Packing] = {
-    "Q4_0": Packing((2, 18), (0, 2)),
-    "Q4_1": Packing((0, 20), minimum=True),
-    "Q5_0": Packing((2, 22), (0, 2)),
-    "Q5_1": Packing((0, 24), minimum=True),
-    "Q8_0": Packing((2, 34), (0, 2)),
-    "Q2_K": Packing((0, 84), halves=2, minimum=True),
-    "Q3_K": Packing((0, 108), (108, 110), halves=2),
-    "Q4_K": Packing((0, 144), minimum=True),
-    "Q5_K": Packing((0, 176), minimum=True),
-    "Q6_K": Packing((0, 208), (208, 210), halves=2),
-    "IQ1_S": Packing((2, 50), (0, 2), points=_points("IQ1S", 8, 128)),
-    "IQ1_M": Packing((0, 56), halves=2, points=_points("IQ1S", 8, 128)),
-    "IQ2_XXS": Packing((2, 66), (0, 2), points=_points("IQ2XXS", 1, 0)),
-    "IQ2_XS": Packing((2, 74), (0, 2), halves=2, points=_points("IQ2XS", 1, 0)),
-    "IQ2_S": Packing((2, 82), (0, 2), halves=2, points=_points("IQ2S", 1, 0)),
-    "IQ3_XXS": Packing((2, 98), (0, 2), points=_points("IQ3XXS", 1, 0)),
-    "IQ3_S": Packing((2, 110), (0, 2), points=_points("IQ3S", 1, 0)),
-    "IQ4_NL": Packing((2, 18), (0, 2), levels=_IQ4),
-    "IQ4_XS": Packing((0, 136), levels=_IQ4),
-    "TQ1_0": Packing((0, 52), (52, 54)),
-    "TQ2_0": Packing((0, 64), (64, 66)),
-    "MXFP4": Packing((1, 17), (0, 1), levels=_FP4),
-    "NVFP4": Packing((0, 36), halves=2, levels=_FP4),
-    "Q1_0": Packing((2, 18), (0, 2)),
-    "Q2_0": Packing((2, 18), (0, 2)),
+QUANTIZED: dict[str, BlockPacking] = {
+    "Q4_0": BlockPacking((2, 18), (0, 2)),
+    "Q4_1": BlockPacking((0, 20), minimum=True),
+    "Q5_0": BlockPacking((2, 22), (0, 2)),
+    "Q5_1": BlockPacking((0, 24), minimum=True),
+    "Q8_0": BlockPacking((2, 34), (0, 2)),
+    "Q2_K": BlockPacking((0, 84), halves=2, minimum=True),
+    "Q3_K": BlockPacking((0, 108), (108, 110), halves=2),
+    "Q4_K": BlockPacking((0, 144), minimum=True),
+    "Q5_K": BlockPacking((0, 176), minimum=True),
+    "Q6_K": BlockPacking((0, 208), (208, 210), halves=2),
+    "IQ1_S": BlockPacking((2, 50), (0, 2), points=_points("IQ1S", 8, 128)),
+    "IQ1_M": BlockPacking((0, 56), halves=2, points=_points("IQ1S", 8, 128)),
+    "IQ2_XXS": BlockPacking((2, 66), (0, 2), points=_points("IQ2XXS", 1, 0)),
+    "IQ2_XS": BlockPacking((2, 74), (0, 2), halves=2, points=_points("IQ2XS", 1, 0)),
+    "IQ2_S": BlockPacking((2, 82), (0, 2), halves=2, points=_points("IQ2S", 1, 0)),
+    "IQ3_XXS": BlockPacking((2, 98), (0, 2), points=_points("IQ3XXS", 1, 0)),
+    "IQ3_S": BlockPacking((2, 110), (0, 2), points=_points("IQ3S", 1, 0)),
+    "IQ4_NL": BlockPacking((2, 18), (0, 2), levels=_IQ4),
+    "IQ4_XS": BlockPacking((0, 136), levels=_IQ4),
+    "TQ1_0": BlockPacking((0, 52), (52, 54)),
+    "TQ2_0": BlockPacking((0, 64), (64, 66)),
+    "MXFP4": BlockPacking((1, 17), (0, 1), levels=_FP4),
+    "NVFP4": BlockPacking((0, 36), halves=2, levels=_FP4),
+    "Q1_0": BlockPacking((2, 18), (0, 2)),
+    "Q2_0": BlockPacking((2, 18), (0, 2)),
 }
 FORMATS = (*PLAIN, *QUANTIZED)
 
 
-def check(weight: Tensor) -> None:
+def check_format(weight: Tensor) -> None:
     """Raise BackendError if the GPU has no kernels for the format of the matrix."""
     if weight.format not in FORMATS:
         raise BackendError(f"{weight.name}: no GPU kernels for {weight.format}; supported: {', '.join(FORMATS)}")

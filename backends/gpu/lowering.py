@@ -103,7 +103,7 @@ class Lowering:
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def matrix(self, weight: Weight) -> MatrixOf:
-        formats.check(weight)
+        formats.check_format(weight)
         self.program.matrices[weight.name] = weight
         return MatrixOf(weight.name)
 

@@ -58,12 +58,12 @@ class Program:
     scratch: dict[Scratch, int] = field(default_factory=dict)  # bytes
     where: dict[int, Buffer] = field(default_factory=dict)  # buffers of values that outlive the step: kept ones, logits
     routings: dict[int, KeptRouting] = field(default_factory=dict)  # routings by the index of the mixture's output
-    picks: list[Launch] = field(default_factory=list)  # passes of the search for the largest logits
+    has_top_k: list[Launch] = field(default_factory=list)  # passes of the search for the largest logits
 
     def kernels(self) -> list[Kernel[Any]]:
         """Return each kernel once, in order."""
         launches = (launch for d in self.dispatches for launch in (*d.one, *d.few, *(d.some or ()), *d.many))
-        return list(dict.fromkeys(launch.kernel for launch in (*launches, *self.picks)))
+        return list(dict.fromkeys(launch.kernel for launch in (*launches, *self.has_top_k)))
 
     def scratch_bytes(self, limits: Limits) -> int:
         rows = {"batch": limits.rows, "logits": limits.logit_rows}

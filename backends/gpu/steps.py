@@ -29,7 +29,7 @@ def row_class(count: int) -> int:
     return sum(count >= least for least in ROW_CLASSES) - 1
 
 
-def groups(grid: Grid, counts: dict[str, int]) -> Groups:
+def work_groups(grid: Grid, counts: dict[str, int]) -> Groups:
     """Return the work-groups of a launch."""
     x, y, z = grid
     return _dimension(x, counts), _dimension(y, counts), _dimension(z, counts)

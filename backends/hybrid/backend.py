@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
-from localllm.backends.hybrid.cut import Placement, Side, cut
+from localllm.backends.hybrid.cut import Placement, Side, cut_plan
 from localllm.backends.hybrid.executable import ONE_PLACE, HybridExecutable
 from localllm.plan import Plan, Value
 
@@ -13,12 +13,12 @@ from localllm.plan import Plan, Value
 class HybridBackend:
     """Binds plans to two backends according to `placement`, and owns both."""
 
-    def __init__(self, card: Backend, host: Backend, placement: Placement) -> None:
-        self.card, self.host, self.placement = card, host, placement
-        self.name = f"{card.name}+{host.name}"
+    def __init__(self, gpu: Backend, host: Backend, placement: Placement) -> None:
+        self.gpu, self.host, self.placement = gpu, host, placement
+        self.name = f"{gpu.name}+{host.name}"
 
     def describe(self) -> str:
-        return f"{self.card.describe()}; {self.host.describe()}"
+        return f"{self.gpu.describe()}; {self.host.describe()}"
 
     def bind(
         self,
@@ -32,8 +32,8 @@ class HybridBackend:
 
         Raise BackendError if a side cannot be bound, or if values are to be kept and the plan is split.
         """
-        split = cut(plan, self.placement)
-        backends: dict[Side, Backend] = {"host": self.host, "card": self.card}
+        split = cut_plan(plan, self.placement)
+        backends: dict[Side, Backend] = {"host": self.host, "gpu": self.gpu}
         if len(split.plans) == 1:
             return backends[split.order[0]].bind(plan, limits, cache, progress, keep)
         if keep:
@@ -49,7 +49,7 @@ class HybridBackend:
         return HybridExecutable(split, bound, limits)
 
     def close(self) -> None:
-        self.card.close()
+        self.gpu.close()
         self.host.close()
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from localllm.plan import Experts, Plan
 from localllm.plan.rewrites.split import Split, split
 
-Side = Literal["host", "card"]
+Side = Literal["host", "gpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +31,23 @@ def most_layers(plan: Plan) -> int:
 def sides(plan: Plan, placement: Placement) -> list[Side]:
     """Return the side of each operation."""
     count, starts = len(plan.operations), plan.starts
-    on_card = min(placement.layers, len(starts))
+    on_gpu = min(placement.layers, len(starts))
     # encoder and decoder stages run on different rows, so neither can be split
-    if plan.encodes and on_card < len(starts):
-        on_card = 0
-    first = (0 if on_card == len(starts) else starts[-on_card]) if on_card else count
+    if plan.encodes and on_gpu < len(starts):
+        on_gpu = 0
+    first = (0 if on_gpu == len(starts) else starts[-on_gpu]) if on_gpu else count
     host_experts = starts[min(placement.host_experts, len(starts) - 1)]
     caches: dict[int, Side] = {}  # a layer that reads the cache of an earlier layer runs on the same side
     found: list[Side] = []
     for number, op in enumerate(plan.operations):
         stays = isinstance(op, Experts) and number < host_experts
-        side: Side = "card" if number >= first and not stays else "host"
+        side: Side = "gpu" if number >= first and not stays else "host"
         for layer in op.state:
             side = caches.setdefault(layer, side)
         found.append(side)
     return found
 
 
-def cut(plan: Plan, placement: Placement) -> Split[Side]:
+def cut_plan(plan: Plan, placement: Placement) -> Split[Side]:
     """Split a plan between the GPU and the host."""
     return split(plan, sides(plan, placement))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.base import BackendError, Executable, Largest, Limits, Memory, Picks
+from localllm.backends.base import BackendError, Executable, Limits, Memory, TopK, TopKExecutable
 from localllm.backends.hybrid.cut import Side
 from localllm.notice import Notice, Setting
 from localllm.plan import F32, Batch, Tensor, Value
@@ -33,7 +33,7 @@ class HybridExecutable:
         self.block_bytes = tuple(bound[side].block_bytes[number] for side, number in split.layers)
         runs = [(side, len(list(group))) for side, group in groupby(side for side, _ in split.layers)]
         self.cache_layout = ", ".join(f"{count} of {bound[side].cache_layout}" for side, count in runs)
-        self.most_picked = self._last.most_picked if isinstance(self._last, Picks) else 0
+        self.max_top_k = self._last.max_top_k if isinstance(self._last, TopKExecutable) else 0
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
@@ -42,9 +42,9 @@ class HybridExecutable:
         (logits,) = self._step(batch, lambda: [self.result()])
         return logits
 
-    def step_largest(self, batch: Batch, count: int) -> Largest:
+    def step_top_k(self, batch: Batch, count: int) -> TopK:
         """Run the batch and return the `count` largest logits of each row."""
-        return Largest(*self._step(batch, lambda: self.result_largest(count)))
+        return TopK(*self._step(batch, lambda: self.result_top_k(count)))
 
     def _step(self, batch: Batch, result: Callable[[], Sequence[NDArray[Any]]]) -> Sequence[NDArray[Any]]:
         """Run the batch piece by piece, and return the arrays of `result` (L, ...) for the whole batch."""
@@ -85,9 +85,9 @@ class HybridExecutable:
     def result(self) -> F32:
         return self._last.result()
 
-    def result_largest(self, count: int) -> Largest:
-        assert isinstance(self._last, Picks), "most_picked says so"
-        return self._last.result_largest(count)
+    def result_top_k(self, count: int) -> TopK:
+        assert isinstance(self._last, TopKExecutable), "max_top_k says so"
+        return self._last.result_top_k(count)
 
     # -- the rest of the interface --------------------------------------------------------------------------------
 

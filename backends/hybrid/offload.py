@@ -10,9 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from localllm.backends import open_backend
-from localllm.backends.base import Backend, BackendError, CacheTypes, Card, Executable, Limits, Memory, WrongResults
+from localllm.backends.base import (
+    Backend,
+    BackendError,
+    CacheTypes,
+    DeviceBackend,
+    Executable,
+    Limits,
+    Memory,
+    WrongResults,
+)
 from localllm.backends.hybrid.backend import HybridBackend
-from localllm.backends.hybrid.cut import Placement, cut, most_layers
+from localllm.backends.hybrid.cut import Placement, cut_plan, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
 from localllm.notice import Notice, Setting, Together
 from localllm.plan import Plan
@@ -52,7 +61,7 @@ class Offload:
 class Planner:
     """A plan and a GPU, before anything is loaded."""
 
-    card: Card
+    gpu: DeviceBackend
     name: str  # name of the GPU
     plan: Plan
     limits_at: LimitsAt
@@ -61,10 +70,10 @@ class Planner:
 
     def needs(self, placement: Placement, context: int = 0, cache: CacheTypes | None = None) -> Memory | None:
         """Return the memory that the GPU's part of a placement needs; None if nothing runs on the GPU."""
-        own = cut(self.plan, placement).plans.get("card")
+        own = cut_plan(self.plan, placement).plans.get("gpu")
         if own is None:
             return None
-        return self.card.plan_memory(own, self.limits_at(context or self.context), cache or self.cache)
+        return self.gpu.plan_memory(own, self.limits_at(context or self.context), cache or self.cache)
 
     def fits(self, placement: Placement, context: int = 0, cache: CacheTypes | None = None) -> bool:
         needed = self.needs(placement, context, cache)
@@ -72,7 +81,7 @@ class Planner:
 
     @property
     def room(self) -> int:
-        free = self.card.free_memory()
+        free = self.gpu.free_memory()
         return free - min(RESERVE, free // SHARE)
 
     def place(self, offload: Offload) -> Placement:
@@ -94,7 +103,7 @@ class Planner:
         assert needed is not None, "nothing always fits"
         counts = (
             f"{self.name}: {wanted.layers} of {most_layers(self.plan)} layers need {_size(_total(needed))} "
-            f"({_parts(needed)}), {_size(self.card.free_memory())} are free, {_size(max(self.room, 0))} of them "
+            f"({_parts(needed)}), {_size(self.gpu.free_memory())} are free, {_size(max(self.room, 0))} of them "
             "usable; "
         )
         proposals = list(self._proposals(wanted))
@@ -147,18 +156,18 @@ class Arrangement:
     """A backend to bind a plan to, and the line to print about it."""
 
     backend: Backend
-    card: str = ""  # name of the GPU; "" if none
+    gpu: str = ""  # name of the GPU; "" if none
     placed: str = ""  # description of the layers on it
     note: str = ""
 
     def line(self, executable: Executable) -> str:
         """Return a line on the placement if a GPU is used or was requested; otherwise ""."""
-        if not self.card:
+        if not self.gpu:
             return self.note
         if not isinstance(executable, HybridExecutable):
-            return f"{self.card}: {self.placed}, {_parts(executable.memory)}"
-        card, host = executable.sides["card"], executable.sides["host"]
-        return f"{self.card}: {self.placed}, {_parts(card)}; the rest on the CPU: {_parts(host)}"
+            return f"{self.gpu}: {self.placed}, {_parts(executable.memory)}"
+        card, host = executable.sides["gpu"], executable.sides["host"]
+        return f"{self.gpu}: {self.placed}, {_parts(card)}; the rest on the CPU: {_parts(host)}"
 
 
 def bind(
@@ -172,7 +181,7 @@ def bind(
         return arranged, bound(arranged.backend)
     except WrongResults as error:
         arranged.backend.close()
-        if not (instead and arranged.card):
+        if not (instead and arranged.gpu):
             raise
         reason = error.reason
     except BaseException:
@@ -184,19 +193,19 @@ def bind(
 
 
 def arrange(
-    opened: Backend, offload: Offload, planner: Callable[[Card, str], Planner], threads: int | None
+    opened: Backend, offload: Offload, planner: Callable[[DeviceBackend, str], Planner], threads: int | None
 ) -> Arrangement:
     """Combine a GPU and the CPU as requested. Takes ownership of `opened`, and closes it if it is not used.
 
     Raise BackendError if the request is impossible.
     """
-    if not isinstance(opened, Card):
+    if not isinstance(opened, DeviceBackend):
         why = f"no graphics card is used ({opened.describe()}); localllm devices lists what there is"
         return Arrangement(opened, note=Notice(offload.asked, f": {why}") if offload.asked else "")
     try:
         plan = planner(opened, opened.describe())
         placement = plan.place(offload)
-        where = cut(plan.plan, placement).plans
+        where = cut_plan(plan.plan, placement).plans
         host = open_backend("cpu", threads) if "host" in where else None
     except BaseException:
         opened.close()
@@ -207,7 +216,7 @@ def arrange(
         placed += f" but for the experts of the first {min(placement.host_experts, most - 1)}"
     if host is None:
         return Arrangement(opened, plan.name, placed)
-    if "card" in where:
+    if "gpu" in where:
         return Arrangement(HybridBackend(opened, host, placement), plan.name, placed)
     none_fits = f"no layer fits into the usable {_size(max(plan.room, 0))}"
     why = Notice(Setting("gpu_layers", 0)) if offload.gpu_layers == 0 else none_fits

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError
 from localllm.backends.gpu.backend import GpuBackend, pick
-from localllm.backends.gpu.compiled import Store
+from localllm.backends.gpu.compiled import CompiledStore
 from localllm.backends.gpu.conformance.verdicts import Conformance
 from localllm.backends.gpu.device import Facts, Grid, out_of_memory
 from localllm.backends.opencl.devices import kind_of, of_kinds, package, reason_of
@@ -43,7 +43,7 @@ class OpenClDevice:
             self._queue = cl.CommandQueue(self._context)
         except cl.Error as error:
             raise BackendError(f"{device.name.strip()} does not open: {reason_of(error)}") from None
-        self.store = Store(default_folder("gpu") if cache == "default" else cache)
+        self.store = CompiledStore(default_folder("gpu") if cache == "default" else cache)
         self.facts = Facts(
             name=device.name.strip(),
             api=f"{device.version.strip()}, driver {device.driver_version.strip()}",

@@ -21,7 +21,7 @@ def package() -> Any:
     return pyopencl
 
 
-def devices() -> list[Any]:
+def opencl_devices() -> list[Any]:
     """Return PyOpenCL's devices, GPUs first. BackendError if PyOpenCL, a driver or a device is missing."""
     cl = package()
     try:
@@ -38,7 +38,7 @@ def devices() -> list[Any]:
 
 def of_kinds(kinds: Collection[str]) -> list[Any]:
     """Return the devices of these kinds. BackendError if none exists."""
-    found = [each for each in devices() if kind_of(each) in kinds]
+    found = [each for each in opencl_devices() if kind_of(each) in kinds]
     if not found:
         raise BackendError(Notice(f"OpenCL finds no {' or '.join(kinds)}; use ", Setting("backend", "cpu")))
     return found

@@ -61,4 +61,4 @@ def write(
         NewTensor(tensor, "F32", value.shape, np.ascontiguousarray(value, np.float32).tobytes())
         for tensor, value in params.items()
     ]
-    write_gguf(path, metadata, tensors, force=True)
+    write_gguf(path, metadata, tensors, overwrite=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from localllm.calibration.imatrix import read  # noqa: E402
+from localllm.calibration.imatrix import read_imatrix  # noqa: E402
 from tests.localllm.calibration import test_imatrix  # noqa: E402
 from tests.localllm.quantize import test_conversion  # noqa: E402
 
@@ -57,7 +57,7 @@ def main() -> None:
         while "Same top p" not in compared[compared.find("Minimum KLD") :]:  # its last lines are sometimes lost
             compared = run("llama-perplexity", *words)
         run("llama-imatrix", "-m", TARGET, "-f", TEXT, "-c", "128", "--chunks", "8", "-o", matrix)
-        found = read(matrix)
+        found = read_imatrix(matrix)
         sums = {}
         for name in test_imatrix.LLAMA_CPP:
             values = found.importance(name, 1, found.entries[name].sums.shape[1])

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.forced import forced_calls
-from localllm.answer.grammars import Format
+from localllm.answer.grammars import AnswerFormat
 from localllm.answer.lazy import offered_calls
-from localllm.answer.structure import Asked, Grammar, Structure, StructureError, compile_structure
-from localllm.answer.thought import after_thought, before_content, budgeted, thought_of
+from localllm.answer.structure import ConstraintSpec, Grammar, Structure, StructureError, compile_structure
+from localllm.answer.thought import after_reasoning, before_content, budgeted, reasoning_state
 
 if TYPE_CHECKING:
     from localllm.generation.constraint import Constraint
 
 
 def constrained(
-    vocabulary: GrammarVocabulary, format_: Format, prompt_tail: str, asked: Asked
+    vocabulary: GrammarVocabulary, format_: AnswerFormat, prompt_tail: str, asked: ConstraintSpec
 ) -> Callable[[], Constraint] | None:
     """Return a factory for the constraint of an answer to messages; None if the answer is unconstrained.
 
@@ -28,7 +28,7 @@ def constrained(
     structure = asked.structure
     if structure is not None and asked.tools and asked.forced:
         raise StructureError("an answer cannot have a structure and be a call of a tool; ask for one of them")
-    thought = thought_of(format_, prompt_tail)
+    state = reasoning_state(format_, prompt_tail)
     grammar: Grammar | None = None
     make: Callable[[], Constraint] | None = None
     if structure is not None:
@@ -36,10 +36,10 @@ def constrained(
     elif asked.tools and asked.forced:
         grammar = forced_calls(format_, asked.tools, vocabulary, asked.parallel)
     elif asked.tools:
-        make = offered_calls(format_, asked.tools, thought, vocabulary, asked.parallel)
+        make = offered_calls(format_, asked.tools, state, vocabulary, asked.parallel)
     if grammar is not None:
-        make = vocabulary.begin(after_thought(grammar, format_, thought, vocabulary))
-    return budgeted(format_, thought, asked.thought_tokens, vocabulary, make)
+        make = vocabulary.begin(after_reasoning(grammar, format_, state, vocabulary))
+    return budgeted(format_, state, asked.reasoning_tokens, vocabulary, make)
 
 
 def structured(vocabulary: GrammarVocabulary, structure: Structure) -> Callable[[], Constraint]:
@@ -47,7 +47,7 @@ def structured(vocabulary: GrammarVocabulary, structure: Structure) -> Callable[
     return vocabulary.begin(compile_structure(structure))
 
 
-def _as_content(grammar: Grammar, format_: Format, prompt_tail: str, vocabulary: GrammarVocabulary) -> Grammar:
+def _as_content(grammar: Grammar, format_: AnswerFormat, prompt_tail: str, vocabulary: GrammarVocabulary) -> Grammar:
     """Wrap a grammar in the format's markers around content."""
     before, after = before_content(format_, prompt_tail), format_.around[1]
     parts = [vocabulary.spelled(before) if before else "", grammar.start]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from localllm.answer.grammars import JsonCalls, NamedCalls, PythonCalls
 from localllm.answer.incoming import Incoming, Markers, Show, Wait
 from localllm.answer.literal import LOOSE, converted, escaped, literal, plain_string
-from localllm.answer.output import Output
+from localllm.answer.output import PartsWriter
 from localllm.answer.values import Schemas
 
 MOST_NAME = 256  # characters
@@ -26,11 +26,11 @@ _CALLABLE = re.compile(rf"[^\s<>{{}}\[\]\"'`|]{{1,{MOST_NAME}}}")
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CallContext:
     """Shared by all parsers of calls."""
 
     text: Incoming
-    out: Output
+    out: PartsWriter
     tools: Schemas
     strict: bool = False  # only calls of known tools count
 
@@ -47,7 +47,7 @@ class Context:
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def json_calls(context: Context, form: JsonCalls) -> Wait[bool]:
+def json_calls(context: CallContext, form: JsonCalls) -> Wait[bool]:
     """Read one object, several objects, or a list of objects."""
     text = context.text
     yield from text.spaces()
@@ -75,7 +75,7 @@ def json_calls(context: Context, form: JsonCalls) -> Wait[bool]:
 class _ObjectCall:
     """An object with a name and arguments, in any order."""
 
-    def __init__(self, context: Context, form: JsonCalls) -> None:
+    def __init__(self, context: CallContext, form: JsonCalls) -> None:
         self._context, self._text, self._form = context, context.text, form
         self._name = ""
         self._id = ""
@@ -160,7 +160,7 @@ class _ObjectCall:
 # -- names between markers -------------------------------------------------------------------------------------------
 
 
-def named_call(context: Context, form: NamedCalls) -> Wait[bool]:
+def named_call(context: CallContext, form: NamedCalls) -> Wait[bool]:
     """Read a name, the marker after it, and an object."""
     text, end = context.text, form.begin[0].end
     if end:
@@ -196,7 +196,7 @@ def up_to(text: Incoming, end: str) -> Wait[str | None]:
 # -- Python ----------------------------------------------------------------------------------------------------------
 
 
-def python_calls(context: Context, form: PythonCalls) -> Wait[bool]:
+def python_calls(context: CallContext, form: PythonCalls) -> Wait[bool]:
     """Read a list of calls in Python syntax."""
     text, out = context.text, context.out
     count = 0

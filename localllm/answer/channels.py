@@ -17,14 +17,14 @@ _OPEN = re.compile(r"(?:<\|channel\|>|<\|start\|>)(?:(?!<\|message\|>|<\|end\|>)
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class ChannelHeader:
     """The kind of a message. The kind "goes on" continues the previous one."""
 
     kind: Literal["content", "reasoning", "call", "goes on"]
     name: str = ""  # the tool's name in the header
 
     @classmethod
-    def read(cls, channels: Channels, header: str) -> Header:
+    def read(cls, channels: Channels, header: str) -> ChannelHeader:
         """Parse a header, given without its end marker."""
         if channels.kind == "arrows":
             name = header.removeprefix(channels.start).strip()
@@ -38,12 +38,12 @@ class Header:
         return cls("reasoning") if named[-1:] == ["analysis"] else cls("content")
 
 
-def open_header(channels: Channels, prompt_tail: str) -> Header | None:
+def open_header(channels: Channels, prompt_tail: str) -> ChannelHeader | None:
     """Return the header of the message that the prompt begins; None if the answer starts with a header."""
     if channels.kind == "arrows":
-        return None if prompt_tail.endswith(channels.start) else Header("content")
+        return None if prompt_tail.endswith(channels.start) else ChannelHeader("content")
     found = _OPEN.search(prompt_tail)
-    return Header.read(channels, found[0]) if found is not None else None
+    return ChannelHeader.read(channels, found[0]) if found is not None else None
 
 
 def is_header(channels: Channels, text: Incoming) -> Wait[bool]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.grammars import (
+    AnswerFormat,
     Calls,
-    Format,
     JsonCalls,
     NamedCalls,
     NestedCalls,
@@ -33,7 +33,7 @@ _MOST_TEXT = 1 << 21  # maximum characters in all rules
 
 
 def forced_calls(
-    format_: Format, tools: Sequence[Json], vocabulary: GrammarVocabulary, parallel: bool = True
+    format_: AnswerFormat, tools: Sequence[Json], vocabulary: GrammarVocabulary, parallel: bool = True
 ) -> Grammar:
     """Return the grammar for one call of one of the `tools` (OpenAI's format), or for several calls with `parallel`.
 

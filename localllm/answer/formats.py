@@ -10,49 +10,49 @@ import re
 from dataclasses import dataclass, replace
 
 from localllm.answer.grammars import (
+    AnswerFormat,
     Calls,
     Channels,
-    Format,
     JsonCalls,
     NamedCalls,
     NestedCalls,
     Pattern,
     PythonCalls,
+    ReasoningMarkers,
     TaggedCalls,
-    ThoughtMarks,
 )
 from localllm.answer.literal import GEMMA
 
-THINK = ThoughtMarks("<think>", "</think>")
+THINK = ReasoningMarkers("<think>", "</think>")
 HERMES = JsonCalls(section=("<tool_call>", "</tool_call>"), again=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FormatRow:
     """A call format, and the templates that use it: those that contain all of `texts`."""
 
     name: str
     texts: tuple[str, ...]
     calls: Calls
-    thinking: ThoughtMarks | None = None  # only if `THOUGHTS` has no match
+    thinking: ReasoningMarkers | None = None  # only if `THOUGHTS` has no match
     channels: Channels | None = None
     dropped: tuple[str, ...] = ()
     around: tuple[str, str] = ("", "")  # before and after content
-    calls_in_thought: bool = False  # models call tools inside their reasoning; otherwise a call there is plain text
+    calls_in_reasoning: bool = False  # models call tools inside their reasoning; otherwise a call there is plain text
 
 
-THOUGHTS: tuple[tuple[str, ThoughtMarks], ...] = (  # a text in the template; the first match is used
-    ("<seed:think>", ThoughtMarks("<seed:think>", "</seed:think>")),
-    ("<mm:think>", ThoughtMarks("<mm:think>", "</mm:think>")),
-    ("':opensource'", ThoughtMarks("<think:opensource>", "</think:opensource>")),
-    ("[THINK]", ThoughtMarks("[THINK]", "[/THINK]", anywhere=True)),
-    ("<|START_THINKING|>", ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>", anywhere=True)),
-    ("<|channel>", ThoughtMarks("<|channel>thought", "<channel|>", anywhere=True)),
-    ("<|inner_prefix|>", ThoughtMarks("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True)),
-    ("[BEGIN FINAL RESPONSE]", ThoughtMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
-    ("<atem:", ThoughtMarks(" to=self<|message|>", "<|eom|>", resume="<|start|>assistant")),
-    (">>>${recipient}", ThoughtMarks("", "")),
-    ("<|channel|>", ThoughtMarks("<|channel|>analysis<|message|>", "<|end|>", resume="<|start|>assistant")),
+THOUGHTS: tuple[tuple[str, ReasoningMarkers], ...] = (  # a text in the template; the first match is used
+    ("<seed:think>", ReasoningMarkers("<seed:think>", "</seed:think>")),
+    ("<mm:think>", ReasoningMarkers("<mm:think>", "</mm:think>")),
+    ("':opensource'", ReasoningMarkers("<think:opensource>", "</think:opensource>")),
+    ("[THINK]", ReasoningMarkers("[THINK]", "[/THINK]", anywhere=True)),
+    ("<|START_THINKING|>", ReasoningMarkers("<|START_THINKING|>", "<|END_THINKING|>", anywhere=True)),
+    ("<|channel>", ReasoningMarkers("<|channel>thought", "<channel|>", anywhere=True)),
+    ("<|inner_prefix|>", ReasoningMarkers("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True)),
+    ("[BEGIN FINAL RESPONSE]", ReasoningMarkers("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
+    ("<atem:", ReasoningMarkers(" to=self<|message|>", "<|eom|>", resume="<|start|>assistant")),
+    (">>>${recipient}", ReasoningMarkers("", "")),
+    ("<|channel|>", ReasoningMarkers("<|channel|>analysis<|message|>", "<|end|>", resume="<|start|>assistant")),
     ("<think", THINK),
     ("</think>", THINK),
 )
@@ -116,8 +116,8 @@ def _kimi3() -> TaggedCalls:
     )
 
 
-ROWS: tuple[Row, ...] = (  # the first match is used: special families precede those whose markers they share
-    Row(
+ROWS: tuple[FormatRow, ...] = (  # the first match is used: special families precede those whose markers they share
+    FormatRow(
         "harmony",
         ("<|channel|>", "<|message|>"),
         NamedCalls(
@@ -130,25 +130,25 @@ ROWS: tuple[Row, ...] = (  # the first match is used: special families precede t
         ),
         around=("<|channel|>final<|message|>", ""),
     ),
-    Row(
+    FormatRow(
         "muse",
         ("<atem:function_calls>", "<|message|>"),
         _invoke(("<atem:function_calls>", "</atem:function_calls>"), "atem:"),
         channels=Channels("recipients", "<|start|>assistant", "<|message|>", ("<|eom|>", "<|eot|>")),
         around=(" to=user<|message|>", ""),
     ),
-    Row(
+    FormatRow(
         "functionary-v3.2",
         (">>>${recipient}",),
         NamedCalls(begin=(Pattern(">>>{name}\n"),)),
         channels=Channels("arrows", ">>>", "\n", ()),
         around=("all\n", ""),
     ),
-    Row(
+    FormatRow(
         "kimi-k3",
         ("<|open|>", "<|close|>", "<|end_of_msg|>"),
         _kimi3(),
-        ThoughtMarks(
+        ReasoningMarkers(
             "<|open|>think<|sep|>",
             "<|close|>think<|sep|>",
             ended_by=("<|open|>response<|sep|>", "<|open|>tools<|sep|>"),
@@ -157,7 +157,7 @@ ROWS: tuple[Row, ...] = (  # the first match is used: special families precede t
         dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
         around=("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"),
     ),
-    Row(
+    FormatRow(
         "solar",
         ("<|tool_call:begin|>", "<|tool_call:args|>"),
         NamedCalls(
@@ -165,11 +165,11 @@ ROWS: tuple[Row, ...] = (  # the first match is used: special families precede t
             (Pattern("<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>"),),
             ("<|tool_call:end|>",),
         ),
-        ThoughtMarks("<|think|>", "<|end|>", ("<|content|>",), anywhere=True, resume="<|begin|>assistant"),
+        ReasoningMarkers("<|think|>", "<|end|>", ("<|content|>",), anywhere=True, resume="<|begin|>assistant"),
         dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
         around=("<|content|>", ""),
     ),
-    Row(
+    FormatRow(
         "kimi-k2",
         ("<|tool_calls_section_begin|>",),
         NamedCalls(
@@ -182,9 +182,9 @@ ROWS: tuple[Row, ...] = (  # the first match is used: special families precede t
             prefix="functions.",
             whole_id=True,
         ),
-        calls_in_thought=True,
+        calls_in_reasoning=True,
     ),
-    Row(
+    FormatRow(
         "hunyuan-3",
         ("hy_Assistant", "<arg_key"),
         _arg_tags(
@@ -193,7 +193,7 @@ ROWS: tuple[Row, ...] = (  # the first match is used: special families precede t
             ("<tool_calls:opensource>", "</tool_calls:opensource>"),
         ),
     ),
-    Row(
+    FormatRow(
         "minimax-m3",
         ("]<]minimax[>[", "<tool_call>"),
         NestedCalls(
@@ -203,37 +203,37 @@ ROWS: tuple[Row, ...] = (  # the first match is used: special families precede t
             "]<]minimax[>[</invoke>",
         ),
     ),
-    Row("minimax-m2", ("<minimax:tool_call>",), _invoke(("<minimax:tool_call>", "</minimax:tool_call>"))),
-    Row("deepseek-v3.2", ("DSML", "function_calls"), _dsml("function_calls"), calls_in_thought=True),
-    Row("deepseek-v4", ("DSML", "tool_calls"), _dsml("tool_calls"), calls_in_thought=True),
-    Row(
+    FormatRow("minimax-m2", ("<minimax:tool_call>",), _invoke(("<minimax:tool_call>", "</minimax:tool_call>"))),
+    FormatRow("deepseek-v3.2", ("DSML", "function_calls"), _dsml("function_calls"), calls_in_reasoning=True),
+    FormatRow("deepseek-v4", ("DSML", "tool_calls"), _dsml("tool_calls"), calls_in_reasoning=True),
+    FormatRow(
         "deepseek-r1",
         ("<｜tool▁call▁begin｜>", "```json"),
         _deepseek("function<｜tool▁sep｜>{name}\n```json\n", "\n```"),
     ),
-    Row("deepseek-v3.1", ("<｜tool▁call▁begin｜>",), _deepseek("{name}<｜tool▁sep｜>")),
-    Row(
+    FormatRow("deepseek-v3.1", ("<｜tool▁call▁begin｜>",), _deepseek("{name}<｜tool▁sep｜>")),
+    FormatRow(
         "gemma-4",
         ("<|tool_call>",),
         NamedCalls(begin=(Pattern("<|tool_call>call:{name}"),), end=("<tool_call|>",), style=GEMMA),
         dropped=("<|channel>",),  # some answers write it twice before reasoning
     ),
-    Row("seed", ("<seed:tool_call>",), _parameters(("<seed:tool_call>", "</seed:tool_call>"), lines=False)),
-    Row(
+    FormatRow("seed", ("<seed:tool_call>",), _parameters(("<seed:tool_call>", "</seed:tool_call>"), lines=False)),
+    FormatRow(
         "ling-3",
         ("<|role_end|>", "<arg_key>", "<arg_value>"),
         _arg_tags("<tool_call>{name}"),
         dropped=("<|role_end|>",),  # some answers spell it out as text
-        calls_in_thought=True,
+        calls_in_reasoning=True,
     ),
-    Row("glm", ("<arg_key>", "<arg_value>"), _arg_tags("<tool_call>{name}")),
-    Row(
+    FormatRow("glm", ("<arg_key>", "<arg_value>"), _arg_tags("<tool_call>{name}")),
+    FormatRow(
         "qwen3-coder",
         ("<function=", "<parameter="),
         _parameters(("<tool_call>", "</tool_call>"), lines=True),
-        calls_in_thought=True,
+        calls_in_reasoning=True,
     ),
-    Row(
+    FormatRow(
         "minicpm5",
         ('<function name="', '<param name="'),
         TaggedCalls(
@@ -245,75 +245,77 @@ ROWS: tuple[Row, ...] = (  # the first match is used: special families precede t
             cdata=True,
         ),
     ),
-    Row("apertus", ("<|tools_prefix|>",), JsonCalls(("<|tools_prefix|>", "<|tools_suffix|>"), listed=True, keyed=True)),
-    Row("nemotron-v2", ("<TOOLCALL>",), JsonCalls(("<TOOLCALL>", "</TOOLCALL>"), listed=True)),
-    Row(
+    FormatRow(
+        "apertus", ("<|tools_prefix|>",), JsonCalls(("<|tools_prefix|>", "<|tools_suffix|>"), listed=True, keyed=True)
+    ),
+    FormatRow("nemotron-v2", ("<TOOLCALL>",), JsonCalls(("<TOOLCALL>", "</TOOLCALL>"), listed=True)),
+    FormatRow(
         "mistral-call-id",
         (*_MISTRAL, "[CALL_ID]"),
         NamedCalls(begin=(Pattern("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]"), Pattern("[TOOL_CALLS]{name}[ARGS]"))),
     ),
-    Row(
+    FormatRow(
         "mistral",
         _MISTRAL,
         NamedCalls(begin=(Pattern("[TOOL_CALLS]{name}[ARGS]"), Pattern("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]"))),
     ),
-    Row("mistral-nemo", ("[TOOL_CALLS]",), JsonCalls(("[TOOL_CALLS]", ""), listed=True)),
-    Row(
+    FormatRow("mistral-nemo", ("[TOOL_CALLS]",), JsonCalls(("[TOOL_CALLS]", ""), listed=True)),
+    FormatRow(
         "cohere-2-moe",
         ("<|START_ACTION|>", "<|START_TEXT|>"),
         JsonCalls(("<|START_ACTION|>", "<|END_ACTION|>"), "tool_name", "parameters", True, id_key="tool_call_id"),
         dropped=("<|START_TEXT|>", "<|END_TEXT|>"),
         around=("<|START_TEXT|>", "<|END_TEXT|>"),
     ),
-    Row(
+    FormatRow(
         "command-r7b",
         ("<|START_ACTION|>",),
         JsonCalls(("<|START_ACTION|>", "<|END_ACTION|>"), "tool_name", "parameters", True, id_key="tool_call_id"),
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
-    Row(
+    FormatRow(
         "command-r-plus",
         ("Action:", "```json"),
         JsonCalls(("Action:\n```json", "```"), "tool_name", "parameters", True),
     ),
-    Row(
+    FormatRow(
         "gigachat-3.1",
         ("<|function_call|>", "<|role_sep|>"),
         JsonCalls(("<|function_call|>", "")),
         dropped=("<|message_sep|>",),
     ),
-    Row(
+    FormatRow(
         "gigachat-3",
         ("<|role_sep|>", "<|message_sep|>"),
         JsonCalls(("<|message_sep|>\n\nfunction call<|role_sep|>\n", "")),
         dropped=("<|message_sep|>",),
     ),
-    Row("firefunction", ("functools",), JsonCalls(("functools", ""), listed=True)),
-    Row(
+    FormatRow("firefunction", ("functools",), JsonCalls(("functools", ""), listed=True)),
+    FormatRow(
         "functionary-v3.1",
         ("function_name", "<|python_tag|>"),
         NamedCalls(begin=(Pattern("<function={name}>"),), end=("</function>",)),
     ),
-    Row("lfm2", ("List of tools: ",), PythonCalls(("<|tool_call_start|>", "<|tool_call_end|>"))),
-    Row("lfm2", ("<|tool_call_start|>",), PythonCalls(("<|tool_call_start|>", "<|tool_call_end|>"))),
-    Row("phi-4-mini", ("<|/tool_call|>",), JsonCalls(("<|tool_call|>", "<|/tool_call|>"), listed=True)),
-    Row("granite-3", ("<|tool_call|>",), JsonCalls(("<|tool_call|>", ""), listed=True)),
-    Row("minimax-m1", ("<tool_calls>", "<end_of_sentence>"), JsonCalls(("<tool_calls>", "</tool_calls>"))),
-    Row("list", ("<tool_calls>",), JsonCalls(("<tool_calls>", "</tool_calls>"), listed=True)),
-    Row(
+    FormatRow("lfm2", ("List of tools: ",), PythonCalls(("<|tool_call_start|>", "<|tool_call_end|>"))),
+    FormatRow("lfm2", ("<|tool_call_start|>",), PythonCalls(("<|tool_call_start|>", "<|tool_call_end|>"))),
+    FormatRow("phi-4-mini", ("<|/tool_call|>",), JsonCalls(("<|tool_call|>", "<|/tool_call|>"), listed=True)),
+    FormatRow("granite-3", ("<|tool_call|>",), JsonCalls(("<|tool_call|>", ""), listed=True)),
+    FormatRow("minimax-m1", ("<tool_calls>", "<end_of_sentence>"), JsonCalls(("<tool_calls>", "</tool_calls>"))),
+    FormatRow("list", ("<tool_calls>",), JsonCalls(("<tool_calls>", "</tool_calls>"), listed=True)),
+    FormatRow(
         "llama-3",
         ('"parameters": dictionary',),
         JsonCalls(arguments="parameters", bare=True),
         dropped=("<|python_tag|>",),
     ),
-    Row("hermes", ("<tool_call>",), HERMES),
+    FormatRow("hermes", ("<tool_call>",), HERMES),
 )
 
 _TOOLS = re.compile(r"\b(?:tools|functions)\b")
 
 
-def find_format(template: str) -> Format:
+def find_format(template: str) -> AnswerFormat:
     """Return the answer format of a model by its chat template.
 
     A template without its own call format gets "hermes", and is not `native`.
@@ -322,9 +324,9 @@ def find_format(template: str) -> Format:
     found = next((thinking for text, thinking in THOUGHTS if text in template), None)
     if row is None:
         thinking = _spaced(found or THINK, template)
-        return Format("hermes", thinking, HERMES, thinks=found is not None, native=False)
+        return AnswerFormat("hermes", thinking, HERMES, thinks=found is not None, native=False)
     known = row.thinking or found
-    return Format(
+    return AnswerFormat(
         row.name,
         _spaced(known or THINK, template),
         row.calls,
@@ -333,11 +335,11 @@ def find_format(template: str) -> Format:
         row.around,
         known is not None and bool(known.start),
         native=_TOOLS.search(template) is not None,
-        calls_in_thought=row.calls_in_thought,
+        calls_in_reasoning=row.calls_in_reasoning,
     )
 
 
-def _spaced(thinking: ThoughtMarks, template: str) -> ThoughtMarks:
+def _spaced(thinking: ReasoningMarkers, template: str) -> ReasoningMarkers:
     """Return the marks with the line breaks that the template writes next to them."""
     start, end = thinking.start, thinking.end
     if not start:

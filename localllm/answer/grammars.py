@@ -46,7 +46,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtMarks:
+class ReasoningMarkers:
     """The markers around reasoning."""
 
     start: str
@@ -69,7 +69,7 @@ class Calls:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All literal texts of the format, for `Format.visible`."""
+        """All literal texts of the format, for `AnswerFormat.visible`."""
         return (*self.section, *self.opens())
 
 
@@ -168,18 +168,18 @@ class Channels:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class AnswerFormat:
     """The answer format of a model family."""
 
     name: str
-    thinking: ThoughtMarks
+    thinking: ReasoningMarkers
     calls: Calls
     channels: Channels | None = None
     dropped: tuple[str, ...] = ()  # markers around content that are not part of it
     around: tuple[str, str] = ("", "")  # before and after content
     thinks: bool = False  # the template supports reasoning
     native: bool = True  # the template describes the tools to the model; otherwise `with_tools` does
-    calls_in_thought: bool = False  # the model calls tools inside its reasoning
+    calls_in_reasoning: bool = False  # the model calls tools inside its reasoning
 
     @property
     def markers(self) -> tuple[str, ...]:

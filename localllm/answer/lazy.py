@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.answer.constraint import GrammarVocabulary, Mask
 from localllm.answer.forced import MOST_TOOLS, forced_calls
-from localllm.answer.grammars import Format, JsonCalls
+from localllm.answer.grammars import AnswerFormat, JsonCalls
 from localllm.answer.structure import StructureError
-from localllm.answer.thought import Thought, Watch, Watched, regex_escaped
+from localllm.answer.thought import ReasoningProgress, ReasoningState, ReasoningTracker, regex_escaped
 
 if TYPE_CHECKING:
     from localllm.generation.constraint import Constraint
@@ -23,9 +23,9 @@ _MOST_LEAD = 64  # characters of a token before the marker that it ends with
 
 
 def offered_calls(
-    format_: Format,
+    format_: AnswerFormat,
     tools: Sequence[Mapping[str, Any]],
-    thought: Thought,
+    state: ReasoningState,
     vocabulary: GrammarVocabulary,
     parallel: bool = True,
 ) -> Callable[[], Constraint] | None:
@@ -42,10 +42,10 @@ def offered_calls(
         begin = vocabulary.begin(replace(grammar, rules=f"{grammar.rules}\n{lead}", start=f"LEAD? {grammar.start}"))
     except StructureError:
         return None  # an unconstrained call is better than none
-    return lambda: OfferedCalls(Watch(format_), thought, marker, vocabulary, begin)
+    return lambda: OfferedCalls(ReasoningTracker(format_), state, marker, vocabulary, begin)
 
 
-def _marker(format_: Format) -> str:
+def _marker(format_: AnswerFormat) -> str:
     """Return the text that begins calls; "" if the format lacks one or uses headers."""
     calls = format_.calls
     if format_.channels is not None or (isinstance(calls, JsonCalls) and calls.bare):
@@ -58,14 +58,14 @@ class OfferedCalls:
 
     def __init__(
         self,
-        watch: Watch,
-        thought: Thought,
+        watch: ReasoningTracker,
+        state: ReasoningState,
         marker: str,
         vocabulary: GrammarVocabulary,
         begin: Callable[[], Constraint],
     ) -> None:
         self._watch, self._marker, self._vocabulary, self._begin = watch, marker.encode(), vocabulary, begin
-        self._state = _State(Watched(thought))
+        self._state = _State(ReasoningProgress(state))
         self._calls: Constraint | None = None
 
     def allowed(self) -> Mask | None:
@@ -105,7 +105,7 @@ class OfferedCalls:
     def _after(self, state: _State, token: int) -> _State:
         """Return the state after a token."""
         watched = self._watch.after(state.watched, self._vocabulary.piece(token))
-        if "open" in (watched.thought, state.watched.thought):
+        if "open" in (watched.state, state.watched.state):
             return _State(watched)
         recent = (*state.recent, token)
         while self._length(recent[1:]) >= len(self._marker):
@@ -131,5 +131,5 @@ class OfferedCalls:
 class _State:
     """An immutable state, so that drafts can be tried."""
 
-    watched: Watched
+    watched: ReasoningProgress
     recent: tuple[int, ...] = ()  # tokens in which a marker may begin

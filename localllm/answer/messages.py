@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from localllm.answer.grammars import Format
+from localllm.answer.grammars import AnswerFormat
 from localllm.answer.writer import written_call
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ def call_form(template: ChatTemplate) -> CallForm:
     return "none"
 
 
-def fitted(messages: Sequence[Json], tools: Sequence[Json], format_: Format, form: CallForm) -> list[dict[str, Any]]:
+def fitted(
+    messages: Sequence[Json], tools: Sequence[Json], format_: AnswerFormat, form: CallForm
+) -> list[dict[str, Any]]:
     """Return messages (OpenAI's format) that the template can render, with the tools' description if it lacks one."""
     made: list[dict[str, Any]] = []
     for message in messages:
@@ -65,7 +67,7 @@ def fitted(messages: Sequence[Json], tools: Sequence[Json], format_: Format, for
     return made
 
 
-def _with_calls(message: dict[str, Any], format_: Format, form: CallForm) -> dict[str, Any]:
+def _with_calls(message: dict[str, Any], format_: AnswerFormat, form: CallForm) -> dict[str, Any]:
     calls = [dict(call) for call in message["tool_calls"] if isinstance(call, Mapping)]
     for call in calls:
         function = dict(call.get("function") or {})
@@ -99,7 +101,7 @@ def _text(content: Any) -> str:
     return str(content or "")
 
 
-def _describe(messages: list[dict[str, Any]], tools: Sequence[Json], format_: Format) -> None:
+def _describe(messages: list[dict[str, Any]], tools: Sequence[Json], format_: AnswerFormat) -> None:
     """Add the description of the tools to the system message, or as a new first message."""
     functions = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     example = written_call(format_.calls, "NAME", {"PARAMETER": "VALUE"})

@@ -1,4 +1,4 @@
-"""`Output`: collects the parts of an answer as the reader finds them.
+"""`PartsWriter`: collects the parts of an answer as the reader finds them.
 
 White space before and after reasoning, content and tool calls is dropped, so it is held back until text follows.
 Content that continues after a call or reasoning keeps the white space between its parts.
@@ -17,7 +17,7 @@ from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reaso
 Kind = Literal["reasoning", "content"]
 
 
-class Output:
+class PartsWriter:
     """Collects parts. `blank`: no text was shown since reasoning or a call ended, or since the start."""
 
     def __init__(self, make_id: Callable[[], str]) -> None:
@@ -93,9 +93,9 @@ class Output:
         """The kind of the current text."""
         return Content if self._kind == "content" else Reasoning
 
-    def trial(self) -> Output:
+    def trial(self) -> PartsWriter:
         """Return a separate output for text that may turn out not to be calls."""
-        return Output(self._make_id)
+        return PartsWriter(self._make_id)
 
     def calls(self, parts: Iterable[Part]) -> None:
         """Add the calls that a trial output collected."""

@@ -5,8 +5,8 @@
         parts = reader.push(text)
     parts = reader.finish()
 
-The text has to contain the control tokens in `Format.visible`, and no other control tokens. The joined parts do not
-depend on how the text is split into chunks. A malformed call raises no error: it becomes content as it was written.
+The text has to contain the control tokens in `AnswerFormat.visible`, and no other control tokens. The joined parts do
+not depend on how the text is split into chunks. A malformed call raises no error: it becomes content as it was written.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from localllm.answer.calls import Context, json_calls, named_call, python_calls
-from localllm.answer.channels import Header, is_header, is_unfinished, open_header
+from localllm.answer.calls import CallContext, json_calls, named_call, python_calls
+from localllm.answer.channels import ChannelHeader, is_header, is_unfinished, open_header
 from localllm.answer.grammars import (
-    Format,
+    AnswerFormat,
     JsonCalls,
     NamedCalls,
     NestedCalls,
     PythonCalls,
+    ReasoningMarkers,
     TaggedCalls,
-    ThoughtMarks,
 )
 from localllm.answer.incoming import SPACES, Incoming, Markers, Wait
 from localllm.answer.literal import LOOSE, literal
-from localllm.answer.output import Output, whole_calls
+from localllm.answer.output import PartsWriter, whole_calls
 from localllm.answer.parts import Content, Part, Reasoning
 from localllm.answer.tags import nested_call, tagged_call
-from localllm.answer.thought import thought_of
+from localllm.answer.thought import reasoning_state
 from localllm.answer.values import Schemas
 from localllm.scheduler.request import Event, Finished, Token
 
@@ -58,7 +58,7 @@ class AnswerReader:
 
     def __init__(
         self,
-        format_: Format,
+        format_: AnswerFormat,
         tools: Sequence[Mapping[str, Any]] = (),
         prompt_tail: str = "",
         make_id: Callable[[], str] = make_id,
@@ -69,20 +69,20 @@ class AnswerReader:
     ) -> None:
         self._format, self._inline, self._read_calls = format_, inline, read_calls
         self._text = Incoming()
-        self._out = Output(make_id)
-        self._context = Context(self._text, self._out, Schemas(tools if read_calls else ()))
+        self._out = PartsWriter(make_id)
+        self._context = CallContext(self._text, self._out, Schemas(tools if read_calls else ()))
         channels, calls = format_.channels, format_.calls
-        thought = format_.thinking if channels is None else ThoughtMarks("", "")  # headers mark reasoning
+        markers = format_.thinking if channels is None else ReasoningMarkers("", "")  # headers mark reasoning
         self._ends = () if channels is None else (*channels.ends, channels.start)
         self._end_markers = Markers(self._ends)
         self._header_ends = Markers(() if channels is None else (channels.header_end,))
         headed = channels is not None and isinstance(calls, NamedCalls)  # the message header starts the call
         opens = (calls.section[0], *calls.opens()) if self._context.tools and not headed else ()
         closes = calls.section[1] if opens else ""
-        plain = (thought.start, thought.end, *format_.dropped, *self._ends)
+        plain = (markers.start, markers.end, *format_.dropped, *self._ends)
         self._content_markers, self._plain_markers = Markers((*plain, *opens, closes)), Markers(plain)
-        called = opens if format_.calls_in_thought else ()
-        self._thought_markers = Markers((thought.end, *thought.ended_by, *called))
+        called = opens if format_.calls_in_reasoning else ()
+        self._reasoning_markers = Markers((markers.end, *markers.ended_by, *called))
         tail = prompt_tail
         self._run = self._channels(tail, resumed) if channels is not None else self._headless(tail, resumed)
         self._finished = self._cut = False
@@ -130,9 +130,9 @@ class AnswerReader:
         return marker
 
     def _headless(self, prompt_tail: str, resumed: bool) -> Wait[None]:
-        if thought_of(self._format, prompt_tail) == "open":
+        if reasoning_state(self._format, prompt_tail) == "open":
             start = self._format.thinking.start.rstrip()
-            yield from self._thought("" if resumed else prompt_tail[prompt_tail.rindex(start) :], resumed)
+            yield from self._reasoning("" if resumed else prompt_tail[prompt_tail.rindex(start) :], resumed)
         yield from self._content()
 
     def _content(self, calls: bool = True) -> Wait[str]:
@@ -150,7 +150,7 @@ class AnswerReader:
         """Handle a marker that was found in content."""
         out, thinking, calls = self._out, self._format.thinking, self._format.calls
         if marker == thinking.start and (out.blank or thinking.anywhere):
-            yield from self._thought(marker)
+            yield from self._reasoning(marker)
         elif marker == thinking.end and (out.blank or thinking.anywhere) and not self._inline:
             out.skip()  # the reasoning ended in the prompt, or is missing
         elif marker in self._format.dropped or (marker == calls.section[1] and out.called):
@@ -160,31 +160,31 @@ class AnswerReader:
         else:
             out.text(marker)
 
-    def _thought(self, start: str, resumed: bool = False) -> Wait[None]:
+    def _reasoning(self, start: str, resumed: bool = False) -> Wait[None]:
         """Read reasoning that began with `start`. Calls in it are reasoning text, unless the format says otherwise."""
         thinking = self._format.thinking
         if self._inline and thinking.ended_by and (yield from self._text.follows(thinking.ended_by)):
             start = ""  # the reasoning is empty
-        self._enter_thought(start, resumed)
+        self._enter_reasoning(start, resumed)
         while True:
-            marker = yield from self._until(self._thought_markers)
+            marker = yield from self._until(self._reasoning_markers)
             if not marker:
                 return
             if marker == thinking.end or marker in thinking.ended_by:
-                self._leave_thought(marker if marker == thinking.end else "")
+                self._leave_reasoning(marker if marker == thinking.end else "")
                 if marker != thinking.end:
                     yield from self._marker(marker)
                 return
             if (yield from (self._call(marker, strict=True) if self._out.blank else self._last_calls(marker))):
                 return
 
-    def _enter_thought(self, start: str, resumed: bool) -> None:
+    def _enter_reasoning(self, start: str, resumed: bool) -> None:
         if self._inline:
             self._out.text(start)
         else:
             self._out.enter("reasoning", resumed)
 
-    def _leave_thought(self, end: str) -> None:
+    def _leave_reasoning(self, end: str) -> None:
         if self._inline:
             self._out.text(end)
         else:
@@ -229,7 +229,7 @@ class AnswerReader:
         self._out.calls(calls)
         return True
 
-    def _calls(self, marker: str, context: Context) -> Wait[bool]:
+    def _calls(self, marker: str, context: CallContext) -> Wait[bool]:
         form = self._format.calls
         if isinstance(form, JsonCalls):
             return (yield from json_calls(context, form))
@@ -275,7 +275,7 @@ class AnswerReader:
                 return
             header = yield from self._header(marker, channels.kind == "arrows")
 
-    def _header(self, before: str, named: bool) -> Wait[Header]:
+    def _header(self, before: str, named: bool) -> Wait[ChannelHeader]:
         """Read the header of a message, after the marker `before`. Text that is not a header is content.
 
         `named`: a header that names an unknown tool does not count.
@@ -283,11 +283,11 @@ class AnswerReader:
         channels = self._format.channels
         assert channels is not None
         if not before and channels.kind != "arrows" and not (yield from is_header(channels, self._text)):
-            return Header("content")
+            return ChannelHeader("content")
         parts: list[str] = []
         found = yield from self._text.until(self._header_ends, parts.append, _MOST_HEADER)
         text = "".join(parts)
-        header = Header.read(channels, text)
+        header = ChannelHeader.read(channels, text)
         unknown = named and header.kind == "call" and header.name not in self._context.tools
         if found and not unknown:
             return header
@@ -295,15 +295,15 @@ class AnswerReader:
             self._out.text(before + text + found)
         elif not is_unfinished(text):
             self._out.text(text)
-        return Header("goes on")
+        return ChannelHeader("goes on")
 
-    def _message(self, header: Header, begun: bool) -> Wait[str]:
+    def _message(self, header: ChannelHeader, begun: bool) -> Wait[str]:
         """Read a message; return the marker that ends it, or "". `begun`: the message began in the prompt."""
         thinking = self._format.thinking
         if header.kind == "reasoning":
-            self._enter_thought("" if begun else thinking.start, begun)
+            self._enter_reasoning("" if begun else thinking.start, begun)
             marker = yield from self._until(self._end_markers)
-            self._leave_thought(marker and thinking.end)
+            self._leave_reasoning(marker and thinking.end)
             return marker
         if header.kind != "goes on" and not self._inline:
             self._out.enter("content", begun)

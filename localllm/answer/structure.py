@@ -47,19 +47,19 @@ class Structure:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ConstraintSpec:
     """The constraints of an answer to messages: a structure, or calls of `tools`; and a reasoning budget."""
 
     structure: Structure | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     parallel: bool = True  # several calls are allowed
-    thought_tokens: int | None = None
+    reasoning_tokens: int | None = None
     forced: bool = True  # a call is required; otherwise optional
 
     @property
     def free(self) -> bool:
         """Whether the answer is unconstrained."""
-        return self.structure is None and not self.tools and self.thought_tokens is None
+        return self.structure is None and not self.tools and self.reasoning_tokens is None
 
 
 @dataclass(frozen=True, slots=True)

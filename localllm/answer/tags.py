@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from localllm.answer.calls import MOST_NAME, Context, up_to
+from localllm.answer.calls import MOST_NAME, CallContext, up_to
 from localllm.answer.grammars import NestedCalls, Pattern, TaggedCalls
 from localllm.answer.incoming import Incoming, Markers, Show, Wait
 from localllm.answer.literal import escaped
@@ -15,7 +15,7 @@ from localllm.answer.values import STRING, Property, argument
 _MOST_DEPTH = 50  # nesting of elements
 
 
-def tagged_call(context: Context, form: TaggedCalls) -> Wait[bool]:
+def tagged_call(context: CallContext, form: TaggedCalls) -> Wait[bool]:
     """Read a name and tagged arguments."""
     text, out = context.text, context.out
     name = yield from _tag_name(text, form.begin)
@@ -104,7 +104,7 @@ def _tag_text(text: Incoming, form: TaggedCalls, show: Show) -> Wait[bool]:
 # -- elements ---------------------------------------------------------------------------------------------------------
 
 
-def nested_call(context: Context, form: NestedCalls) -> Wait[bool]:
+def nested_call(context: CallContext, form: NestedCalls) -> Wait[bool]:
     """Read a name and an element for each argument."""
     text, out = context.text, context.out
     name = yield from _tag_name(text, form.begin)

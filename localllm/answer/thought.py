@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.answer.grammars import Format, ThoughtMarks
+from localllm.answer.grammars import AnswerFormat, ReasoningMarkers
 from localllm.answer.incoming import SPACES
 from localllm.answer.structure import Grammar
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from localllm.generation.constraint import Constraint
 
 Mask = NDArray[np.bool_]
-Thought = Literal["open", "possible", "over"]  # reasoning at the answer's start: already open, possible, or none
+ReasoningState = Literal["open", "possible", "over"]  # reasoning at the answer's start: already open, possible, or none
 
 _MOST_BEFORE = 64  # characters before reasoning that begins in the answer
 
 
-def thought_of(format_: Format, prompt_tail: str) -> Thought:
+def reasoning_state(format_: AnswerFormat, prompt_tail: str) -> ReasoningState:
     """Return the state of reasoning at the start of an answer, from the end of its prompt."""
     thinking, tail = format_.thinking, prompt_tail.rstrip(SPACES)
     if not thinking.start or tail.endswith(thinking.end):
@@ -45,29 +45,29 @@ class Begun:
 
     cut: int = 0
     opening: str = ""
-    thought: str = ""
+    reasoning: str = ""
     closing: str = ""
     content: str = ""
 
 
-def begin(format_: Format, prompt_tail: str, thought: str, content: str | None) -> Begun:
+def begin(format_: AnswerFormat, prompt_tail: str, reasoning: str, content: str | None) -> Begun:
     """Return the text that begins an answer with this reasoning and content, after a prompt ending in `prompt_tail`.
 
     If content is None, the answer continues the reasoning. Reasoning is dropped if the format does not support it.
     """
     thinking = format_.thinking
     lead, before, after = thinking.spaces
-    open_ = thought_of(format_, prompt_tail) == "open"
-    if not (thought and format_.thinks) and not (open_ and content is not None):
+    open_ = reasoning_state(format_, prompt_tail) == "open"
+    if not (reasoning and format_.thinks) and not (open_ and content is not None):
         return Begun(closing=before_content(format_, prompt_tail) if content else "", content=content or "")
-    cut, opening = (0, "") if open_ else (_closed_thought(thinking, prompt_tail), thinking.start + lead)
+    cut, opening = (0, "") if open_ else (_closed_reasoning(thinking, prompt_tail), thinking.start + lead)
     if content is None:
-        return Begun(cut, opening, thought)
+        return Begun(cut, opening, reasoning)
     closing = f"{before}{thinking.end}{after}{thinking.resume}{format_.around[0]}"
-    return Begun(cut, opening, thought, closing, content)
+    return Begun(cut, opening, reasoning, closing, content)
 
 
-def _closed_thought(thinking: ThoughtMarks, prompt_tail: str) -> int:
+def _closed_reasoning(thinking: ReasoningMarkers, prompt_tail: str) -> int:
     """Return the length of an empty reasoning block or a lone end marker at the prompt's end; 0 without either."""
     tail = prompt_tail.rstrip(SPACES)
     if not tail.endswith(thinking.end):
@@ -77,7 +77,7 @@ def _closed_thought(thinking: ThoughtMarks, prompt_tail: str) -> int:
     return len(prompt_tail) - len(empty.removesuffix(thinking.start) if empty.endswith(thinking.start) else rest)
 
 
-def before_content(format_: Format, prompt_tail: str) -> str:
+def before_content(format_: AnswerFormat, prompt_tail: str) -> str:
     """Return the marker before content after this prompt, or ""."""
     before, channels = format_.around[0], format_.channels
     tail = prompt_tail.rstrip(SPACES)
@@ -88,13 +88,15 @@ def before_content(format_: Format, prompt_tail: str) -> str:
 # -- grammars --------------------------------------------------------------------------------------------------------
 
 
-def after_thought(grammar: Grammar, format_: Format, thought: Thought, vocabulary: GrammarVocabulary) -> Grammar:
+def after_reasoning(
+    grammar: Grammar, format_: AnswerFormat, state: ReasoningState, vocabulary: GrammarVocabulary
+) -> Grammar:
     """Return the grammar of optional reasoning followed by an answer of `grammar`."""
-    if thought == "over":
+    if state == "over":
         return grammar
     rules = [*ended_text("thought", format_.thinking.end, vocabulary), r"gap: /[ \t\r\n]{0,8}/"]
     after = f"{vocabulary.spelled(format_.thinking.resume)} gap" if format_.thinking.resume else "gap"
-    if thought == "open":
+    if state == "open":
         start = f"thought {after} {grammar.start}"
     else:
         rules.append(f"begun: gap {vocabulary.spelled(format_.thinking.start)} thought {after}")
@@ -135,41 +137,41 @@ _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class ReasoningProgress:
     """The parse state of an answer: immutable, so that drafts can be tried."""
 
-    thought: Thought
+    state: ReasoningState
     tail: bytes = b""
     seen: int = 0  # bytes of the answer before reasoning
 
 
-class Watch:
+class ReasoningTracker:
     """Tracks whether the text of an answer is inside reasoning."""
 
-    def __init__(self, format_: Format) -> None:
+    def __init__(self, format_: AnswerFormat) -> None:
         thinking = format_.thinking
         self._start, self.end = thinking.start.encode(), thinking.end.encode()
         self._anywhere = thinking.anywhere or format_.channels is not None
 
-    def after(self, state: Watched, piece: bytes) -> Watched:
+    def after(self, state: ReasoningProgress, piece: bytes) -> ReasoningProgress:
         """Return the state after a token's bytes."""
-        if state.thought == "over":
+        if state.state == "over":
             return state
         tail = (state.tail + piece)[-len(piece) - max(len(self._start), len(self.end)) :]
-        if state.thought == "open":
+        if state.state == "open":
             if self.end not in tail:
-                return Watched("open", tail)
-            return Watched("possible" if self._anywhere else "over")
+                return ReasoningProgress("open", tail)
+            return ReasoningProgress("possible" if self._anywhere else "over")
         seen = state.seen + len(piece)
         if self._start and self._start in tail:
-            return Watched("open")
-        return Watched("possible" if self._anywhere or seen < _MOST_BEFORE else "over", tail, seen)
+            return ReasoningProgress("open")
+        return ReasoningProgress("possible" if self._anywhere or seen < _MOST_BEFORE else "over", tail, seen)
 
 
 # -- budget ----------------------------------------------------------------------------------------------------------
 
 
-class ThoughtBudget:
+class ReasoningBudget:
     """Ends reasoning after `budget` tokens: then only the tokens of its end marker are allowed.
 
     An optional `inner` constraint sees all tokens and must allow such an end.
@@ -177,16 +179,16 @@ class ThoughtBudget:
 
     def __init__(
         self,
-        format_: Format,
-        thought: Thought,
+        format_: AnswerFormat,
+        state: ReasoningState,
         budget: int,
         vocabulary: GrammarVocabulary,
         inner: Constraint | None = None,
     ) -> None:
-        self._watch = Watch(format_)
+        self._watch = ReasoningTracker(format_)
         self._vocabulary, self._inner, self._budget = vocabulary, inner, budget
         self._forced = vocabulary.tokenizer.encode(format_.thinking.end, add_special=False, parse_special=True)
-        self._state = _State(Watched(thought))
+        self._state = _State(ReasoningProgress(state))
 
     def allowed(self) -> Mask | None:
         """Return the mask (V,) of allowed next tokens; None if all are allowed."""
@@ -219,7 +221,7 @@ class ThoughtBudget:
 
     def _next(self, state: _State) -> int | None:
         """Return the only allowed next token, if there is one. An end marker begun by the model is not forced."""
-        if state.watched.thought != "open" or state.count < self._budget or state.forced == len(self._forced):
+        if state.watched.state != "open" or state.count < self._budget or state.forced == len(self._forced):
             return None
         end, tail = self._watch.end, state.watched.tail
         if not state.forced and any(tail.endswith(end[:size]) for size in range(1, len(end))):
@@ -229,26 +231,26 @@ class ThoughtBudget:
     def _after(self, state: _State, token: int) -> _State:
         """Return the state after a token."""
         watched = self._watch.after(state.watched, self._vocabulary.piece(token))
-        if state.watched.thought != "open" or watched.thought != "open":
+        if state.watched.state != "open" or watched.state != "open":
             return _State(watched, state.count)
         return _State(watched, state.count + 1, state.forced + (self._next(state) is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    watched: Watched
+    watched: ReasoningProgress
     count: int = 0  # tokens of reasoning
     forced: int = 0  # tokens of the end marker already written
 
 
 def budgeted(
-    format_: Format,
-    thought: Thought,
+    format_: AnswerFormat,
+    state: ReasoningState,
     budget: int | None,
     vocabulary: GrammarVocabulary,
     inner: Callable[[], Constraint] | None = None,
 ) -> Callable[[], Constraint] | None:
     """Return a factory for a constraint with a reasoning budget; None if the answer is unconstrained."""
-    if budget is None or not format_.thinking.end or (thought == "over"):
+    if budget is None or not format_.thinking.end or (state == "over"):
         return inner
-    return lambda: ThoughtBudget(format_, thought, budget, vocabulary, inner() if inner is not None else None)
+    return lambda: ReasoningBudget(format_, state, budget, vocabulary, inner() if inner is not None else None)

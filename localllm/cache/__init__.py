@@ -6,8 +6,17 @@ Import prompt_cache.py by its full name: it imports the model, which imports thi
 
 from __future__ import annotations
 
-from localllm.cache.alignment import keep_held
-from localllm.cache.paging import SLACK, BlockPool, CacheFull, Sequence, how_many_fit
+from localllm.cache.alignment import align_tokens
+from localllm.cache.paging import SLACK, BlockPool, CacheFull, CacheSequence, how_many_fit
 from localllm.cache.types import CacheChoice, choose_types
 
-__all__ = ["SLACK", "BlockPool", "CacheChoice", "CacheFull", "Sequence", "choose_types", "how_many_fit", "keep_held"]
+__all__ = [
+    "SLACK",
+    "BlockPool",
+    "CacheChoice",
+    "CacheFull",
+    "CacheSequence",
+    "align_tokens",
+    "choose_types",
+    "how_many_fit",
+]

@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 
-def keep_held(
-    held: Sequence[int], fresh: Sequence[int], piece: Callable[[int], bytes], special: Collection[int]
+def align_tokens(
+    cached: Sequence[int], fresh: Sequence[int], piece: Callable[[int], bytes], special: Collection[int]
 ) -> list[int]:
     """Return `held[:i]` + `fresh[j:]` with the same bytes as `fresh` and the largest possible i.
 
     `fresh` is the text as the tokenizer encodes it. The switch is at a byte where a token of both ends. A token in
     `special` only matches itself, never its text.
     """
-    length = min(len(held), len(fresh))
-    equal = next((i for i in range(length) if held[i] != fresh[i]), length)
+    length = min(len(cached), len(fresh))
+    equal = next((i for i in range(length) if cached[i] != fresh[i]), length)
     i = j = best_i = best_j = equal
     ours = theirs = b""  # bytes that one side has and the other has not reached yet; one of the two is empty
     while True:
-        if not ours and not theirs and i < len(held) and j < len(fresh) and held[i] == fresh[j]:
+        if not ours and not theirs and i < len(cached) and j < len(fresh) and cached[i] == fresh[j]:
             i, j = i + 1, j + 1
         else:
             mine = len(ours) <= len(theirs)
-            if (i == len(held)) if mine else (j == len(fresh)):
+            if (i == len(cached)) if mine else (j == len(fresh)):
                 break
-            token = held[i] if mine else fresh[j]
+            token = cached[i] if mine else fresh[j]
             more = b"" if token in special else piece(token)
             if not more:
                 break
@@ -42,4 +42,4 @@ def keep_held(
             ours, theirs = ours[shared:], theirs[shared:]
         if not ours and not theirs:
             best_i, best_j = i, j
-    return [*held[:best_i], *fresh[best_j:]]
+    return [*cached[:best_i], *fresh[best_j:]]

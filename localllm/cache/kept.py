@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from localllm.cache import Sequence as Cached
+from localllm.cache import CacheSequence
 from localllm.cache.prompt_cache import Kept, restore, save
 from localllm.predictor import Predictor
 
@@ -13,22 +13,22 @@ from localllm.predictor import Predictor
 def take_up(kept: Kept, model: Predictor) -> list[int]:
     """Restore a file into the model's cache; return its tokens."""
 
-    def restored() -> tuple[Cached, int]:
+    def restored() -> tuple[CacheSequence, int]:
         sequence = model.engine.add()
         restore(kept, model, sequence)
         return sequence, 0
 
-    places = model.stepper.core.running.places
-    return model.stepper.run(lambda: places.take_up(restored)[0])
+    slots = model.stepper.core.running.slots
+    return model.stepper.run(lambda: slots.take_up(restored)[0])
 
 
 def keep_in_file(
-    path: Path, model: Predictor, tokens: Sequence[int], messages: Sequence[dict[str, str]], force: bool
+    path: Path, model: Predictor, tokens: Sequence[int], messages: Sequence[dict[str, str]], overwrite: bool
 ) -> tuple[list[int], int]:
     """Write the cached part of `tokens` to a file; return these and the file's size. Raises the errors of `save`."""
-    places = model.stepper.core.running.places
+    slots = model.stepper.core.running.slots
 
-    def write(sequence: Cached) -> tuple[list[int], int]:
-        return list(sequence.tokens), save(path, model, sequence, messages, force)
+    def write(sequence: CacheSequence) -> tuple[list[int], int]:
+        return list(sequence.tokens), save(path, model, sequence, messages, overwrite)
 
-    return model.stepper.run(lambda: places.held(tokens, write))
+    return model.stepper.run(lambda: slots.with_cached(tokens, write))

@@ -60,9 +60,9 @@ class BlockPool:
         """This pool and the pool of sliding-window layers, in the order of a sequence's tables."""
         return (self, self.windowed) if self.windowed is not None else (self,)
 
-    def new_sequence(self) -> Sequence:
+    def new_sequence(self) -> CacheSequence:
         """Return an empty sequence. It takes a block with its first token."""
-        return Sequence([_Table(pool) for pool in self.pools])
+        return CacheSequence([_Table(pool) for pool in self.pools])
 
     @property
     def has_copies(self) -> bool:
@@ -224,7 +224,7 @@ class _Table:
         return self.length % self.pool.block_size != 0 and self.pool._is_shared(self.blocks[-1])
 
 
-class Sequence:
+class CacheSequence:
     """One conversation's part of the cache: the tokens at positions 0, 1, ... and their blocks.
 
     It has one table for layers with full attention, then, if needed, one for layers with a sliding window.
@@ -310,9 +310,9 @@ class Sequence:
         for table in self._tables:
             table.truncate(length)
 
-    def fork(self) -> Sequence:
+    def fork(self) -> CacheSequence:
         """Return a second sequence with the same tokens and blocks. The tokens must have been evaluated."""
-        other = Sequence([_Table(table.pool) for table in self._tables])
+        other = CacheSequence([_Table(table.pool) for table in self._tables])
         other.tokens, other.border = self.tokens.copy(), self.border
         for mine, theirs in zip(self._tables, other._tables, strict=True):
             theirs.share(mine)
@@ -336,7 +336,7 @@ def _room(table: _Table) -> int:
     return table.room
 
 
-def how_many_fit(wanted: abc.Sequence[tuple[Sequence, int]]) -> int:
+def how_many_fit(wanted: abc.Sequence[tuple[CacheSequence, int]]) -> int:
     """Return how many leading sequences can together append their numbers of tokens now.
 
     All belong to one pool, and each occurs once.

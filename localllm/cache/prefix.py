@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from localllm.cache.paging import Sequence as Kept
+from localllm.cache.paging import CacheSequence
 
 MOST = 256  # maximum kept sequences; the pool limits their blocks, this limits the search time
 _TRIED = 16  # maximum candidates to compare token by token
 
 
-class Found(NamedTuple):
+class PrefixMatch(NamedTuple):
     """A kept sequence that shares the first `length` tokens with a prompt. `alike` is the number of equal tokens.
 
     `alike` exceeds `length` if sliding-window or recurrent layers no longer have what those tokens need.
     """
 
-    sequence: Kept | None
+    sequence: CacheSequence | None
     length: int
     alike: int
 
@@ -31,33 +31,35 @@ class Found(NamedTuple):
 class PrefixCache:
     """The kept sequences of one engine, least recently used first."""
 
-    def __init__(self, block_tokens: int, leaving: Callable[[Kept], None] | None = None) -> None:
+    def __init__(self, block_tokens: int, leaving: Callable[[CacheSequence], None] | None = None) -> None:
         """`leaving` is called with a sequence that is evicted, before its blocks are freed."""
         self._size, self._leaving = block_tokens, leaving
-        self._kept: OrderedDict[Kept, tuple[int, ...]] = OrderedDict()  # sequence -> hashes of its whole blocks
-        self._by_hash: dict[int, list[Kept]] = {}
+        self._kept: OrderedDict[CacheSequence, tuple[int, ...]] = (
+            OrderedDict()
+        )  # sequence -> hashes of its whole blocks
+        self._by_hash: dict[int, list[CacheSequence]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __iter__(self) -> Iterator[Kept]:
+    def __iter__(self) -> Iterator[CacheSequence]:
         return iter(self._kept)
 
-    def find(self, tokens: Sequence[int]) -> Found:
+    def find(self, tokens: Sequence[int]) -> PrefixMatch:
         """Return the kept sequence that saves the most of `tokens`. This counts as a use."""
-        best = Found(None, 0, 0)
+        best = PrefixMatch(None, 0, 0)
         for sequence in islice(self._candidates(tokens), _TRIED):
             alike = same(sequence.tokens, tokens)
             length = sequence.reach(alike)
             if length > best.length:
-                best = Found(sequence, length, max(alike, best.alike))
+                best = PrefixMatch(sequence, length, max(alike, best.alike))
             elif alike > best.alike:
                 best = best._replace(alike=alike)
         if best.sequence is not None:
             self._kept.move_to_end(best.sequence)
         return best
 
-    def keep(self, sequence: Kept) -> None:
+    def keep(self, sequence: CacheSequence) -> None:
         """Keep a sequence, which must not change from now on."""
         hashes = tuple(chain(sequence.tokens, self._size))
         self._kept[sequence] = hashes
@@ -76,7 +78,7 @@ class PrefixCache:
         self.drop(oldest)
         return True
 
-    def drop(self, sequence: Kept) -> None:
+    def drop(self, sequence: CacheSequence) -> None:
         """Remove a kept sequence and free its blocks."""
         for key in self._kept.pop(sequence):
             holders = self._by_hash[key]
@@ -89,7 +91,7 @@ class PrefixCache:
         while self.evict():
             pass
 
-    def _candidates(self, tokens: Sequence[int]) -> Iterator[Kept]:
+    def _candidates(self, tokens: Sequence[int]) -> Iterator[CacheSequence]:
         """Yield kept sequences with equal first blocks: longest common run first, then newest; short ones last."""
         seen: set[int] = set()
         for key in reversed(list(chain(tokens, self._size))):

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.cache.paging import SLACK
-from localllm.cache.paging import Sequence as Cached
+from localllm.cache.paging import SLACK, CacheSequence
 from localllm.cache.prefix import same
-from localllm.cache.prompt_cache import CacheFileError, read, restore, save
+from localllm.cache.prompt_cache import CacheFileError, read_prompt_cache, restore, save
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.plan import BLOCK
@@ -52,7 +51,7 @@ class PrefixFiles:
             raise LocalLLMError(f"{folder}: cannot be used for prefixes: {error.strerror}") from None
         for path in found:
             try:
-                kept = read(path, model, own=True)
+                kept = read_prompt_cache(path, model, own=True)
             except CacheFileError as error:
                 log.info("%s", error)
                 continue
@@ -63,7 +62,7 @@ class PrefixFiles:
         """Return the number of leading tokens that the best file would save."""
         return max((self._use(one, tokens) for one in self._files.values()), default=0)
 
-    def load(self, tokens: Sequence[int]) -> Cached | None:
+    def load(self, tokens: Sequence[int]) -> CacheSequence | None:
         """Return the sequence of the best file; None if it is missing or unreadable, or does not fit."""
         name = max(self._files, key=lambda name: self._use(self._files[name], tokens), default=None)
         if name is None:
@@ -71,7 +70,7 @@ class PrefixFiles:
         one = self._files[name]
         sequence = self._model.engine.add()
         try:
-            restore(read(one.path, self._model, own=True), self._model, sequence)
+            restore(read_prompt_cache(one.path, self._model, own=True), self._model, sequence)
             os.utime(one.path)
         except (LocalLLMError, OSError) as error:
             log.warning("%s", error)
@@ -81,7 +80,7 @@ class PrefixFiles:
         self._files[name] = self._files.pop(name)  # now the newest
         return sequence
 
-    def save(self, sequence: Cached) -> None:
+    def save(self, sequence: CacheSequence) -> None:
         """Write the whole blocks of a sequence, unless a file already has them."""
         length = sequence.length // BLOCK * BLOCK
         tokens = sequence.tokens[:length]
@@ -94,7 +93,7 @@ class PrefixFiles:
         path = self._folder / f"{name}{SUFFIX}"
         try:
             self._files[name] = _File(
-                path, array("i", tokens), save(path, self._model, whole, [], force=True, own=True)
+                path, array("i", tokens), save(path, self._model, whole, [], overwrite=True, own=True)
             )
         except (LocalLLMError, OSError) as error:
             log.warning("%s", error)

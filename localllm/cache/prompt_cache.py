@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError
-from localllm.cache.paging import Sequence as Cached
-from localllm.engine import Rows
+from localllm.cache.paging import CacheSequence
+from localllm.engine import SequenceRows
 from localllm.errors import LocalLLMError
 from localllm.gguf.identity import identity
 from localllm.loaded import LoadedModel
@@ -62,12 +62,17 @@ class Kept:
 
 
 def save(
-    path: Path, model: LoadedModel, sequence: Cached, messages: Messages, force: bool = False, own: bool = False
+    path: Path,
+    model: LoadedModel,
+    sequence: CacheSequence,
+    messages: Messages,
+    overwrite: bool = False,
+    own: bool = False,
 ) -> int:
     """Write the content of a sequence, and return the file's size in bytes. On failure the old file stays.
 
     Only this user can read a new file and, with `own`, also a replaced one. Raises CacheFileError for a file of another
-    kind, OutputError for an existing conversation without `force`.
+    kind, OutputError for an existing conversation without `overwrite`.
     """
     check_replaceable(path)
     executable, tokens = model.executable, sequence.tokens
@@ -86,7 +91,7 @@ def save(
     text = json.dumps(header, ensure_ascii=True).encode()
     if len(text) > _MAX_HEADER:
         raise CacheFileError(f"{path}: the conversation is too long to save: {len(text)} bytes of text")
-    with new_file(path, force, 0o600, keep_mode=not own) as file:
+    with new_file(path, overwrite, 0o600, keep_mode=not own) as file:
         digest = hashlib.blake2b(digest_size=_DIGEST)
 
         def write(data: bytes | memoryview) -> None:
@@ -109,7 +114,7 @@ def check_replaceable(path: Path) -> None:
         raise CacheFileError(f"{path}: exists and is not a localllm conversation file; give another name")
 
 
-def read(path: Path, model: LoadedModel, own: bool = False) -> Kept:
+def read_prompt_cache(path: Path, model: LoadedModel, own: bool = False) -> Kept:
     """Check a file against this model; raise CacheFileError if it cannot be used.
 
     `own`: refuse links and files of other users, and make the file private. Used for folders that a server writes.
@@ -123,15 +128,15 @@ def read(path: Path, model: LoadedModel, own: bool = False) -> Kept:
         raise CacheFileError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def restore(kept: Kept, model: LoadedModel, sequence: Cached) -> None:
+def restore(kept: Kept, model: LoadedModel, sequence: CacheSequence) -> None:
     """Load `kept` into `sequence`, and evaluate the tokens after the last full block; on failure it is empty."""
     model.engine.truncate(sequence, 0)
     if kept.problem:
         return
     executable = model.executable
     blocks = len(kept.tokens) // BLOCK
-    held = kept.tokens[: blocks * BLOCK]
-    if model.engine.opened(held) is not held:  # part of a text that an encoder has read is useless
+    whole = kept.tokens[: blocks * BLOCK]
+    if model.engine.opened(whole) is not whole:  # part of a text that an encoder has read is useless
         blocks = 0
     try:
         with open_regular(kept.path, kept._own) as file:
@@ -147,7 +152,7 @@ def restore(kept: Kept, model: LoadedModel, sequence: Cached) -> None:
     except BackendError as error:
         raise CacheFileError(Notice(f"{kept.path}: ", said(error))) from None
     if len(kept.tokens) > blocks * BLOCK:
-        model.engine.step([Rows(sequence, kept.tokens[blocks * BLOCK :], "none")])
+        model.engine.step([SequenceRows(sequence, kept.tokens[blocks * BLOCK :], "none")])
 
 
 def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
@@ -254,7 +259,7 @@ def _first_blocks(model: LoadedModel, blocks: int) -> list[int]:
     return [(windowed if layer.window and windowed else pool).first_kept(blocks * BLOCK) for layer in model.layers]
 
 
-def _table(model: LoadedModel, sequence: Cached, layer: int) -> NDArray[np.int32]:
+def _table(model: LoadedModel, sequence: CacheSequence, layer: int) -> NDArray[np.int32]:
     """Return the physical blocks of a sequence in one layer, in order of position."""
     return sequence.tables()[-1 if model.layers[layer].window else 0]
 

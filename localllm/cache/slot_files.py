@@ -9,8 +9,8 @@ import os
 import re
 from pathlib import Path
 
-from localllm.cache.paging import Sequence as Cached
-from localllm.cache.prompt_cache import CacheFileError, read, restore, save
+from localllm.cache.paging import CacheSequence
+from localllm.cache.prompt_cache import CacheFileError, read_prompt_cache, restore, save
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.notice import said
@@ -31,15 +31,15 @@ class SlotFiles:
         check_folder(folder)
         self._folder, self._model = folder, model
 
-    def save(self, name: str, sequence: Cached) -> int:
+    def save(self, name: str, sequence: CacheSequence) -> int:
         """Write a sequence; return the file's size in bytes. It only replaces files of this kind."""
         path = self._path(name)
         try:
-            return save(path, self._model, sequence, [], force=True, own=True)
+            return save(path, self._model, sequence, [], overwrite=True, own=True)
         except LocalLLMError as error:
             raise self._without_folder(error) from None
 
-    def load(self, name: str) -> tuple[Cached, int]:
+    def load(self, name: str) -> tuple[CacheSequence, int]:
         """Return a new sequence loaded from a file, and the file's size in bytes.
 
         Raises CacheFileError for a file that does not fit the model, CacheFull if too few blocks are free.
@@ -47,7 +47,7 @@ class SlotFiles:
         path = self._path(name)
         sequence = self._model.engine.add()
         try:
-            kept = read(path, self._model, own=True)
+            kept = read_prompt_cache(path, self._model, own=True)
             if kept.problem:
                 raise CacheFileError(f"{path}: cannot be restored: {kept.problem}; save it again")
             restore(kept, self._model, sequence)

@@ -58,11 +58,11 @@ def harm(name: str, plan: Plan) -> str:
     return ""
 
 
-def choose_types(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, force: bool) -> CacheChoice:
-    """Return the types to bind; raise LocalLLMError for a type known to be harmful, unless `force` is given."""
+def choose_types(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, any_type: bool) -> CacheChoice:
+    """Return the types to bind; raise LocalLLMError for a type known to be harmful, unless `any_type` is given."""
     for option, name in (("cache_type_k", asked.keys), ("cache_type_v", asked.values)):
         reason = harm(name, plan)
-        if reason and not force:
+        if reason and not any_type:
             advice = ("; take f16 or q8_0, or ", Setting("force"), " it")
             raise LocalLLMError(Notice(Setting(option, name), f": {reason}", *advice))
     if AUTO not in (asked.keys, asked.values):

@@ -1,7 +1,7 @@
 """Importance matrices: the mean square of every input of every matrix, as in llama.cpp's imatrix files.
 
-`measure` makes one with our own forward; `read` and `write` support both file formats, GGUF and the older .dat. A
-quantizer asks `Imatrix.importance` for the weights of a tensor's columns.
+`measure_imatrix` makes one with our own forward; `read_imatrix` and `write_imatrix` support both file formats, GGUF and
+the older .dat. A quantizer asks `Imatrix.importance` for the weights of a tensor's columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_BYTES = 4 * _LIMIT  # maximum bytes of such a file
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ImatrixEntry:
     """One tensor: sums of squared inputs, and the number of rows summed; one row per expert."""
 
     sums: F32  # (experts or 1, columns)
@@ -52,7 +52,7 @@ class Entry:
 class Imatrix:
     """Entries by tensor name, and where they come from."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ImatrixEntry]
     chunks: int  # number of text windows that were measured
     chunk_size: int  # tokens per window; 0 if the file does not say
     datasets: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Collector:
                     held.counts += counts
 
     def finish(self, chunks: int, chunk_size: int, dataset: str) -> Imatrix:
-        entries = {name: Entry(s.sums.astype(np.float32), s.counts) for name, s in sorted(self._found.items())}
+        entries = {name: ImatrixEntry(s.sums.astype(np.float32), s.counts) for name, s in sorted(self._found.items())}
         for name, entry in entries.items():
             if not np.isfinite(entry.sums).all():
                 raise LocalLLMError(f"{name}: its inputs are not finite numbers on this text; is the model damaged?")
@@ -127,7 +127,7 @@ def _squares(inputs: MatrixInputs, experts: int) -> tuple[F64, NDArray[np.int64]
     return sums, counts
 
 
-def measure(
+def measure_imatrix(
     model: Model,
     windows: Windows,
     dataset: str = "",
@@ -157,13 +157,13 @@ def measure(
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, imatrix: Imatrix, force: bool = False) -> None:
+def write_imatrix(path: Path, imatrix: Imatrix, overwrite: bool = False) -> None:
     """Write a file for llama-quantize and for us: the older format if the name ends in .dat, else GGUF.
 
-    Raises OutputError for an existing file without `force`, and if the disk fails.
+    Raises OutputError for an existing file without `overwrite`, and if the disk fails.
     """
     if path.suffix == ".dat":
-        _write_dat(path, imatrix, force)
+        _write_dat(path, imatrix, overwrite)
         return
     tensors = []
     for name, entry in sorted(imatrix.entries.items()):
@@ -178,10 +178,10 @@ def write(path: Path, imatrix: Imatrix, force: bool = False) -> None:
         _CHUNKS: imatrix.chunks,
         _CHUNK_SIZE: imatrix.chunk_size,
     }
-    write_gguf(path, metadata, tensors, force=force)
+    write_gguf(path, metadata, tensors, overwrite=overwrite)
 
 
-def read(path: Path) -> Imatrix:
+def read_imatrix(path: Path) -> Imatrix:
     """Read an importance matrix of either format, from us or llama.cpp; the content determines the format."""
     with open_regular(path) as file:
         magic = file.read(4)
@@ -215,7 +215,9 @@ def _read_gguf(path: Path) -> Imatrix:
                 raise LocalLLMError(
                     f"{path}: {printable(base)} has a count that is not a number of tokens; make it again"
                 )
-            entries[base] = Entry(sums.reshape(numbers.size, -1).astype(np.float32), np.rint(numbers).astype(np.int64))
+            entries[base] = ImatrixEntry(
+                sums.reshape(numbers.size, -1).astype(np.float32), np.rint(numbers).astype(np.int64)
+            )
         if not entries:
             raise LocalLLMError(f"{path}: not an importance matrix; make one with localllm imatrix")
         metadata = file.metadata
@@ -225,7 +227,7 @@ def _read_gguf(path: Path) -> Imatrix:
         return Imatrix(entries, chunks, size, tuple(datasets) if isinstance(datasets, StringArray) else ())
 
 
-def _write_dat(path: Path, imatrix: Imatrix, force: bool) -> None:
+def _write_dat(path: Path, imatrix: Imatrix, overwrite: bool) -> None:
     """Write the older format: per tensor, the mean squares times the number of chunks, and that number."""
     parts = [struct.pack("<i", len(imatrix.entries))]
     for name, entry in sorted(imatrix.entries.items()):
@@ -235,7 +237,7 @@ def _write_dat(path: Path, imatrix: Imatrix, force: bool) -> None:
         parts.append(values.astype("<f4").tobytes())
     dataset = encode(imatrix.datasets[-1] if imatrix.datasets else "")
     parts += [struct.pack("<ii", imatrix.chunks, len(dataset)), dataset]
-    with new_file(path, force) as file:
+    with new_file(path, overwrite) as file:
         file.write(b"".join(parts))
 
 
@@ -259,7 +261,7 @@ def _read_dat(path: Path) -> Imatrix:
         if not 0 < size <= _LIMIT:
             raise LocalLLMError(f"{path}: says {size} numbers for {name[:80]!r}; it is damaged")
         sums = np.frombuffer(take(4 * size), "<f4").astype(np.float32)[None]
-        entries[name] = Entry(sums, np.array([max(chunks, 1)], np.int64))
+        entries[name] = ImatrixEntry(sums, np.array([max(chunks, 1)], np.int64))
     if not entries:
         raise LocalLLMError(f"{path}: not an importance matrix; make one with localllm imatrix")
     if at == len(data):  # the following fields are optional

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from localllm import quant
 from localllm.backends.base import Progress
 from localllm.calibration.hessian import MEMORY, collect, portions
-from localllm.calibration.imatrix import Imatrix, measure
+from localllm.calibration.imatrix import Imatrix, measure_imatrix
 from localllm.calibration.scaling import NOT_ROUNDED, scale_model
 from localllm.evaluation import Windows
 from localllm.model import Model
@@ -45,7 +45,7 @@ class Awq:
         progress: Progress | None = None,
         memory: int = MEMORY,
     ) -> None:
-        self._imatrix: Imatrix = measure(model, windows, output=True, progress=progress)
+        self._imatrix: Imatrix = measure_imatrix(model, windows, output=True, progress=progress)
         self._scalings = scale_model(model, windows, formats, progress, memory)
 
     def store(self, name: str, values: F32, format_name: str) -> U8:
@@ -80,7 +80,7 @@ class Gptq:
         names = [n for n in tensors if formats.get(n, "F32") not in NOT_ROUNDED and _has_feedback(n)]
         self._portions = {name: portion for portion in portions(tensors, names, memory) for name in portion}
         self._moments: dict[str, NDArray[np.float64]] = {}
-        self._shared: tuple[NDArray[np.float64], int, gptq.Feedback] | None = None  # moments, expert
+        self._shared: tuple[NDArray[np.float64], int, gptq.GptqFeedback] | None = None  # moments, expert
 
     def store(self, name: str, values: F32, format_name: str) -> U8:
         columns = values.shape[-1]
@@ -91,14 +91,14 @@ class Gptq:
         alike = np.ones(columns, np.float32)  # for an expert without rows, as in an importance matrix
         return np.concatenate(
             [
-                gptq.quantize(matrix, moments[i], format_name, self._feedback(moments, i))
+                gptq.gptq_quantize(matrix, moments[i], format_name, self._feedback(moments, i))
                 if moments[i].any()
                 else quant.quantize(matrix, format_name, alike)
                 for i, matrix in enumerate(matrices)
             ]
         )
 
-    def _feedback(self, moments: NDArray[np.float64], expert: int) -> gptq.Feedback:
+    def _feedback(self, moments: NDArray[np.float64], expert: int) -> gptq.GptqFeedback:
         """Return the feedback for an expert's moments, cached for adjacent tensors such as gate and up."""
         if self._shared is None or self._shared[0] is not moments or self._shared[1] != expert:
             self._shared = moments, expert, gptq.feedback(moments[expert])

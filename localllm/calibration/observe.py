@@ -37,14 +37,14 @@ def matrix_inputs(
     """
     if progress is not None:
         progress("observing", 0, len(windows.tokens))
-    words = model.maybe_tokenizer
+    tokenizer = model.maybe_tokenizer
     session, step = model.session(), min(model.batch_rows, model.executable.limits.logit_rows)
     try:
         for number, row in enumerate(windows.tokens):
             session.rewind(0)
             tokens = row.tolist()
-            if words is not None and words.add_bos and words.bos is not None:
-                tokens[0] = words.bos
+            if tokenizer is not None and tokenizer.add_bos and tokenizer.bos is not None:
+                tokens[0] = tokenizer.bos
             for start in range(0, len(tokens), step):
                 # Logits are requested so that the last layer processes every row.
                 logits = session.evaluate(tokens[start : start + step], logits=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from localllm import quant
 from localllm.calibration.hessian import MEMORY, collect, portions
-from localllm.calibration.smooth import FoldGroup, groups
+from localllm.calibration.smooth import FoldGroup, fold_groups
 from localllm.evaluation import Windows
 from localllm.model import Model
 from localllm.plan import F32, Tensor
@@ -57,7 +57,7 @@ def scale_model(
     """
     assert model.plan is not None
     tensors = model.file.tensors
-    todo = [g for g in groups(model.plan) if any(formats.get(r, "F32") not in NOT_ROUNDED for r in g.readers)]
+    todo = [g for g in fold_groups(model.plan) if any(formats.get(r, "F32") not in NOT_ROUNDED for r in g.readers)]
     found: dict[str, Scaling] = {}
     done = 0
     for portion in _portions(todo, tensors, memory):

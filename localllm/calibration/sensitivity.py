@@ -28,7 +28,7 @@ from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.mix import Effect, Effects, finest, smallest
 from localllm.closing import Closing
 from localllm.errors import LocalLLMError
-from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base
+from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut_windows, evaluate, save_base
 from localllm.gguf import open_gguf
 from localllm.model import Model
 from localllm.options import LoadOptions
@@ -91,7 +91,7 @@ class Trial(Closing):
             options = LoadOptions(ctx_size=ctx_size, backend=backend, threads=threads)
             self._model.bind(options, progress, observe=True, weights=weights)
             stack.callback(self._model.close)
-            self._windows = cut(self._model, text, ctx_size, windows) if isinstance(text, str) else text
+            self._windows = cut_windows(self._model, text, ctx_size, windows) if isinstance(text, str) else text
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="localllm-")))
             self._base = self._run_base(folder / "base")
             stack.callback(self._base.close)

@@ -67,7 +67,7 @@ class FoldGroup:
         return means.reshape(-1)
 
 
-def groups(plan: Plan) -> list[FoldGroup]:
+def fold_groups(plan: Plan) -> list[FoldGroup]:
     """Return every place in a plan where factors can be folded exactly."""
     made = {value.index: op for op in plan.operations for value in op.outputs}
     readers: dict[int, list[Operation]] = {}

@@ -1,8 +1,8 @@
 """The command line as a Typer application, built from the table of commands and their option groups.
 
-Typer only parses the arguments. The command runs later (`Call.run`), outside of Typer, so that only `localllm.cli.main`
-handles errors and exit codes. The options of a command are built when it is looked up. Three features go beyond Typer:
-llama.cpp's long options with one dash (`-ngl 5`), help in sections, and one-line errors.
+Typer only parses the arguments. The command runs later (`CommandCall.run`), outside of Typer, so that only
+`localllm.cli.main` handles errors and exit codes. The options of a command are built when it is looked up. Three
+features go beyond Typer: llama.cpp's long options with one dash (`-ngl 5`), help in sections, and one-line errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typer.models import CommandInfo
 from localllm.cli import complete
 from localllm.cli.flags import typed
 from localllm.cli.foreign import FOREIGN
-from localllm.cli.options import Configuration
+from localllm.cli.options import ConfigurationOptions
 from localllm.options import Option, OptionError, Options, SamplingOptions, declared
 from localllm.spelling import closest
 
@@ -67,8 +67,8 @@ class _Given(NamedTuple):
     values: Mapping[str, Any]
 
 
-class Call(NamedTuple):
-    """A parsed command line: a command, and the values of its option groups, except `Configuration`."""
+class CommandCall(NamedTuple):
+    """A parsed command line: a command, and the values of its option groups, except `ConfigurationOptions`."""
 
     command: Command
     groups: tuple[Any, ...]
@@ -78,7 +78,9 @@ class Call(NamedTuple):
         self.command.call(*([self.where] if self.command.placed else []), *self.groups)
 
 
-def read(commands: Mapping[str, Command], words: Sequence[str], fill: Fill | None = None) -> Call | None:
+def read_command_line(
+    commands: Mapping[str, Command], words: Sequence[str], fill: Fill | None = None
+) -> CommandCall | None:
     """Parse a command line. Return None after printing a help page; raise UsageError if it is invalid.
 
     `fill` adds options from other sources that are not on the command line; it may change the command. Sampler options
@@ -104,8 +106,8 @@ def read(commands: Mapping[str, Command], words: Sequence[str], fill: Fill | Non
         return None
     filled = fill(done.name, done.values) if fill is not None else Filled(done.name, done.values, {})
     command = commands[filled.command]
-    groups = tuple(_value(group, filled) for group in command.groups if group is not Configuration)
-    return Call(command, groups, filled.where)
+    groups = tuple(_value(group, filled) for group in command.groups if group is not ConfigurationOptions)
+    return CommandCall(command, groups, filled.where)
 
 
 def _root(
@@ -120,7 +122,7 @@ def _line(error: ClickException) -> str:
     return f"{'/'.join(option.opts)}: {error.message}" if option is not None else error.message.rstrip(".")
 
 
-def nearest(name: str, known: Collection[str]) -> str:
+def nearest_name(name: str, known: Collection[str]) -> str:
     """Return a "did you mean" question with the closest of `known`, to end a message; "" if none is close."""
     near = closest(name, known)
     return f"; did you mean {near}?" if near else ""
@@ -137,7 +139,7 @@ class _Strict:
         def unknown(option: str) -> NoSuchOption:
             reason = FOREIGN.get(option)
             told = f"{option} is not supported: {reason}" if reason else f"unknown option {option}"
-            return NoSuchOption(option, told if reason else told + nearest(option, known), ctx=ctx)
+            return NoSuchOption(option, told if reason else told + nearest_name(option, known), ctx=ctx)
 
         def match_long(option: str, value: str | None, state: Any) -> None:
             if option not in parser._long_opt:
@@ -191,7 +193,7 @@ class _Group(_Strict, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name not in self.table:
-            ctx.fail(f"unknown command {name!r}{nearest(name, self.table)}")
+            ctx.fail(f"unknown command {name!r}{nearest_name(name, self.table)}")
         return name, _made(name, self.table[name]), args[1:]
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from localllm.cli.app import Command, UsageError, nearest
-from localllm.cli.values import keys_of, plain
-from localllm.options import Declared, Options, declared
+from localllm.cli.app import Command, UsageError, nearest_name
+from localllm.cli.values import keys_of, plain_key
+from localllm.options import DeclaredOption, Options, declared
 from localllm.spelling import closest
 
 OWN = "config"  # the command that shows the configuration; nothing configures it
@@ -28,7 +28,7 @@ class Catalogue:
         self._options = {name: _by_name(commands[name].groups) for name in self.commands}
         self._options[SHARED] = _by_name(group for group, count in users.items() if count > 1)
 
-    def of(self, command: str) -> Mapping[str, Declared]:
+    def of(self, command: str) -> Mapping[str, DeclaredOption]:
         """Return the options of a command, or the shared ones, by name."""
         return self._options[command]
 
@@ -40,11 +40,11 @@ class Catalogue:
         """Return the commands that accept this shared option; none if it is not shared."""
         return [each for each in self.commands if self.takes(each, name)]
 
-    def named(self, key: str, command: str) -> Declared | None:
+    def named(self, key: str, command: str) -> DeclaredOption | None:
         """Return the option of a command by its key."""
-        return self._by_key[command].get(plain(key))
+        return self._by_key[command].get(plain_key(key))
 
-    def option(self, command: str, key: str, place: str) -> Declared:
+    def option(self, command: str, key: str, place: str) -> DeclaredOption:
         """Return the option of a command by its key. Raise UsageError, with a hint, if it does not exist."""
         found = self.named(key, command)
         if found is not None:
@@ -58,7 +58,7 @@ class Catalogue:
             all_ = f"{command} does not have {key}" if command else f"not all commands share {key}"
             raise UsageError(f"{place}: {all_}; it belongs into {tables}")
         tables_here = [] if command else [*self.commands, "presets"]
-        hint = nearest(plain(key), [*self._by_key[command], *tables_here])
+        hint = nearest_name(plain_key(key), [*self._by_key[command], *tables_here])
         raise UsageError(f"{place}: unknown option {key}{hint}")
 
     def check_variable(self, variable: str, key: str) -> None:
@@ -71,7 +71,7 @@ class Catalogue:
             raise UsageError(f"{variable}: no option has this name{hint}")
 
     @cached_property
-    def _by_key(self) -> dict[str, dict[str, Declared]]:
+    def _by_key(self) -> dict[str, dict[str, DeclaredOption]]:
         return {
             command: {key: each for each in options.values() for key in keys_of(each)}
             for command, options in self._options.items()
@@ -79,12 +79,12 @@ class Catalogue:
 
 
 def _check_each_time(key: str, place: str) -> None:
-    if plain(key) in EACH_TIME:
+    if plain_key(key) in EACH_TIME:
         raise UsageError(f"{place}: {key} is given with a command, each time it is meant")
 
 
-def _by_name(groups: Iterable[type[Options]]) -> dict[str, Declared]:
-    found: dict[str, Declared] = {}
+def _by_name(groups: Iterable[type[Options]]) -> dict[str, DeclaredOption]:
+    found: dict[str, DeclaredOption] = {}
     for group in groups:
         for each in declared(group):
             if each.option.flags and each.name not in EACH_TIME:

@@ -10,9 +10,9 @@ from localllm.options.load import BACKENDS, CACHE_TYPES
 def models(incomplete: str) -> list[str]:
     """Return bundled models, GGUF files, folders that may contain models, and names from the model stores."""
     from localllm.box import BOX
-    from localllm.store import Places, everything
+    from localllm.store import StoreFolders, everything
 
-    named = [each.name for each in everything(Places.here()) if not each.problem]
+    named = [each.name for each in everything(StoreFolders.here()) if not each.problem]
     known = [name for name in (*BOX, *sorted(named)) if name.startswith(incomplete)]
     return known + _paths(incomplete, (".gguf",))
 

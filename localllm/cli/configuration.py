@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localllm.cli.app import Command, Filled, UsageError, nearest
+from localllm.cli.app import Command, Filled, UsageError, nearest_name
 from localllm.cli.catalogue import ALIKE, OWN, SHARED, Catalogue
 from localllm.cli.flags import typed
 from localllm.cli.presets import PRESETS
@@ -30,7 +30,7 @@ RIVALS = (  # an option overrides its rivals from sources of lower precedence
 )
 
 
-class Found(NamedTuple):
+class ConfiguredValue(NamedTuple):
     """The value of an option, and its source."""
 
     value: Any
@@ -85,9 +85,9 @@ class Sources:
             self._read(file)
         self._variables = dict(self._known_variables(environ))
 
-    def found(self, command: str, given: Mapping[str, Any]) -> dict[str, Found]:
+    def found(self, command: str, given: Mapping[str, Any]) -> dict[str, ConfiguredValue]:
         """Return the options that the other sources give and `given` does not, for a command or for SHARED."""
-        found: dict[str, Found] = {}
+        found: dict[str, ConfiguredValue] = {}
         for layer in self._layers(command, given):
             above = {*given, *found}
             rivals = {each for group in RIVALS if group & above for each in group}
@@ -114,15 +114,15 @@ class Sources:
 
     # -- sources ----------------------------------------------------------------------------------------------------
 
-    def _layers(self, command: str, given: Mapping[str, Any]) -> Iterator[dict[str, Found]]:
+    def _layers(self, command: str, given: Mapping[str, Any]) -> Iterator[dict[str, ConfiguredValue]]:
         yield self._environment(command)
         yield self._preset(command, given)
         yield self._table(command, command)
         if command != SHARED:
             yield self._table(SHARED, command)
 
-    def _environment(self, command: str) -> dict[str, Found]:
-        found: dict[str, Found] = {}
+    def _environment(self, command: str) -> dict[str, ConfiguredValue]:
+        found: dict[str, ConfiguredValue] = {}
         for variable, text in self._variables.items():
             each = self.catalogue.named(variable.removeprefix(PREFIX).lower(), command)
             if each is None or not self.catalogue.takes(command, each.name):
@@ -130,34 +130,38 @@ class Sources:
             if each.name in found:
                 raise UsageError(f"{variable}: {found[each.name].where} is the same option; unset one of them")
             try:
-                found[each.name] = Found(value_of_text(each, text), "environment", variable)
+                found[each.name] = ConfiguredValue(value_of_text(each, text), "environment", variable)
             except OptionError as error:
                 raise UsageError(f"{variable}: {typed(error)}") from None
         return found
 
-    def _preset(self, command: str, given: Mapping[str, Any]) -> dict[str, Found]:
+    def _preset(self, command: str, given: Mapping[str, Any]) -> dict[str, ConfiguredValue]:
         name, where = self.preset(command, given)
         if not name:
             return {}
         if name in self._presets:
             found = self._meant(self._presets[name], command)
             where = f"preset {name}, "
-            return {option: Found(each.value, "preset", where + each.where) for option, each in found.items()}
+            return {option: ConfiguredValue(each.value, "preset", where + each.where) for option, each in found.items()}
         if name not in PRESETS:
-            hint = nearest(name, self.presets) or f"; known are {', '.join(self.presets)}"
+            hint = nearest_name(name, self.presets) or f"; known are {', '.join(self.presets)}"
             raise UsageError(f"{where}: unknown preset {name!r}{hint}")
         takes = self.catalogue.of(command)
-        return {key: Found(value, "preset", f"preset {name}") for key, value in PRESETS[name].items() if key in takes}
+        return {
+            key: ConfiguredValue(value, "preset", f"preset {name}")
+            for key, value in PRESETS[name].items()
+            if key in takes
+        }
 
-    def _table(self, table: str, command: str) -> dict[str, Found]:
+    def _table(self, table: str, command: str) -> dict[str, ConfiguredValue]:
         entries = self._tables.get(table)
         return self._meant(entries, command, own=table == command) if entries else {}
 
-    def _meant(self, entries: _Entries, command: str, own: bool = False) -> dict[str, Found]:
+    def _meant(self, entries: _Entries, command: str, own: bool = False) -> dict[str, ConfiguredValue]:
         """Return the values that entries have for a command. `own`: the entries are in the command's table."""
         options = self.catalogue.of(command)
         return {
-            option: Found(value_of(options[option], entry.raw), "file", entry.where)
+            option: ConfiguredValue(value_of(options[option], entry.raw), "file", entry.where)
             for option, entry in entries.items()
             if (option in options if own else self.catalogue.takes(command, option))
         }

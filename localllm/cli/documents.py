@@ -106,5 +106,5 @@ if __name__ == "__main__":
         text = brought_up_to_date(old)
         if text == old:
             continue
-        with new_file(path, force=True) as file:
+        with new_file(path, overwrite=True) as file:
             file.write(text.encode())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from localllm.cli.app import Filled, UsageError, read
+from localllm.cli.app import Filled, UsageError, read_command_line
 from localllm.cli.flags import typed
 from localllm.cli.naming import with_command
 from localllm.cli.table import COMMANDS
@@ -97,7 +97,7 @@ def _dispatch(words: list[str]) -> None:
         return
     if not words or words[0] == "help":
         words = [*words[1:], "--help"]
-    asked = read(COMMANDS, with_command(words, COMMANDS), _configured)
+    asked = read_command_line(COMMANDS, with_command(words, COMMANDS), _configured)
     if asked is not None:
         asked.run()
 

@@ -33,22 +33,22 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
 
 def _is_model(word: str) -> bool:
     """Return whether a word is a model, or cannot be anything else."""
-    from localllm.store import Places, everything
+    from localllm.store import StoreFolders, everything
     from localllm.store.reference import REFERENCE
     from localllm.store.search import is_path, matches
 
     path = Path(word)
     if path.is_file() or is_model_folder(path) or word in BOX or is_path(word) or REFERENCE.fullmatch(word):
         return True
-    return bool(matches(word, everything(Places.here())))
+    return bool(matches(word, everything(StoreFolders.here())))
 
 
 def _nearest(word: str, commands: Collection[str]) -> str:
     """Return the closest command, model and file as text; "" if none is close."""
-    from localllm.store import Places, everything
-    from localllm.store.search import beside, nearest
+    from localllm.store import StoreFolders, everything
+    from localllm.store.search import beside, nearest_models
 
-    model = nearest(word, everything(Places.here())) or closest(word, BOX)
+    model = nearest_models(word, everything(StoreFolders.here())) or closest(word, BOX)
     found = [command] if (command := closest(word, commands)) else []
     found += [f"the model {printable(model)}"] if model else []
     found += [f"the file {printable(file)}"] if (file := beside(Path(word))) else []
@@ -84,7 +84,7 @@ def several_models(given: options.ModelNames) -> tuple[str, ...]:
     return tuple(names) or (one_model(options.ModelName()),)
 
 
-def model_and_words(own: options.Run | options.Explain | options.Embed) -> tuple[str, list[str]]:
+def model_and_words(own: options.RunOptions | options.ExplainOptions | options.EmbedOptions) -> tuple[str, list[str]]:
     """Return the model and the other arguments of a command. The model is the first one unless a flag names it."""
     words = list(own.words)
     if own.model or own.hf_repo:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from localllm.notice import Notice, Setting
 from localllm.options import AnswerOptions, LoadOptions, OptionError, Options, ServeOptions, group, option, same
 from localllm.options.answer import content
-from localllm.options.kinds import PATH, TEXT, Kind, one_of, several, whole
+from localllm.options.kinds import PATH, TEXT, Kind, integer, one_of, several
 
 if TYPE_CHECKING:
     from localllm.template import Family
@@ -63,7 +63,7 @@ class ModelName(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Opening(Options):
+class OpeningOptions(Options):
     """How to load a model for generation."""
 
     TITLE: ClassVar[str] = LoadOptions.TITLE
@@ -81,11 +81,13 @@ class Opening(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring(Options):
+class MeasuringOptions(Options):
     """How to load a model for a measurement on a text."""
 
     TITLE: ClassVar[str] = LoadOptions.TITLE
-    ctx_size: int = same(LoadOptions, "ctx_size", default=512, kind=whole(4), shown="512", help="window size in tokens")
+    ctx_size: int = same(
+        LoadOptions, "ctx_size", default=512, kind=integer(4), shown="512", help="window size in tokens"
+    )
     load: LoadOptions = group(LoadOptions, without=("ctx_size", "model_draft", "spec", "draft_max", "force"))
 
     @property
@@ -95,7 +97,7 @@ class Measuring(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping(Options):
+class KeepingOptions(Options):
     """How to keep a conversation in a file."""
 
     TITLE: ClassVar[str] = "Prompt cache"
@@ -104,7 +106,7 @@ class Keeping(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Format(Options):
+class FormatOptions(Options):
     """The format of a prompt: the chat template and its instructions."""
 
     TITLE: ClassVar[str] = "Chat format"
@@ -130,7 +132,7 @@ class Format(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Display(Options):
+class DisplayOptions(Options):
     """How answers look on a terminal."""
 
     TITLE: ClassVar[str] = "Display"
@@ -141,7 +143,7 @@ class Display(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration(Options):
+class ConfigurationOptions(Options):
     """The sources of options other than the command line (`localllm.cli.configuration`)."""
 
     TITLE: ClassVar[str] = "Configuration"
@@ -152,18 +154,18 @@ class Configuration(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Config(Options):
+class ConfigOptions(Options):
     words: tuple[str, ...] = _words(
         help="show the options of one command; path: only the file's name; check: only whether all is well",
         metavar="[COMMAND|path|check]",
     )
     json: bool = option(False, "--json", help="print everything as JSON")
-    preset: str = same(Configuration, "preset")
-    config: str = same(Configuration, "config")
+    preset: str = same(ConfigurationOptions, "preset")
+    config: str = same(ConfigurationOptions, "config")
 
 
 @dataclass(frozen=True, slots=True)
-class Chat(Options):
+class ChatOptions(Options):
     context_shift: bool = option(
         False, "--context-shift", help="drop the oldest turns when the context is full (default: ask)"
     )
@@ -179,7 +181,7 @@ class Chat(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Run(Options):
+class RunOptions(Options):
     words: tuple[str, ...] = _words(help="the model and the prompt", metavar="MODEL [PROMPT]", offers="models")
     model: str = _model("-m", "--model", help="same as MODEL")
     hf_repo: str = _hub()
@@ -191,20 +193,20 @@ class Run(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Explain(Options):
-    words: tuple[str, ...] = same(Run, "words")
-    model: str = same(Run, "model")
-    hf_repo: str = same(Run, "hf_repo")
-    prompt: str = same(Run, "prompt")
-    file: str = same(Run, "file")
-    raw: bool = same(Run, "raw")
+class ExplainOptions(Options):
+    words: tuple[str, ...] = same(RunOptions, "words")
+    model: str = same(RunOptions, "model")
+    hf_repo: str = same(RunOptions, "hf_repo")
+    prompt: str = same(RunOptions, "prompt")
+    file: str = same(RunOptions, "file")
+    raw: bool = same(RunOptions, "raw")
     html: str = _file("-o", "--html", help="also write one HTML page with every number")
-    candidates: int = option(8, "--candidates", kind=whole(1), help="candidates to list per token of the answer")
+    candidates: int = option(8, "--candidates", kind=integer(1), help="candidates to list per token of the answer")
     json: bool = option(False, "--json", help="print everything as JSON, without the answer before it")
 
 
 @dataclass(frozen=True, slots=True)
-class Embed(Options):
+class EmbedOptions(Options):
     words: tuple[str, ...] = _words(help="the model and the texts", metavar="MODEL [TEXT...]", offers="models")
     model: str = _model("-m", "--model", help="same as MODEL")
     hf_repo: str = _hub()
@@ -219,7 +221,7 @@ class Embed(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Show(Options):
+class ShowOptions(Options):
     ctx_size: int = same(LoadOptions, "ctx_size", help="context size for the memory plan (0: same as chat)")
     cache_type_k: str = same(LoadOptions, "cache_type_k")
     cache_type_v: str = same(LoadOptions, "cache_type_v")
@@ -230,28 +232,28 @@ class Show(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Pull(Options):
+class PullOptions(Options):
     words: tuple[str, ...] = _words(help="a repository of the hub, and which model of it", metavar="USER/REPO[:QUANT]")
 
 
 @dataclass(frozen=True, slots=True)
-class ListModels(Options):
-    json: bool = same(Show, "json")
+class ListModelsOptions(Options):
+    json: bool = same(ShowOptions, "json")
 
 
 @dataclass(frozen=True, slots=True)
-class Remove(Options):
+class RemoveOptions(Options):
     words: tuple[str, ...] = _words(help="a name as localllm list shows it", metavar="NAME", offers="models")
     yes: bool = option(False, "-y", "--yes", help="delete without asking")
 
 
 @dataclass(frozen=True, slots=True)
-class Devices(Options):
-    json: bool = same(Show, "json")
+class DevicesOptions(Options):
+    json: bool = same(ShowOptions, "json")
 
 
 @dataclass(frozen=True, slots=True)
-class Doctor(Options):
+class DoctorOptions(Options):
     clean: bool = option(False, "--clean", help="delete compiled code, and prefixes in --cache-dir; never models")
     yes: bool = option(False, "-y", "--yes", help="with --clean: delete without asking")
     cache_dir: str = same(ServeOptions, "cache_dir", help="also look at this folder of localllm serve")
@@ -260,14 +262,14 @@ class Doctor(Options):
         "", "-o", "--output", kind=PATH, metavar="FILE", offers="files",
         help="with --gpu: the report (default: localllm-gpu-DATE-TIME.json)",
     )  # fmt: skip
-    json: bool = same(Show, "json")
+    json: bool = same(ShowOptions, "json")
 
 
 @dataclass(frozen=True, slots=True)
-class Top(Options):
+class TopOptions(Options):
     words: tuple[str, ...] = _words(help="the server's address (default: http://127.0.0.1:8080)", metavar="URL")
     once: bool = option(False, "--once", help="print the numbers once and end, as is done in a pipe anyway")
-    interval: int = option(2, "--interval", kind=whole(1), unit="seconds", help="time from one look to the next")
+    interval: int = option(2, "--interval", kind=integer(1), unit="seconds", help="time from one look to the next")
     api_key: tuple[str, ...] = same(
         ServeOptions, "api_key",
         help=Notice("the server's API key (other users of this machine see it: prefer ", Setting("api_key_file"), ")"),

@@ -16,7 +16,7 @@ from localllm.cli.terminal.console import room
 from localllm.options import AnswerOptions, ServeOptions
 
 
-def chat(model: options.ModelName, own: options.Chat, *rest: Any) -> None:
+def chat(model: options.ModelName, own: options.ChatOptions, *rest: Any) -> None:
     from localllm.cli.commands.chat import chat, last_talked
 
     opening, answering, display, keeping, sampling, format_ = _formatted(*rest)
@@ -25,7 +25,7 @@ def chat(model: options.ModelName, own: options.Chat, *rest: Any) -> None:
     chat(own, name, going_on, opening, answering, display, keeping, sampling, format_)
 
 
-def run(where: Mapping[str, str], own: options.Run, *rest: Any) -> None:
+def run(where: Mapping[str, str], own: options.RunOptions, *rest: Any) -> None:
     from localllm.cli.commands.asking import Asking
     from localllm.cli.commands.run import read_prompt, run
 
@@ -33,7 +33,7 @@ def run(where: Mapping[str, str], own: options.Run, *rest: Any) -> None:
     run(name, Asking(where, own, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest)))
 
 
-def explain(where: Mapping[str, str], own: options.Explain, *rest: Any) -> None:
+def explain(where: Mapping[str, str], own: options.ExplainOptions, *rest: Any) -> None:
     from localllm.cli.commands.explain import explain
     from localllm.cli.commands.run import read_prompt
 
@@ -42,13 +42,13 @@ def explain(where: Mapping[str, str], own: options.Explain, *rest: Any) -> None:
 
 
 def _formatted(
-    opening: options.Opening, answering: AnswerOptions, format_: options.Format, *rest: Any
+    opening: options.OpeningOptions, answering: AnswerOptions, format_: options.FormatOptions, *rest: Any
 ) -> tuple[Any, ...]:
     """Return the answer options with the instructions of a file applied, and the chat template to use."""
     return opening, format_.answering(answering), *rest, format_.template
 
 
-def embed(own: options.Embed, opening: options.Opening) -> None:
+def embed(own: options.EmbedOptions, opening: options.OpeningOptions) -> None:
     from localllm.cli.commands.embed import embed
 
     embed(own, *model_and_words(own), opening)
@@ -62,7 +62,9 @@ def serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
     serve(own, one_model(model) if model.named else "", *rest)
 
 
-def web(model: options.ModelName, own: ServeOptions, opening: options.Opening, sampling: Mapping[str, Any]) -> None:
+def web(
+    model: options.ModelName, own: ServeOptions, opening: options.OpeningOptions, sampling: Mapping[str, Any]
+) -> None:
     from localllm.cli.commands.serve import serve
 
     if own.no_web:
@@ -70,13 +72,13 @@ def web(model: options.ModelName, own: ServeOptions, opening: options.Opening, s
     serve(own, one_model(model, "demo") if model.named or not own.models else "", opening, sampling, browser=True)
 
 
-def top(own: options.Top) -> None:
+def top(own: options.TopOptions) -> None:
     from localllm.cli.top.command import top
 
     top(own)
 
 
-def show(model: options.ModelName, own: options.Show) -> None:
+def show(model: options.ModelName, own: options.ShowOptions) -> None:
     if own.formats or own.archs:
         from localllm.cli.commands import tables
 
@@ -88,55 +90,57 @@ def show(model: options.ModelName, own: options.Show) -> None:
     show(own, one_model(model))
 
 
-def bench(models: options.ModelNames, own: tool_options.Bench) -> None:
+def bench(models: options.ModelNames, own: tool_options.BenchOptions) -> None:
     from localllm.cli.commands.bench import bench
 
     bench(own, several_models(models))
 
 
-def perplexity(model: options.ModelName, own: tool_options.Perplexity, opening: options.Measuring) -> None:
+def perplexity(
+    model: options.ModelName, own: tool_options.PerplexityOptions, opening: options.MeasuringOptions
+) -> None:
     from localllm.cli.commands.perplexity import perplexity
 
     perplexity(own, one_model(model), opening)
 
 
-def imatrix(model: options.ModelName, own: tool_options.Imatrix, opening: options.Measuring) -> None:
+def imatrix(model: options.ModelName, own: tool_options.ImatrixOptions, opening: options.MeasuringOptions) -> None:
     from localllm.cli.commands.imatrix import imatrix
 
     imatrix(own, one_model(model), opening)
 
 
-def quantize(own: tool_options.Quantize) -> None:
+def quantize(own: tool_options.QuantizeOptions) -> None:
     from localllm.cli.commands.quantize import quantize
 
     quantize(own)
 
 
-def devices(own: options.Devices) -> None:
+def devices(own: options.DevicesOptions) -> None:
     from localllm.cli.commands.devices import devices
 
     devices(own)
 
 
-def doctor(own: options.Doctor) -> None:
+def doctor(own: options.DoctorOptions) -> None:
     from localllm.cli.commands.doctor import doctor
 
     doctor(own)
 
 
-def pull(own: options.Pull) -> None:
+def pull(own: options.PullOptions) -> None:
     from localllm.cli.commands.pull import pull
 
     pull(own)
 
 
-def list_models(own: options.ListModels) -> None:
+def list_models(own: options.ListModelsOptions) -> None:
     from localllm.cli.commands.list import list_models
 
     list_models(own)
 
 
-def remove(own: options.Remove) -> None:
+def remove(own: options.RemoveOptions) -> None:
     from localllm.cli.commands.rm import remove
 
     remove(own)

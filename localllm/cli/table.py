@@ -9,16 +9,23 @@ from localllm.cli import options, starting, tool_options
 from localllm.cli.app import Command
 from localllm.options import AnswerOptions, DiffusionOptions, SamplingOptions, ServeOptions
 
-_SERVING = (options.ModelName, ServeOptions, options.Opening, SamplingOptions)
-_ANSWERING = (options.Opening, AnswerOptions, options.Format, options.Display, options.Keeping, SamplingOptions)
-_EXPLAINING = (options.Opening, AnswerOptions, options.Format, options.Keeping, SamplingOptions)
+_SERVING = (options.ModelName, ServeOptions, options.OpeningOptions, SamplingOptions)
+_ANSWERING = (
+    options.OpeningOptions,
+    AnswerOptions,
+    options.FormatOptions,
+    options.DisplayOptions,
+    options.KeepingOptions,
+    SamplingOptions,
+)
+_EXPLAINING = (options.OpeningOptions, AnswerOptions, options.FormatOptions, options.KeepingOptions, SamplingOptions)
 
 _COMMANDS: dict[str, Command] = {
     "chat": Command(
         "[MODEL]",
         "chat with a model (default: the built-in demo)",
         "Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands. From a pipe, every line is one turn.",
-        (options.ModelName, options.Chat, *_ANSWERING),
+        (options.ModelName, options.ChatOptions, *_ANSWERING),
         starting.chat,
     ),
     "run": Command(
@@ -27,7 +34,7 @@ _COMMANDS: dict[str, Command] = {
         "The prompt is PROMPT, piped input, or both in this order. If the file has a chat template, the prompt is one\n"
         "turn of a chat. If it has none, or with --raw, the model continues the prompt as plain text. A diffusion\n"
         "model fills in the answer step by step; see docs/diffusion.md.",
-        (options.Run, *_ANSWERING, DiffusionOptions),
+        (options.RunOptions, *_ANSWERING, DiffusionOptions),
         starting.run,
         placed=True,
     ),
@@ -36,7 +43,7 @@ _COMMANDS: dict[str, Command] = {
         "show how an answer is made: tokens, time, bytes, candidates, drafts",
         "Answers like run, with the same tokens for the same seed, and shows what happened. Every number comes from\n"
         "this run. See docs/explain.md.",
-        (options.Explain, *_EXPLAINING),
+        (options.ExplainOptions, *_EXPLAINING),
         starting.explain,
         placed=True,
     ),
@@ -44,7 +51,7 @@ _COMMANDS: dict[str, Command] = {
         "MODEL [TEXT...]",
         "print embeddings of texts, or rank documents",
         "A text is a TEXT, or a line of FILE or of piped input. With --query a reranker scores each text.",
-        (options.Embed, options.Opening),
+        (options.EmbedOptions, options.OpeningOptions),
         starting.embed,
     ),
     "serve": Command(
@@ -67,7 +74,7 @@ _COMMANDS: dict[str, Command] = {
         "watch a running localllm serve (default: http://127.0.0.1:8080)",
         "Requests, tokens per second, cache, and percentiles of the time to the first token (TTFT) and between tokens\n"
         "(ITL), estimated from the buckets of GET /metrics. Leave with q or Ctrl-C.",
-        (options.Top,),
+        (options.TopOptions,),
         starting.top,
     ),
     "pull": Command(
@@ -75,28 +82,28 @@ _COMMANDS: dict[str, Command] = {
         "fetch a model from the Hugging Face hub",
         "QUANT is a quantization (Q4_K_M), the beginning of one, or a file's name. Without QUANT, the largest usual\n"
         "type that fits the free memory. An interrupted pull continues. HF_TOKEN, HF_ENDPOINT and HF_HOME are heeded.",
-        (options.Pull,),
+        (options.PullOptions,),
         starting.pull,
     ),
     "list": Command(
         "",
         "list the models on this computer",
         "Those that were pulled, and those of llama.cpp, Ollama and LM Studio. Each name can be given as MODEL.",
-        (options.ListModels,),
+        (options.ListModelsOptions,),
         starting.list_models,
     ),
     "rm": Command(
         "NAME",
         "delete a model that pull has fetched",
         "Files of other programs are never deleted.",
-        (options.Remove,),
+        (options.RemoveOptions,),
         starting.remove,
     ),
     "show": Command(
         "MODEL",
         "show what is in a model file and what memory it needs",
         "",
-        (options.ModelName, options.Show),
+        (options.ModelName, options.ShowOptions),
         starting.show,
     ),
     "bench": Command(
@@ -104,14 +111,14 @@ _COMMANDS: dict[str, Command] = {
         "measure speed, as llama-bench does",
         "GB/s: bytes that decoding reads. % of roof: share of the read bandwidth. GOP/s: operations of a prompt.\n"
         "p50, p90, p99 ms: time from one decoded token to the next. load s: opening the model. peak: most memory used.",
-        (options.ModelNames, tool_options.Bench),
+        (options.ModelNames, tool_options.BenchOptions),
         starting.bench,
     ),
     "devices": Command(
         "",
         "list the devices that can run models",
         "Shows the memory and the copy speed of each device. If a kind of device is missing, stderr says why.",
-        (options.Devices,),
+        (options.DevicesOptions,),
         starting.devices,
     ),
     "doctor": Command(
@@ -119,21 +126,21 @@ _COMMANDS: dict[str, Command] = {
         "show what a bug report needs to know about this computer",
         "Versions, processor, kernels, memory, speed, devices and caches, to paste into a report. Takes some seconds.\n"
         "With --gpu: whether every kernel computes on each device what the NumPy reference computes.",
-        (options.Doctor,),
+        (options.DoctorOptions,),
         starting.doctor,
     ),
     "perplexity": Command(
         "MODEL",
         "measure how well a model predicts a text",
         "Uses llama.cpp's definition: independent windows, each scored over its second half.",
-        (options.ModelName, tool_options.Perplexity, options.Measuring),
+        (options.ModelName, tool_options.PerplexityOptions, options.MeasuringOptions),
         starting.perplexity,
     ),
     "imatrix": Command(
         "MODEL",
         "measure which weights matter on a text, for quantize --imatrix",
         "Averages the squared inputs of every matrix over the text. llama.cpp can read the file.",
-        (options.ModelName, tool_options.Imatrix, options.Measuring),
+        (options.ModelName, tool_options.ImatrixOptions, options.MeasuringOptions),
         starting.imatrix,
     ),
     "quantize": Command(
@@ -142,13 +149,13 @@ _COMMANDS: dict[str, Command] = {
         "IN is a GGUF file or a Hugging Face folder. TYPE is a llama-quantize name or number, such as Q4_K_M,\n"
         "and chooses the same formats; COPY changes none. Without OUT, it is written beside IN. --fit or --max-kld\n"
         "replace TYPE.",
-        (tool_options.Quantize,),
+        (tool_options.QuantizeOptions,),
         starting.quantize,
     ),
 }
 
 
-def _config(own: options.Config) -> None:
+def _config(own: options.ConfigOptions) -> None:
     from localllm.cli.commands.config import config
 
     config(own, COMMANDS)
@@ -159,9 +166,10 @@ _CONFIG = Command(
     "show the value of every option and where it comes from",
     "Flags come first, then variables LOCALLLM_NAME, a preset, the configuration file, a model file's recommendation,\n"
     "defaults.",
-    (options.Config,),
+    (options.ConfigOptions,),
     _config,
 )
 COMMANDS = {
-    name: command._replace(groups=(*command.groups, options.Configuration)) for name, command in _COMMANDS.items()
+    name: command._replace(groups=(*command.groups, options.ConfigurationOptions))
+    for name, command in _COMMANDS.items()
 } | {"config": _CONFIG}

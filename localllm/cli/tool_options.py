@@ -6,9 +6,22 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from localllm.cli.options import Show
+from localllm.cli.options import ShowOptions
 from localllm.options import LoadOptions, OptionError, Options, group, option, same
-from localllm.options.kinds import LAYERS, PATH, SIZE, TEXT, Kind, above, listed, one_of, optional, pair, several, whole
+from localllm.options.kinds import (
+    LAYERS,
+    PATH,
+    SIZE,
+    TEXT,
+    Kind,
+    above,
+    integer,
+    listed,
+    one_of,
+    optional,
+    pair_of,
+    several,
+)
 from localllm.options.load import CACHE_TYPE
 
 _file = partial(option, "", kind=PATH, offers="files")
@@ -19,32 +32,32 @@ _words = partial(option, (), kind=several(TEXT), argument=True)
 def _prompt_and_answer(text: str) -> tuple[int, int]:
     """Parse a llama-bench test: "512,128" evaluates 512 tokens and decodes 128."""
     try:
-        prompt, answer = (whole(1).read(part) for part in text.split(","))
+        prompt, answer = (integer(1).read(part) for part in text.split(","))
     except (OptionError, ValueError):
         raise OptionError(f"{text!r} is not two whole numbers such as 512,128") from None
     return prompt, answer
 
 
 @dataclass(frozen=True, slots=True)
-class Bench(Options):
+class BenchOptions(Options):
     n_prompt: tuple[int, ...] = option(
-        (512,), "-p", "--n-prompt", kind=listed(whole(0)), unit="tokens", shown="512",
+        (512,), "-p", "--n-prompt", kind=listed(integer(0)), unit="tokens", shown="512",
         help="prompt tokens to evaluate (pp)",
     )  # fmt: skip
     n_gen: tuple[int, ...] = option(
-        (128,), "-n", "--n-gen", kind=listed(whole(0)), unit="tokens", shown="128", help="tokens to decode (tg)"
+        (128,), "-n", "--n-gen", kind=listed(integer(0)), unit="tokens", shown="128", help="tokens to decode (tg)"
     )
     pg: tuple[tuple[int, int], ...] = option(
         (), "-pg", kind=several(Kind(_prompt_and_answer, lambda value: "", "PP,TG")), repeat=True, unit="tokens",
         help="also a prompt of PP tokens and TG decoded ones, timed together (repeatable)",
     )  # fmt: skip
     n_depth: tuple[int, ...] = option(
-        (0,), "-d", "--n-depth", kind=listed(whole(0)), unit="tokens", shown="0", help="tokens already in the cache"
+        (0,), "-d", "--n-depth", kind=listed(integer(0)), unit="tokens", shown="0", help="tokens already in the cache"
     )
     threads: tuple[int | None, ...] = same(
-        LoadOptions, "threads", default=(None,), kind=listed(optional(whole(1))), metavar="N,..."
+        LoadOptions, "threads", default=(None,), kind=listed(optional(integer(1))), metavar="N,..."
     )
-    repetitions: int = option(5, "-r", "--repetitions", kind=whole(1), help="runs per test")
+    repetitions: int = option(5, "-r", "--repetitions", kind=integer(1), help="runs per test")
     output: str = option(
         "md", "-o", "--output", kind=one_of("md", "json", "jsonl", "csv", "sql"), metavar="KIND",
         help="output format: md, json, jsonl, csv or sql",
@@ -99,13 +112,18 @@ class Bench(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Perplexity(Options):
+class PerplexityOptions(Options):
     file: str = _file("-f", "--file", help="the text (default: stdin)")
     chunks: int = option(
-        0, "--chunks", kind=whole(0), unit="windows", shown="all", help="maximum number of windows (0: the whole text)"
+        0,
+        "--chunks",
+        kind=integer(0),
+        unit="windows",
+        shown="all",
+        help="maximum number of windows (0: the whole text)",
     )
     ppl_stride: int = option(
-        0, "--ppl-stride", kind=whole(0), unit="tokens", shown="off",
+        0, "--ppl-stride", kind=integer(0), unit="tokens", shown="off",
         help="let windows overlap: start one every so many tokens, and score as many at its end (0: no overlap)",
     )  # fmt: skip
     kld: str = _file("--kld", metavar="BASE", help="compare with a model, or with a file from --save-base or llama.cpp")
@@ -113,22 +131,22 @@ class Perplexity(Options):
     force: bool = option(
         False, "--force", help="overwrite the --save-base FILE, and take the nearest known tokenizer rule"
     )
-    json: bool = same(Show, "json")
+    json: bool = same(ShowOptions, "json")
 
 
 @dataclass(frozen=True, slots=True)
-class Imatrix(Options):
-    file: str = same(Perplexity, "file")
+class ImatrixOptions(Options):
+    file: str = same(PerplexityOptions, "file")
     output: str = option(
         "imatrix.gguf", "-o", "--output", kind=PATH, offers="files", help="output file (.dat: the older format)"
     )
-    chunks: int = same(Perplexity, "chunks")
+    chunks: int = same(PerplexityOptions, "chunks")
     process_output: bool = option(False, "--process-output", help="include the output matrix")
     force: bool = option(False, "--force", help="overwrite FILE, and take the nearest known tokenizer rule")
 
 
 @dataclass(frozen=True, slots=True)
-class Quantize(Options):
+class QuantizeOptions(Options):
     words: tuple[str, ...] = _words(
         help="the input, the output, and the type to write", metavar="IN [OUT] TYPE", offers="types"
     )
@@ -150,7 +168,7 @@ class Quantize(Options):
     )
     pure: bool = option(False, "--pure", help="use one format for all matrices")
     tensor_type: tuple[tuple[str, str], ...] = option(
-        (), "--tensor-type", kind=several(pair("REGEX=FORMAT")), repeat=True,
+        (), "--tensor-type", kind=several(pair_of("REGEX=FORMAT")), repeat=True,
         help="format of tensors whose names match (repeatable; the first match counts)",
     )  # fmt: skip
     output_tensor_type: str = option("", "--output-tensor-type", metavar="FORMAT", help="format of output.weight")
@@ -159,7 +177,7 @@ class Quantize(Options):
     report: bool = option(
         False, "--report", help="show the error of every tensor and, with a text, perplexity before and after"
     )
-    file: str = same(Perplexity, "file", help="text to measure on")
+    file: str = same(PerplexityOptions, "file", help="text to measure on")
     test: str = _file("--test", shown="that of -f", help="another text for perplexity and divergence")
-    chunks: int = same(Perplexity, "chunks")
+    chunks: int = same(PerplexityOptions, "chunks")
     threads: int | None = same(LoadOptions, "threads")

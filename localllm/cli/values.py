@@ -5,29 +5,29 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from localllm.options import Declared, OptionError
+from localllm.options import DeclaredOption, OptionError
 from localllm.options.kinds import PATH
 
 _ON, _OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
 
-def keys_of(each: Declared) -> tuple[str, ...]:
+def keys_of(each: DeclaredOption) -> tuple[str, ...]:
     """Return the names of an option in a file: its long flags, the usual one first, and its name in Python."""
     own = each.name.replace("_", "-")
     long = [flag[2:] for flag in each.option.flags if flag.startswith("--")]
     return tuple(dict.fromkeys([*([own] if own in long else []), *long, own]))
 
 
-def key_of(each: Declared) -> str:
+def key_of(each: DeclaredOption) -> str:
     return keys_of(each)[0]
 
 
-def plain(key: str) -> str:
+def plain_key(key: str) -> str:
     """Return a key as `keys_of` writes it; a file may use _ for -."""
     return key.replace("_", "-")
 
 
-def value_of_text(each: Declared, text: str) -> Any:
+def value_of_text(each: DeclaredOption, text: str) -> Any:
     """Parse a text as the command line does. Raise OptionError if it is invalid."""
     kind, option = each.option.kind, each.option
     if each.default is False:
@@ -41,7 +41,7 @@ def value_of_text(each: Declared, text: str) -> Any:
     return _checked(each, option.finish([value]) if option.repeat else value)
 
 
-def value_of(each: Declared, raw: Any) -> Any:
+def value_of(each: DeclaredOption, raw: Any) -> Any:
     """Return the option value of a TOML value; texts are parsed as on the command line. Raise OptionError if it is
     invalid.
     """
@@ -62,7 +62,7 @@ def value_of(each: Declared, raw: Any) -> Any:
     return _checked(each, raw)
 
 
-def _element(each: Declared, raw: Any) -> Any:
+def _element(each: DeclaredOption, raw: Any) -> Any:
     """Parse a number or a text as the command line does. A text option rejects an unquoted number."""
     if isinstance(raw, str):
         return each.option.kind.read(raw)
@@ -74,7 +74,7 @@ def _element(each: Declared, raw: Any) -> Any:
     return value
 
 
-def _checked(each: Declared, value: Any) -> Any:
+def _checked(each: DeclaredOption, value: Any) -> Any:
     problem = each.option.kind.problem(value)
     if problem:
         raise OptionError(problem.removeprefix("is "))

@@ -35,7 +35,7 @@ from localllm.convert.recipe import From, Recipe, Sizes
 from localllm.convert.recipes import BY_CLASS
 from localllm.convert.rope_scaling import rope_of
 from localllm.convert.safetensors import open_shards
-from localllm.convert.shelf import Shelf
+from localllm.convert.shelf import TensorRegistry
 from localllm.convert.special import untrained_keys
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tokenizer_keys import tokenizer_keys
@@ -92,7 +92,7 @@ class Checkpoint(Closing):
                 whole = [_stored(tensor, recipe.norm_offset) for tensor in named]
                 made = [*recipe.mapped.output(whole, config), *rope.tensors]
             else:
-                shelf = Shelf(
+                registry = TensorRegistry(
                     shards,
                     layers,
                     packing,
@@ -101,12 +101,12 @@ class Checkpoint(Closing):
                     lambda codes, scales: recipe.scaled(codes, scales, config),
                 )
                 if (unread := recipe.unread) is not None:
-                    shelf.drop(lambda name: unread(name, config))
-                numbers = {key: _numbers(shelf, name, layers) for key, name in recipe.numbers.items()}
-                numbers |= {key: _number(shelf, "", name) for key, name in recipe.number.items()}
-                numbers |= _integers(shelf, recipe, layers)
-                made, notes = list(_tensors(shelf, recipe, sizes, rope.tensors)), [*shelf.notes, *notes]
-                _check_rest(shelf.rest(), recipe)
+                    registry.drop(lambda name: unread(name, config))
+                numbers = {key: _numbers(registry, name, layers) for key, name in recipe.numbers.items()}
+                numbers |= {key: _number(registry, "", name) for key, name in recipe.number.items()}
+                numbers |= _integers(registry, recipe, layers)
+                made, notes = list(_tensors(registry, recipe, sizes, rope.tensors)), [*registry.notes, *notes]
+                _check_rest(registry.rest(), recipe)
             behind = list(dense_tensors(dense))
             self.tensors = {tensor.name: tensor for tensor in (*made, *behind)}
             if "token_embd.weight" not in self.tensors:
@@ -206,11 +206,13 @@ def _dropped(modules: tuple[Module, ...], recipe: Recipe) -> list[str]:
     ]
 
 
-def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:
+def _tensors(
+    registry: TensorRegistry, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]
+) -> Iterator[LazyTensor]:
     """Yield all tensors of the file in order: the embedding, computed tensors, the layers, the output."""
     origins = {**_TOP, **recipe.top}
     top = {
-        key: list(_made(shelf, recipe, sizes, "", key, (origin,) if isinstance(origin, From) else origin))
+        key: list(_made(registry, recipe, sizes, "", key, (origin,) if isinstance(origin, From) else origin))
         for key, origin in origins.items()
     }
     for key in ("token_embd", "output"):
@@ -223,23 +225,23 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
     yield from extra
     for key, sources in recipe.lone.items():
         for prefix in recipe.prefixes(sizes):
-            yield from _made(shelf, recipe, sizes, prefix, key, sources)
+            yield from _made(registry, recipe, sizes, prefix, key, sources)
     for layer, prefix in enumerate(recipe.prefixes(sizes)):
         for key, sources in recipe.layer.items():
-            yield from _made(shelf, recipe, sizes, prefix, f"blk.{layer}.{key}", sources)
+            yield from _made(registry, recipe, sizes, prefix, f"blk.{layer}.{key}", sources)
     for key, tensors in top.items():
         if key != "token_embd":
             yield from tensors
 
 
-def _numbers(shelf: Shelf, name: str, layers: int) -> np.ndarray:
+def _numbers(registry: TensorRegistry, name: str, layers: int) -> np.ndarray:
     """Return the value of a one-element tensor in each layer: float32 (layers,)."""
-    return np.array([_number(shelf, f"model.layers.{layer}.", name) for layer in range(layers)], np.float32)
+    return np.array([_number(registry, f"model.layers.{layer}.", name) for layer in range(layers)], np.float32)
 
 
-def _number(shelf: Shelf, prefix: str, name: str) -> float:
+def _number(registry: TensorRegistry, prefix: str, name: str) -> float:
     """Return the value of a one-element tensor."""
-    parts = shelf.take(prefix, (name,))
+    parts = registry.take(prefix, (name,))
     if parts is None:
         raise ConvertError(f"tensor '{prefix}{name}' is missing; download the model again")
     if parts[0].format not in t.FLOATS or parts[0].nbytes != t.ITEM_BYTES[parts[0].format]:
@@ -247,12 +249,12 @@ def _number(shelf: Shelf, prefix: str, name: str) -> float:
     return float(quant.dequantize(parts[0].read(0, 1), parts[0].format).item())
 
 
-def _integers(shelf: Shelf, recipe: Recipe, layers: int) -> dict[str, np.ndarray]:
+def _integers(registry: TensorRegistry, recipe: Recipe, layers: int) -> dict[str, np.ndarray]:
     """Return the integers (uint64) that the folder stores for these keys; a key without a tensor is left out."""
     found = {}
     for key, name in recipe.integers.items():
         for layer in range(layers):
-            parts = shelf.take(f"model.layers.{layer}.", (name,))
+            parts = registry.take(f"model.layers.{layer}.", (name,))
             if parts is not None:
                 if parts[0].format != "I64" or len(parts[0].shape) != 1:
                     raise ConvertError(f"{name}: is {parts[0].format} {parts[0].shape}; expected a vector of I64")
@@ -261,12 +263,12 @@ def _integers(shelf: Shelf, recipe: Recipe, layers: int) -> dict[str, np.ndarray
 
 
 def _made(
-    shelf: Shelf, recipe: Recipe, sizes: Sizes, prefix: str, key: str, sources: tuple[From, ...]
+    registry: TensorRegistry, recipe: Recipe, sizes: Sizes, prefix: str, key: str, sources: tuple[From, ...]
 ) -> Iterator[LazyTensor]:
     offset = 0.0 if key.endswith(recipe.plain_norms) else recipe.norm_offset
     for suffix in ("",) if key.endswith(_WHOLE) else _SUFFIXES:
         for source in sources:
-            parts = shelf.take(prefix, tuple(name + suffix for name in source.names))
+            parts = registry.take(prefix, tuple(name + suffix for name in source.names))
             if parts is not None:
                 yield _stored(t.renamed(source.change(parts, sizes), key.removesuffix(".") + suffix), offset)
                 break

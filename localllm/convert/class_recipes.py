@@ -21,12 +21,12 @@ from localllm.convert.recipe import (
     Parts,
     Recipe,
     Sizes,
-    half,
     height,
     must_be,
     numbered,
     of_groups,
     slides_at_64_layers,
+    take_half,
     taken,
 )
 from localllm.convert.recurrent_recipes import DELTA_KEYS, QWEN35, kv_heads, sections
@@ -143,7 +143,7 @@ _ERNIE: Layer = {
         for part, x in enumerate("qkv")
     },
     **{
-        f"ffn_{x}": (From((f"mlp.{x}_proj",)), From(("mlp.up_gate_proj",), half(part)))
+        f"ffn_{x}": (From((f"mlp.{x}_proj",)), From(("mlp.up_gate_proj",), take_half(part)))
         for part, x in enumerate(("gate", "up"))
     },
 }

@@ -12,7 +12,7 @@ import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, half, must_be, only, stacked
+from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, must_be, only, stacked, take_half
 from localllm.convert.tensor import LazyTensor
 
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
@@ -64,8 +64,8 @@ _LAYER: Layer = {
     **{
         f"ffn_{ours}_exps.weight": (From((f"ffn.experts.{{}}.{own}.weight",), stacked), *others)
         for ours, own, others in (
-            ("gate", "w1", _either("mlp.experts.gate_up_proj", change=half(0))),
-            ("up", "w3", _either("mlp.experts.gate_up_proj", change=half(1))),
+            ("gate", "w1", _either("mlp.experts.gate_up_proj", change=take_half(0))),
+            ("up", "w3", _either("mlp.experts.gate_up_proj", change=take_half(1))),
             ("down", "w2", _either("mlp.experts.down_proj")),
         )
     },

@@ -9,7 +9,7 @@ from typing import Any
 
 from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Recipe, must_be, named, permuted, taken
+from localllm.convert.recipe import From, Key, Layer, Recipe, by_name, must_be, permuted, taken
 
 _BOTH_WAYS: dict[str, Key] = {"attention.causal": False}
 _SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict that position's token, not the next
@@ -31,11 +31,11 @@ def _blocks(config: HfConfig) -> list[str]:
 
 
 _SIZES: dict[str, Any] = {
-    "num_hidden_layers": named("n_layers", "num_hidden_layers"), "hidden_size": named("d_model", "hidden_size"),
-    "num_attention_heads": named("n_heads", "num_attention_heads"),
+    "num_hidden_layers": by_name("n_layers", "num_hidden_layers"), "hidden_size": by_name("d_model", "hidden_size"),
+    "num_attention_heads": by_name("n_heads", "num_attention_heads"),
     "num_key_value_heads": lambda config: config.integer("n_kv_heads"),
-    "intermediate_size": named("mlp_hidden_size", "intermediate_size"), "rms_norm_eps": 1e-5,
-    "max_position_embeddings": named("max_sequence_length", "max_position_embeddings"),
+    "intermediate_size": by_name("mlp_hidden_size", "intermediate_size"), "rms_norm_eps": 1e-5,
+    "max_position_embeddings": by_name("max_sequence_length", "max_position_embeddings"),
     "hidden_act": lambda config: config.get("activation_type"),
 }  # fmt: skip
 
@@ -57,7 +57,7 @@ ROWS = (
     Recipe(
         "llada-moe", ("LLaDAMoEModel", "LLaDAMoEModelLM"),
         {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.ROUTED},
-        keys={**_BOTH_WAYS, "expert_feed_forward_length": named("expert_intermediate_size", "moe_intermediate_size")},
+        keys={**_BOTH_WAYS, "expert_feed_forward_length": by_name("expert_intermediate_size", "moe_intermediate_size")},
         whole_keys={_SHIFT: False}, defaults={"mask_token_id": 156895},
         checks=(must_be("norm_topk_prob", False), must_be("num_shared_experts", 0)),
     ),

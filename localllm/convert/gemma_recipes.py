@@ -21,14 +21,14 @@ GEMMA3_DEFAULTS = {
 }  # fmt: skip
 
 
-def padded(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def padded_vocabulary(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     """Append zero rows for the tokens that the embedding table lacks: image and audio tokens."""
-    return t.padded(parts[0], max(parts[0].shape[0], sizes.config.integer("vocab_size") or 0))
+    return t.padded_rows(parts[0], max(parts[0].shape[0], sizes.config.integer("vocab_size") or 0))
 
 
 _TOP = {
-    "token_embd": From(("model.embed_tokens",), padded),
-    "per_layer_token_embd": From(("model.embed_tokens_per_layer",), padded),
+    "token_embd": From(("model.embed_tokens",), padded_vocabulary),
+    "per_layer_token_embd": From(("model.embed_tokens_per_layer",), padded_vocabulary),
     "per_layer_model_proj": From(("model.per_layer_model_projection",)),
     "per_layer_proj_norm": From(("model.per_layer_projection_norm",)),
 }

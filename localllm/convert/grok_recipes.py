@@ -9,7 +9,7 @@ from typing import Any
 
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.program_recipes import head_width, ratio
-from localllm.convert.recipe import Check, From, Key, Layer, Recipe, must_be, named, stacked
+from localllm.convert.recipe import Check, From, Key, Layer, Recipe, by_name, must_be, stacked
 
 _ROPES = ("original", "yarn")  # with original, only rope_theta applies; the other keys are ignored
 _PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
@@ -75,7 +75,7 @@ def _score_scale(config: HfConfig) -> float:
 
 
 _KEYS: dict[str, Key] = {
-    "expert_count": named("num_local_experts", "num_experts"),
+    "expert_count": by_name("num_local_experts", "num_experts"),
     "expert_used_count": "num_experts_per_tok",
     "attention.output_scale": _score_scale,
     "attention.temperature_length": _temperature_length,

@@ -21,11 +21,11 @@ from localllm.convert.recipe import (
     Parts,
     Recipe,
     Sizes,
+    by_name,
     column,
     decay,
     in_turn,
     must_be,
-    named,
     taken,
 )
 from localllm.convert.recurrent_recipes import is_kind
@@ -191,7 +191,7 @@ _LING: Layer = {
 
 _LING_TOP = {"token_embd": From(("model.word_embeddings",))}
 _LING_DEFAULTS: dict[str, Any] = {
-    "max_position_embeddings": named("model_max_length", "max_position_embeddings"), "kda_lower_bound": -5.0,
+    "max_position_embeddings": by_name("model_max_length", "max_position_embeddings"), "kda_lower_bound": -5.0,
     "norm_topk_prob": True, "short_conv_kernel_size": 4,
 }  # fmt: skip
 _LING_CHECKS = (
@@ -267,7 +267,7 @@ _MINIMAX_KEYS: dict[str, Key] = {
 ROWS = (
     Recipe(
         "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, keys=_KIMI_KEYS,
-        defaults={"max_position_embeddings": named("model_max_length", "max_position_embeddings")},
+        defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
         checks=(must_be("moe_renormalize", True), must_be("moe_router_activation_func", "sigmoid"), one_count),
     ),
     Recipe(

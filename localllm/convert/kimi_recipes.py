@@ -8,7 +8,7 @@ from __future__ import annotations
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.hybrid_recipes import KIMI, LATENT_KEYS, kimi_attends, of_own, one_count, own_table, second
-from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, decay, flat, must_be, named, taken
+from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, by_name, decay, flat, must_be, taken
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import BOUND_KEY
 
@@ -63,7 +63,7 @@ ROWS = (
     Recipe(
         "kimi-k3", ("KimiK3ForConditionalGeneration", "KimiK3ForCausalLM"), _LAYER, keys=_KEYS,
         top={"output_res_score.weight": (*_score("model.output_attn_res"), *_score("output_attn_res"))},
-        defaults={"max_position_embeddings": named("model_max_length", "max_position_embeddings")},
+        defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
         checks=(must_be("mla_use_nope", True), must_be("moe_router_activation_func", "sigmoid"), one_count),
     ),
 )  # fmt: skip

@@ -17,16 +17,16 @@ from localllm.convert.recipe import (
     Layer,
     Recipe,
     Sizes,
+    by_name,
     decay,
-    half,
     height,
     in_turn,
     must_be,
-    named,
     numbered,
     shaped,
     squeezed,
     stacked,
+    take_half,
     taken,
 )
 from localllm.convert.recurrent_recipes import attending, kv_heads
@@ -115,8 +115,8 @@ _MAMBA_KEYS: dict[str, Key] = {
 }  # fmt: skip
 _GRANITE_ATTENTION: Layer = {**of.NORMS, **of.QKV_PERMUTED, **of.OUT}
 _GRANITE_FFN: Layer = {
-    "ffn_gate": taken("shared_mlp.input_linear", half(0)),
-    "ffn_up": taken("shared_mlp.input_linear", half(1)),
+    "ffn_gate": taken("shared_mlp.input_linear", take_half(0)),
+    "ffn_up": taken("shared_mlp.input_linear", take_half(1)),
     "ffn_down": taken("shared_mlp.output_linear"),
 }
 _GRANITE_MAMBA: Layer = mamba2("mamba", product("mamba_expand", "hidden_size", "mamba_n_groups"))
@@ -161,7 +161,7 @@ _JAMBA: Layer = {
     **_mamba("mamba"),
     **{f"ffn_{x}": taken(f"feed_forward.{x}_proj") for x in ("gate", "up", "down")},
     "ffn_gate_inp": taken("feed_forward.router"),
-    **of.experts(*(f"feed_forward.experts.{{}}.{x}_proj" for x in ("gate", "up", "down"))),
+    **of.expert_sources(*(f"feed_forward.experts.{{}}.{x}_proj" for x in ("gate", "up", "down"))),
 }
 _NEMOTRON_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _SAME_KIND = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -321,8 +321,8 @@ ROWS = (
             "ssm.dt_b_c_rms": False,
         },
         defaults={
-            **_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "hidden_size": named("d_model"),
-            "num_hidden_layers": named("n_layer"), "rms_norm": False,
+            **_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "hidden_size": by_name("d_model"),
+            "num_hidden_layers": by_name("n_layer"), "rms_norm": False,
         },
         top={**_MAMBA_TOP, "token_embd": From(("model.embedding",))},
         checks=(must_be("rms_norm", True), must_be("ssm_cfg.layer", "Mamba1")),

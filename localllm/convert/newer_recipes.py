@@ -10,7 +10,7 @@ from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Parts, Recipe, half, must_be, named, quarter, taken
+from localllm.convert.recipe import From, Key, Layer, Parts, Recipe, by_name, must_be, quarter, take_half, taken
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.bounds import MAX_LAYERS
 from localllm.printable import printable
@@ -41,8 +41,8 @@ _GRANITE: Layer = {
     "ffn_gate_inp": (From(("block_sparse_moe.router",)), From(("block_sparse_moe.router.layer",))),
     **{
         f"ffn_{x}_exps.weight": (
-            From(("block_sparse_moe.experts.gate_up_proj",), half(which)),
-            From(("block_sparse_moe.input_linear.weight",), half(which)),
+            From(("block_sparse_moe.experts.gate_up_proj",), take_half(which)),
+            From(("block_sparse_moe.input_linear.weight",), take_half(which)),
         )
         for which, x in enumerate(("gate", "up"))
     },
@@ -59,7 +59,7 @@ _HRM: Layer = {
     },
     "attn_output": (From(("self_attn.o_proj",)), From(("attn.o_proj",))),
     **{
-        f"ffn_{x}": (From((f"mlp.{x}_proj",)), From(("mlp.gate_up_proj",), half(which)))
+        f"ffn_{x}": (From((f"mlp.{x}_proj",)), From(("mlp.gate_up_proj",), take_half(which)))
         for which, x in enumerate(("gate", "up"))
     },
     "ffn_down": taken("mlp.down_proj"),
@@ -311,7 +311,7 @@ ROWS = (
         keys={
             "attention.layer_norm_epsilon": lambda config: _layer_eps(config) if _rms_eps(config) is None else None,
             "attention.layer_norm_rms_epsilon": _rms_eps, "leading_dense_block_count": _leading,
-            "feed_forward_length": named("prefix_dense_intermediate_size", "intermediate_size"),
+            "feed_forward_length": by_name("prefix_dense_intermediate_size", "intermediate_size"),
             "expert_feed_forward_length": "intermediate_size", "expert_gating_func": _cohere_gating,
             "expert_shared_count": lambda config: config.integer("num_shared_experts") or None,
         },

@@ -84,7 +84,7 @@ def _queries(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _output(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    return t.columns(parts[0], _neighbours(sizes.config, parts[0], parts[0].shape[-1]))
+    return t.picked_columns(parts[0], _neighbours(sizes.config, parts[0], parts[0].shape[-1]))
 
 
 _PLAMO1: Layer = {

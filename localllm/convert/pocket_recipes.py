@@ -80,7 +80,7 @@ def _table(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
     sound = LazyTensor(start.name, "F32", (1, matrix.shape[0]), 4 * matrix.shape[0], read)
     told = [t.shaped(t.flattened(part), matrix.shape[0]) if i else part for i, part in enumerate(rows)]
-    return t.joined([*(t.as_float32(part) for part in told), sound])
+    return t.concatenated([*(t.as_float32(part) for part in told), sound])
 
 
 def _table_of_voices(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:

@@ -116,7 +116,7 @@ def _rotated_in_windows(config: HfConfig) -> str | None:
 
 _SMALL: Layer = {
     **of.NORMS, **of.QKV, **of.OUT, "ffn_gate_inp": taken("block_sparse_moe.primary_router"),
-    **of.experts(*(f"block_sparse_moe.experts.{{}}.{x}" for x in ("gate", "up", "down"))),
+    **of.expert_sources(*(f"block_sparse_moe.experts.{{}}.{x}" for x in ("gate", "up", "down"))),
 }  # fmt: skip
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ from localllm.convert.recipe import (
     Layer,
     Recipe,
     Sizes,
+    by_name,
     column,
     height,
     must_be,
-    named,
     numbered,
     permuted,
     taken,
@@ -95,7 +95,7 @@ def _constant(value: Callable[[HfConfig], float]) -> Change:
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         width = sizes.config.needed("head_dim")
-        return t.plain(parts[0].name, np.full(width, value(sizes.config), np.float32))
+        return t.array_tensor(parts[0].name, np.full(width, value(sizes.config), np.float32))
 
     return change
 
@@ -246,8 +246,8 @@ _STEP_KEYS: dict[str, Key] = {
     "attention.head_count": _in_windows("num_attention_heads"),
     "attention.head_count_kv": _in_windows("num_attention_groups", "num_key_value_heads"),
     "rope.dimension_count": head_width,  # for sliding-window layers; the others rotate half of it
-    "expert_used_count": named("moe_top_k", "num_experts_per_tok"),
-    "expert_shared_feed_forward_length": named("share_expert_dim", "share_expert_dims"),
+    "expert_used_count": by_name("moe_top_k", "num_experts_per_tok"),
+    "expert_shared_feed_forward_length": by_name("share_expert_dim", "share_expert_dims"),
     "expert_weights_scale": lambda config: config.real("moe_router_scaling_factor"),
     "expert_weights_norm": lambda config: config.flag("norm_expert_weight") is not False,
     "expert_gating_func": 2,

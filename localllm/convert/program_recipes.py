@@ -21,13 +21,13 @@ from localllm.convert.recipe import (
     Layer,
     Recipe,
     Sizes,
-    half,
+    by_name,
     in_turn,
     must_be,
-    named,
     of_groups,
     only,
     permuted,
+    take_half,
     taken,
     turned,
 )
@@ -228,8 +228,8 @@ _OPENELM: Layer = {
     "attn_qkv": taken("attn.qkv_proj"),
     **{f"attn_{x}_norm": taken(f"attn.{x}_norm") for x in "qk"},
     "attn_output": taken("attn.out_proj"),
-    "ffn_gate": taken("ffn.proj_1", half(0)),
-    "ffn_up": taken("ffn.proj_1", half(1)),
+    "ffn_gate": taken("ffn.proj_1", take_half(0)),
+    "ffn_up": taken("ffn.proj_1", take_half(1)),
     "ffn_down": taken("ffn.proj_2"),
 }
 _REFACT: Layer = {
@@ -238,13 +238,13 @@ _REFACT: Layer = {
     "attn_k": taken("attn.kv", _key_and_value(0)),
     "attn_v": taken("attn.kv", _key_and_value(1)),
     "attn_output": taken("attn.c_proj"),
-    "ffn_gate": taken("mlp.gate_up_proj", half(0)),
-    "ffn_up": taken("mlp.gate_up_proj", half(1)),
+    "ffn_gate": taken("mlp.gate_up_proj", take_half(0)),
+    "ffn_up": taken("mlp.gate_up_proj", take_half(1)),
     "ffn_down": taken("mlp.c_proj"),
 }
 _NAMES_OF_GPT: dict[str, Any] = {
-    "num_hidden_layers": named("n_layer"), "hidden_size": named("n_embd"), "num_attention_heads": named("n_head"),
-    "max_position_embeddings": named("n_positions"), "layer_norm_epsilon": 1e-5,
+    "num_hidden_layers": by_name("n_layer"), "hidden_size": by_name("n_embd"), "num_attention_heads": by_name("n_head"),
+    "max_position_embeddings": by_name("n_positions"), "layer_norm_epsilon": 1e-5,
 }  # fmt: skip
 _ALL_NORMED: tuple[Check, ...] = (
     must_be("rmsnorm", True), must_be("post_layer_norm", True), must_be("add_bias_linear", False),
@@ -267,8 +267,8 @@ ROWS = (
         },
         checks=(*_ALL_NORMED, _as_wide),
         defaults={
-            "num_hidden_layers": named("num_layers"), "max_position_embeddings": named("seq_length"),
-            "intermediate_size": named("ffn_hidden_size"), "head_dim": named("kv_channels"),
+            "num_hidden_layers": by_name("num_layers"), "max_position_embeddings": by_name("seq_length"),
+            "intermediate_size": by_name("ffn_hidden_size"), "head_dim": by_name("kv_channels"),
             "num_key_value_heads": lambda config: (
                 config.needed("multi_query_group_num") if config.flag("multi_query_attention") else None
             ),
@@ -295,7 +295,7 @@ ROWS = (
     Recipe(
         "exaone", ("ExaoneForCausalLM",), _EXAONE, eps="layer_norm_epsilon", top=_WTE, rope_tensors=True,
         defaults={
-            "num_hidden_layers": named("num_layers"), "layer_norm_epsilon": 1e-5,
+            "num_hidden_layers": by_name("num_layers"), "layer_norm_epsilon": 1e-5,
             "hidden_act": lambda config: config.get("activation_function"),
         },
     ),
@@ -345,8 +345,8 @@ ROWS = (
             must_be("normalization_layer_name", "rms_norm"), must_be("normalize_qk_projections", True),
         ),
         defaults={
-            "num_hidden_layers": named("num_transformer_layers"), "hidden_size": named("model_dim"),
-            "num_attention_heads": _most_heads, "max_position_embeddings": named("max_context_length"),
+            "num_hidden_layers": by_name("num_transformer_layers"), "hidden_size": by_name("model_dim"),
+            "num_attention_heads": _most_heads, "max_position_embeddings": by_name("max_context_length"),
             "rope_theta": lambda config: config.real("rope_freq_constant"), "rms_norm_eps": 1e-6,
         },
     ),
@@ -369,7 +369,7 @@ ROWS = (
     ),
     Recipe(
         "qwen", ("QWenLMHeadModel",), _QWEN, eps="layer_norm_epsilon", top=_WTE,
-        keys={"context_length": named("seq_length", "max_position_embeddings")},
+        keys={"context_length": by_name("seq_length", "max_position_embeddings")},
         checks=(must_be("rotary_pct", 1.0), must_be("scale_attn_weights", True)),
         defaults={"head_dim": lambda config: config.integer("kv_channels"), "layer_norm_epsilon": 1e-6},
     ),

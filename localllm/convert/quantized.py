@@ -103,7 +103,9 @@ def fp4(codes: LazyTensor, scales: LazyTensor, name: str) -> LazyTensor:
     return matrix if _EXPERT in name else t.expanded(matrix)
 
 
-def unpack(take: Callable[[str], LazyTensor | None], base: str, schemes: tuple[tuple[int, int], ...]) -> LazyTensor:
+def unpack_quantized(
+    take: Callable[[str], LazyTensor | None], base: str, schemes: tuple[tuple[int, int], ...]
+) -> LazyTensor:
     """Return the matrix `base`.weight as F32. `take` removes and returns a tensor by name, or None.
 
     Raises ConvertError if a part is missing or the parts do not match.

@@ -31,7 +31,7 @@ def _plus_one(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _joined(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    return t.joined(parts)
+    return t.concatenated(parts)
 
 
 def _ratios(config: HfConfig) -> np.ndarray:

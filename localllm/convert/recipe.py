@@ -79,7 +79,7 @@ def flat(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.flattened(parts[0])
 
 
-def half(which: int) -> Change:
+def take_half(which: int) -> Change:
     """Return a change that picks the first or second half of every matrix's rows."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
@@ -101,11 +101,11 @@ def quarter(which: int) -> Change:
 
 def first_half_turned(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     """Return the first half of each matrix's columns, transposed to rows."""
-    return half(0)([turned(parts, sizes)], sizes)
+    return take_half(0)([turned(parts, sizes)], sizes)
 
 
 def second_half_turned(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    return half(1)([turned(parts, sizes)], sizes)
+    return take_half(1)([turned(parts, sizes)], sizes)
 
 
 def packed(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
@@ -127,7 +127,7 @@ def every_second(first: int, change: Change) -> Change:
 
 
 def every_second_value(first: int) -> Change:
-    return lambda parts, sizes: t.columns(parts[0], np.arange(first, parts[0].shape[-1], 2))
+    return lambda parts, sizes: t.picked_columns(parts[0], np.arange(first, parts[0].shape[-1], 2))
 
 
 def in_turn(*changes: Change) -> Change:
@@ -215,7 +215,7 @@ def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[
     return np.arange(count).reshape(groups, each)
 
 
-def named(*names: str) -> Callable[[HfConfig], int]:
+def by_name(*names: str) -> Callable[[HfConfig], int]:
     """Return a reader for the first of several names."""
     return lambda config: config.needed(*names)
 

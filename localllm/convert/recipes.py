@@ -39,9 +39,9 @@ from localllm.convert.latent import LATENT_KEYS, gating, one_mscale
 from localllm.convert.recipe import (
     From,
     Recipe,
+    by_name,
     every_fourth_without_rope,
     must_be,
-    named,
     score_scale,
     slides_at_64_layers,
     taken,
@@ -209,8 +209,8 @@ _ROWS = (
     Recipe(
         "gpt2", ("GPT2LMHeadModel",), of.GPT2, eps="layer_norm_epsilon",
         defaults={
-            "num_hidden_layers": named("n_layer"), "hidden_size": named("n_embd"),
-            "num_attention_heads": named("n_head"), "max_position_embeddings": named("n_positions", "n_ctx"),
+            "num_hidden_layers": by_name("n_layer"), "hidden_size": by_name("n_embd"),
+            "num_attention_heads": by_name("n_head"), "max_position_embeddings": by_name("n_positions", "n_ctx"),
             "layer_norm_epsilon": 1e-5,
         },
         keys={

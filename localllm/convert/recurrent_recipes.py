@@ -67,7 +67,7 @@ def tiled(keys: int, rows: bool) -> Change:
 
 def tiled_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     """Reorder the columns in the same way as `tiled`."""
-    return t.columns(parts[0], _tiled(parts[0], sizes.config, 0, True, parts[0].shape[-1]))
+    return t.picked_columns(parts[0], _tiled(parts[0], sizes.config, 0, True, parts[0].shape[-1]))
 
 
 def _tiled(tensor: LazyTensor, config: HfConfig, keys: int, wide: bool, count: int) -> np.ndarray:
@@ -159,7 +159,7 @@ _LFM2_MOE: Layer = {
     **_LFM2,
     "ffn_gate_inp": taken("feed_forward.gate"),
     "exp_probs_b.bias": taken("feed_forward.expert_bias"),
-    **of.experts(*(f"feed_forward.experts.{{}}.{w}" for w in ("w1", "w3", "w2"))),
+    **of.expert_sources(*(f"feed_forward.experts.{{}}.{w}" for w in ("w1", "w3", "w2"))),
 }
 _LFM2_TOP = {"token_embd_norm": From(("model.embedding_norm",))}
 _LFM2_KEYS: dict[str, Key] = {

@@ -61,7 +61,7 @@ def _against_nothing(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     """Return the row of the single score and a zero row: their softmax is the sigmoid of the score."""
     if len(parts[0].shape) != 2 or parts[0].shape[0] != 1:
         raise ConvertError(f"{parts[0].name}: is {parts[0].shape}; expected one score, as rerankers have it")
-    return t.padded(parts[0], 2)
+    return t.padded_rows(parts[0], 2)
 
 
 _LAYER = {**of.QWEN, **of.HEAD_NORMS}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import RopeTensors
-from localllm.convert.tensor import LazyTensor, plain
+from localllm.convert.tensor import LazyTensor, array_tensor
 
 _KINDS_OF_FULL = ("full_attention", "indexed_attention", "compress")  # nested tables in rope_parameters
 
@@ -89,7 +89,7 @@ def rope_of(config: HfConfig, head_dim: int, tensors_allowed: RopeTensors) -> Ro
 
 def _padded(tensor: LazyTensor, count: int) -> LazyTensor:
     factors = tensor.read(0, 1).view(np.float32)[0]
-    return plain(tensor.name, np.concatenate([factors, np.ones(count - len(factors), np.float32)]))
+    return array_tensor(tensor.name, np.concatenate([factors, np.ones(count - len(factors), np.float32)]))
 
 
 def _default(given: _Given) -> RopeKeys:
@@ -147,7 +147,7 @@ def _yarn_exact(given: _Given, keys: GGUFKeys, magnitude: float) -> RopeKeys:
     if given.tensors_allowed:
         kept = {key: value for key, value in keys.items() if not key.startswith("rope.scaling.")}
         kept |= {"rope.scaling.type": "none", "rope.scaling.attn_factor": magnitude}
-        return RopeKeys(kept, (plain("rope_freqs.weight", exact.astype(np.float32)),))
+        return RopeKeys(kept, (array_tensor("rope_freqs.weight", exact.astype(np.float32)),))
     whole = _yarn_factors(given.n_rot, factor, math.floor(ends[0]), math.ceil(ends[1]))
     frequencies = given.base ** (-np.arange(0, given.n_rot, 2) / given.n_rot)
     apart = float(np.abs(frequencies / exact - frequencies / whole).max())  # radians per position
@@ -178,7 +178,7 @@ def _llama3(given: _Given) -> RopeKeys:
         smooth = (original / waves - low) / (high - low)
         factors = 1.0 / ((1.0 - smooth) / factor + smooth)
     factors = np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, factors))
-    return RopeKeys({}, (plain("rope_freqs.weight", factors.astype(np.float32)),))
+    return RopeKeys({}, (array_tensor("rope_freqs.weight", factors.astype(np.float32)),))
 
 
 def _longrope(given: _Given) -> RopeKeys:
@@ -195,14 +195,16 @@ def _longrope(given: _Given) -> RopeKeys:
         "rope.scaling.original_context_length": original,
         "rope.scaling.attn_factor": magnitude,
     }
-    tensors = [plain(f"rope_factors_{name}.weight", _factors(given, f"{name}_factor")) for name in ("long", "short")]
+    tensors = [
+        array_tensor(f"rope_factors_{name}.weight", _factors(given, f"{name}_factor")) for name in ("long", "short")
+    ]
     return RopeKeys(keys, tuple(tensors))
 
 
 def _proportional(given: _Given) -> RopeKeys:
     """Rotate only the first pairs, at the frequencies of a fully rotated head; huge factors stop the others."""
     factors = np.where(np.arange(given.head_dim // 2) < given.n_rot // 2, 1.0, 1e30)
-    return RopeKeys({}, (plain("rope_freqs.weight", factors.astype(np.float32)),))
+    return RopeKeys({}, (array_tensor("rope_freqs.weight", factors.astype(np.float32)),))
 
 
 def _factors(given: _Given, name: str) -> NDArray[np.float32]:

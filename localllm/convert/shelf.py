@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
-from localllm.convert.quantized import Packing, fp4, unpack
+from localllm.convert.quantized import Packing, fp4, unpack_quantized
 from localllm.convert.recipe import Parts, Pieces
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
@@ -52,7 +52,7 @@ _LAYER = re.compile(r"model\.layers\.([0-9]{1,5})\.")
 _NUMBER = re.compile(r"\.(?:shard_)?([0-9]{1,5})(?=\.)")
 
 
-class Shelf:
+class TensorRegistry:
     """`take` returns tensors by name; `rest` lists the tensors that were not taken."""
 
     def __init__(
@@ -142,7 +142,7 @@ class Shelf:
 
     def _unpacked(self, base: str, packing: Packing) -> LazyTensor:
         if not packing.fp4:
-            return unpack(lambda part: self._tensors.pop(part, None), base, packing.schemes)
+            return unpack_quantized(lambda part: self._tensors.pop(part, None), base, packing.schemes)
         codes, scales = self._tensors.pop(base + _PACKED), self._tensors.pop(f"{base}.weight_scale", None)
         if scales is None:
             raise ConvertError(f"tensor '{printable(base)}.weight_scale' is missing; download the model again")
@@ -179,7 +179,7 @@ def _whole(name: str, parts: list[LazyTensor], pieces: Mapping[str, Pieces]) -> 
     sides = next((sides for end, sides in pieces.items() if name.endswith(end)), None)
     if sides is None:
         raise ConvertError(f"tensor '{printable(name)}' is there in {len(parts)} pieces; only Grok's experts may be")
-    return (t.joined if sides == "rows" else t.side_by_side)(parts)
+    return (t.concatenated if sides == "rows" else t.side_by_side)(parts)
 
 
 def _tensors(count: int) -> str:

@@ -9,7 +9,6 @@ from localllm.convert.recipe import (
     every_second_value,
     first_half_turned,
     flat,
-    half,
     in_turn,
     key_and_value,
     of_heads,
@@ -18,6 +17,7 @@ from localllm.convert.recipe import (
     permuted,
     second_half_turned,
     stacked,
+    take_half,
     taken,
     turned,
 )
@@ -44,20 +44,20 @@ QWEN: Layer = {**NORMS, **QKV, **OUT, **GATED}
 GEMMA3: Layer = {**FOUR_NORMS, **QKV, **OUT, **GATED, **HEAD_NORMS}
 
 
-def experts(gate: str, up: str, down: str) -> Layer:
+def expert_sources(gate: str, up: str, down: str) -> Layer:
     """Return the sources of experts: one matrix each or, in newer transformers, a stack with gate and up fused."""
     fused = gate.split("{}")[0] + "gate_up_proj"
     return {
-        "ffn_gate_exps.weight": (From((gate + ".weight",), stacked), From((fused,), half(0))),
-        "ffn_up_exps.weight": (From((up + ".weight",), stacked), From((fused,), half(1))),
+        "ffn_gate_exps.weight": (From((gate + ".weight",), stacked), From((fused,), take_half(0))),
+        "ffn_up_exps.weight": (From((up + ".weight",), stacked), From((fused,), take_half(1))),
         "ffn_down_exps.weight": (From((down + ".weight",), stacked), From((down.split("{}")[0] + "down_proj",))),
     }
 
 
-NUMBERED = experts("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
+NUMBERED = expert_sources("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
 MIXTRAL = {
     "ffn_gate_inp": taken("block_sparse_moe.gate"),
-    **experts(*(f"block_sparse_moe.experts.{{}}.{w}" for w in ("w1", "w3", "w2"))),
+    **expert_sources(*(f"block_sparse_moe.experts.{{}}.{w}" for w in ("w1", "w3", "w2"))),
 }
 GPT_OSS: Layer = {
     "attn_norm": taken("input_layernorm"),
@@ -86,11 +86,11 @@ GRANITE_MOE: Layer = {
     **QKV_PERMUTED,
     **OUT,
     "ffn_gate_inp": taken("block_sparse_moe.router.layer"),
-    "ffn_gate_exps": taken("block_sparse_moe.input_linear", half(0)),
-    "ffn_up_exps": taken("block_sparse_moe.input_linear", half(1)),
+    "ffn_gate_exps": taken("block_sparse_moe.input_linear", take_half(0)),
+    "ffn_up_exps": taken("block_sparse_moe.input_linear", take_half(1)),
     "ffn_down_exps": taken("block_sparse_moe.output_linear"),
-    "ffn_gate_shexp": taken("shared_mlp.input_linear", half(0)),
-    "ffn_up_shexp": taken("shared_mlp.input_linear", half(1)),
+    "ffn_gate_shexp": taken("shared_mlp.input_linear", take_half(0)),
+    "ffn_up_shexp": taken("shared_mlp.input_linear", take_half(1)),
     "ffn_down_shexp": taken("shared_mlp.output_linear"),
 }
 OLMO2: Layer = {

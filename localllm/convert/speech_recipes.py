@@ -52,7 +52,7 @@ def _projected(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         return np.ascontiguousarray(made, np.float32).view(np.uint8)
 
     rows = LazyTensor(text.name, "F32", (text.shape[0], width), 4 * width, read)
-    return t.joined([rows, t.as_float32(codes)])
+    return t.concatenated([rows, t.as_float32(codes)])
 
 
 def _values(tensor: LazyTensor, start: int, stop: int) -> F32:

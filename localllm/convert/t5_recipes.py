@@ -12,7 +12,7 @@ from typing import Any
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of
-from localllm.convert.recipe import Key, Mapped, Recipe, must_be, named
+from localllm.convert.recipe import Key, Mapped, Recipe, by_name, must_be
 from localllm.convert.tensor import LazyTensor
 
 _CONTEXT = 512  # trained length, missing in config.json; attention uses relative positions, so longer texts also work
@@ -62,9 +62,9 @@ def _gated(default: str) -> Callable[[HfConfig], str | None]:
 
 
 _SIZES: dict[str, Any] = {
-    "num_hidden_layers": named("num_layers"), "hidden_size": named("d_model"),
-    "num_attention_heads": named("num_heads"), "num_key_value_heads": named("num_heads"),
-    "intermediate_size": named("d_ff"), "head_dim": named("d_kv"), "layer_norm_epsilon": 1e-6,
+    "num_hidden_layers": by_name("num_layers"), "hidden_size": by_name("d_model"),
+    "num_attention_heads": by_name("num_heads"), "num_key_value_heads": by_name("num_heads"),
+    "intermediate_size": by_name("d_ff"), "head_dim": by_name("d_kv"), "layer_norm_epsilon": 1e-6,
     "relative_attention_num_buckets": 32,
     "max_position_embeddings": lambda config: config.integer("n_positions") or _CONTEXT,
 }  # fmt: skip

@@ -50,7 +50,7 @@ class LazyTensor:
         return np.ascontiguousarray(self._read(start, stop))
 
 
-def plain(name: str, values: NDArray[np.float32]) -> LazyTensor:
+def array_tensor(name: str, values: NDArray[np.float32]) -> LazyTensor:
     """Return a small float32 tensor held in memory."""
     rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1]).view(np.uint8)
     return LazyTensor(name, "F32", values.shape, rows.shape[1], lambda start, stop: rows[start:stop])
@@ -111,7 +111,7 @@ def scaled(tensor: LazyTensor, factors: NDArray[np.float32]) -> LazyTensor:
     return replace(tensor, _read=read)
 
 
-def padded(tensor: LazyTensor, rows: int) -> LazyTensor:
+def padded_rows(tensor: LazyTensor, rows: int) -> LazyTensor:
     """Append zero rows to a matrix until it has `rows` rows."""
     _check_matrix(tensor)
     own = tensor.shape[0]
@@ -176,7 +176,7 @@ def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
     return replace(first, shape=(len(tensors), *first.shape), _read=read)
 
 
-def joined(tensors: Sequence[LazyTensor]) -> LazyTensor:
+def concatenated(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Concatenate the rows of matrices of equal width."""
     first, starts = tensors[0], np.cumsum([0, *(tensor.rows for tensor in tensors)])
     for other in tensors:
@@ -216,7 +216,7 @@ def side_by_side(tensors: Sequence[LazyTensor]) -> LazyTensor:
 def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTensor:
     """Pick the rows `index`, counted over all matrices, as matrices of `rows` rows. For a vector, pick values."""
     if len(tensor.shape) == 1:
-        return columns(tensor, index)
+        return picked_columns(tensor, index)
 
     def read(start: int, stop: int) -> U8:
         wanted = index[start:stop]
@@ -234,7 +234,7 @@ def strided(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTen
     return picked(tensor, (np.arange(matrices)[:, None] * height + wanted).reshape(-1), len(wanted))
 
 
-def columns(tensor: LazyTensor, index: NDArray[np.int64]) -> LazyTensor:
+def picked_columns(tensor: LazyTensor, index: NDArray[np.int64]) -> LazyTensor:
     """Pick the values `index` of every row."""
     size = ITEM_BYTES[tensor.format]
 

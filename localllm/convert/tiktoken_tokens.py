@@ -28,7 +28,7 @@ _MAX_TOKEN = 256  # bytes; Kimi's longest token has 128
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TiktokenKind:
     """A tokenizer with a known pre-tokenizer. `specials` are the texts of ids after the file's; {} is the id."""
 
     name: str  # part of the class name in tokenizer_config.json, lower case
@@ -41,20 +41,20 @@ class Kind:
 
 
 _KINDS = (
-    Kind(
+    TiktokenKind(
         "kimi", FILE, "kimi-k2", ("<|reserved_token_{}|>",) * 256,  # unnamed ones
         note="capitals inside words do not begin a token, as in llama.cpp; Kimi's own code cuts there",
     ),
-    Kind(
+    TiktokenKind(
         "qwentokenizer", "qwen.tiktoken", "qwen2",
         ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205))),
         end="<|endoftext|>", add_bos=False,
     ),
-    Kind("chatglm4tokenizer", "tokenizer.model", "chatglm-bpe", add_bos=False),
+    TiktokenKind("chatglm4tokenizer", "tokenizer.model", "chatglm-bpe", add_bos=False),
 )  # fmt: skip
 
 
-def tiktoken_kind(files: TokenizerFiles) -> Kind | None:
+def tiktoken_kind(files: TokenizerFiles) -> TiktokenKind | None:
     """Return the kind of the folder's file, None without one; raise ConvertError if its pre-tokenizer is unknown."""
     said = f"{files.settings.get('auto_map')} {files.settings.get('tokenizer_class')}".lower()
     for kind in _KINDS:
@@ -70,7 +70,7 @@ def tiktoken_kind(files: TokenizerFiles) -> Kind | None:
     return None
 
 
-def from_tiktoken(files: TokenizerFiles, kind: Kind) -> dict[str, Any]:
+def from_tiktoken(files: TokenizerFiles, kind: TiktokenKind) -> dict[str, Any]:
     """Convert the file to the GGUF keys of byte-level BPE."""
     ranks = _read(files.folder / kind.file, files.rows)
     tokens = Tokens.padding(files.rows)

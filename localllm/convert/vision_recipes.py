@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, half, must_be, only, taken, turned
+from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, must_be, only, take_half, taken, turned
 from localllm.convert.tensor import LazyTensor
 
 
@@ -29,8 +29,8 @@ _EXPERTS: Layer = {
     **of.OUT,
     **of.HEAD_NORMS,
     "ffn_gate_inp": taken("mlp.gate"),
-    "ffn_gate_exps.weight": taken("mlp.experts.gate_up_proj", _upright(-1, half(0))),
-    "ffn_up_exps.weight": taken("mlp.experts.gate_up_proj", _upright(-1, half(1))),
+    "ffn_gate_exps.weight": taken("mlp.experts.gate_up_proj", _upright(-1, take_half(0))),
+    "ffn_up_exps.weight": taken("mlp.experts.gate_up_proj", _upright(-1, take_half(1))),
     "ffn_down_exps.weight": taken("mlp.experts.down_proj", _upright(-2, only)),
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.options import SamplingOptions
-from localllm.sampling.chain import COLDEST, Candidates, Context, softmax, temperature, top_k, top_p
+from localllm.sampling.chain import COLDEST, Candidates, SamplingContext, softmax, temperature, top_k, top_p
 from localllm.sampling.sampler import refuse_broken
 
 F32 = NDArray[np.float32]
@@ -52,7 +52,7 @@ def propose(logits: F32, mask: int, options: SamplingOptions, algorithm: str, un
 
 def _candidates(logits: F32, mask: int, options: SamplingOptions) -> Candidates:
     refuse_broken(float(logits.max()))
-    rows, context = np.delete(np.arange(len(logits), dtype=np.int32), mask), Context()
+    rows, context = np.delete(np.arange(len(logits), dtype=np.int32), mask), SamplingContext()
     candidates = Candidates(rows, logits[rows])
     if options.top_k > 0:
         candidates = top_k(candidates, options, context)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from localllm.diffusion.canvas import Canvas, Diffusion, fill
 from localllm.diffusion.reading import masking_of
-from localllm.engine import ContextFull, Engine, Rows
+from localllm.engine import ContextFull, Engine, SequenceRows
 from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting
 from localllm.options import DiffusionOptions, SamplingOptions
@@ -55,7 +55,7 @@ class Forward:
         sequence = self._engine.add()
         with self._engine.alone:
             try:
-                [result] = self._engine.step([Rows(sequence, tokens, tuple(wanted))])
+                [result] = self._engine.step([SequenceRows(sequence, tokens, tuple(wanted))])
                 return result.logits.copy()
             finally:
                 self._engine.release(sequence)

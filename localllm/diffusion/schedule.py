@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Stage(NamedTuple):
+class DenoisingStage(NamedTuple):
     """A part of the canvas that is unmasked in a number of steps."""
 
     start: int
@@ -16,18 +16,18 @@ class Stage(NamedTuple):
     steps: int
 
 
-def stages(start: int, stop: int, steps: int, block_length: int) -> Iterator[Stage]:
+def stages(start: int, stop: int, steps: int, block_length: int) -> Iterator[DenoisingStage]:
     """Yield the blocks from `start` to `stop` with their steps; with a block length of 0, a single stage.
 
     Steps are distributed evenly, with one more for the first blocks. Every block has at least one.
     """
     if not block_length:
-        yield Stage(start, stop, steps)
+        yield DenoisingStage(start, stop, steps)
         return
     begins = range(start, stop, block_length)
     each, more = divmod(steps, len(begins))
     for number, begin in enumerate(begins):
-        yield Stage(begin, min(begin + block_length, stop), max(1, each + (number < more)))
+        yield DenoisingStage(begin, min(begin + block_length, stop), max(1, each + (number < more)))
 
 
 def over_time(step: int, steps: int, masked: int, eps: float) -> int:

@@ -1,14 +1,22 @@
 """Measure the quality of a model on a text: perplexity, and the divergence of its distributions from a base model's.
 
-`cut` splits a text into windows, a `ModelSource` or a `LogitsFile` provides log probabilities, `evaluate` scores the
-windows, and `statistics` summarizes the scores.
+`cut_windows` splits a text into windows, a `ModelSource` or a `LogitsFile` provides log probabilities, `evaluate`
+scores the windows, and `statistics` summarizes the scores.
 """
 
 from __future__ import annotations
 
 from localllm.evaluation.likelihood import Mean, Scores, compare, log_softmax, score, statistics
 from localllm.evaluation.logits_file import LogitsFile, save_base
-from localllm.evaluation.windows import LogitsSource, ModelSource, TextTooShort, Windows, cut, evaluate, strided_size
+from localllm.evaluation.windows import (
+    LogitsSource,
+    ModelSource,
+    TextTooShort,
+    Windows,
+    cut_windows,
+    evaluate,
+    strided_size,
+)
 
 __all__ = [
     "LogitsFile",
@@ -19,7 +27,7 @@ __all__ = [
     "TextTooShort",
     "Windows",
     "compare",
-    "cut",
+    "cut_windows",
     "evaluate",
     "log_softmax",
     "save_base",

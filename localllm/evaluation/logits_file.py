@@ -76,7 +76,7 @@ class LogitsFile:
         row = 2 * _row(self.vocabulary)
         before = HEAD + self.windows.tokens.nbytes
         self._file.seek(before + (window * self.windows.scored + start) * row)
-        return unpack(np.frombuffer(self._file.read((stop - start) * row), "<u2").reshape(stop - start, -1))[
+        return unpack_logits(np.frombuffer(self._file.read((stop - start) * row), "<u2").reshape(stop - start, -1))[
             :, : self.vocabulary
         ]
 
@@ -84,7 +84,7 @@ class LogitsFile:
         self._file.close()
 
 
-def unpack(rows: NDArray[np.uint16]) -> F32:
+def unpack_logits(rows: NDArray[np.uint16]) -> F32:
     """Convert stored rows to log probabilities float32 (rows, vocabulary padded to even)."""
     scale, lowest = np.ascontiguousarray(rows[:, :4]).view("<f4").T[:, :, None]
     with np.errstate(over="ignore", invalid="ignore"):  # a damaged file may contain infinity
@@ -92,7 +92,7 @@ def unpack(rows: NDArray[np.uint16]) -> F32:
     return log_p
 
 
-def pack(log_p: F32) -> NDArray[np.uint16]:
+def pack_logits(log_p: F32) -> NDArray[np.uint16]:
     """Convert log probabilities (rows, vocabulary) to stored rows uint16."""
     highest = log_p.max(axis=1, keepdims=True)
     lowest = np.maximum(log_p.min(axis=1, keepdims=True), highest - DEPTH)
@@ -106,12 +106,14 @@ def pack(log_p: F32) -> NDArray[np.uint16]:
 
 
 @contextmanager
-def save_base(path: Path, windows: Windows, vocabulary: int, force: bool = False) -> Iterator[Callable[[F32], None]]:
+def save_base(
+    path: Path, windows: Windows, vocabulary: int, overwrite: bool = False
+) -> Iterator[Callable[[F32], None]]:
     """Yield a function that takes the log probabilities in order. The file appears only after everything succeeded.
 
-    Raises OutputError for an existing file without `force`, and if the disk fails.
+    Raises OutputError for an existing file without `overwrite`, and if the disk fails.
     """
-    with new_file(path, force) as file:
+    with new_file(path, overwrite) as file:
         file.write(MAGIC + np.array([windows.ctx_size, vocabulary, len(windows.tokens)], "<i4").tobytes())
         file.write(windows.tokens.astype("<i4").tobytes())
-        yield lambda log_p: file.write(pack(log_p).tobytes())
+        yield lambda log_p: file.write(pack_logits(log_p).tobytes())

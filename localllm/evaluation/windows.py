@@ -69,7 +69,7 @@ def strided_size(ctx_size: int, stride: int) -> int:
     return -(-(ctx_size + stride // 2) // 256) * 256
 
 
-def cut(model: Model, text: str, ctx_size: int, limit: int | None = None, stride: int = 0) -> Windows:
+def cut_windows(model: Model, text: str, ctx_size: int, limit: int | None = None, stride: int = 0) -> Windows:
     """Split a text into at most `limit` windows; raise TextTooShort for fewer than two without overlap."""
     named = (" (", Setting("ctx_size"), ")")
     if ctx_size < 4:
@@ -120,9 +120,9 @@ class ModelSource:
     def _read(self, window: int) -> None:
         """Evaluate the first half, which is not scored."""
         tokens = self._windows.tokens[window, : self._windows.first].tolist()
-        words = self._model.maybe_tokenizer
-        if words is not None and words.add_bos and words.bos is not None and not self._windows.stride:
-            tokens[0] = words.bos
+        tokenizer = self._model.maybe_tokenizer
+        if tokenizer is not None and tokenizer.add_bos and tokenizer.bos is not None and not self._windows.stride:
+            tokens[0] = tokenizer.bos
         for start in range(0, len(tokens), self._model.batch_rows):
             self._session.evaluate(tokens[start : start + self._model.batch_rows], logits=False)
 

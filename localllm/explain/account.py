@@ -11,7 +11,7 @@ import numpy as np
 
 from localllm.backends.base import Clocked, Roofs
 from localllm.explain.costs import Cost, costs_of
-from localllm.explain.record import Record, Step
+from localllm.explain.record import Record, StepRecord
 from localllm.model import Model
 from localllm.plan import BLOCK
 from localllm.scheduler.request import Finished
@@ -48,26 +48,26 @@ class Spent:
         return self.operations / self.bytes if self.bytes else 0.0
 
     @property
-    def reading(self) -> float:
+    def memory_seconds(self) -> float:
         """Minimum seconds to read the bytes."""
         return self.bytes / self.roofs.bytes if self.roofs.bytes else 0.0
 
     @property
-    def multiplying(self) -> float:
+    def compute_seconds(self) -> float:
         """Minimum seconds for the operations, at the rate of byte products."""
         return self.operations / self.roofs.operations if self.roofs.operations else 0.0
 
     @property
-    def read_share(self) -> float:
-        return self.reading / self.seconds if self._plausible else 0.0
+    def memory_share(self) -> float:
+        return self.memory_seconds / self.seconds if self._plausible else 0.0
 
     @property
-    def multiply_share(self) -> float:
-        return self.multiplying / self.seconds if self._plausible else 0.0
+    def compute_share(self) -> float:
+        return self.compute_seconds / self.seconds if self._plausible else 0.0
 
     @property
     def _plausible(self) -> bool:
-        return 0 < self.seconds * MOST_SHARE >= max(self.reading, self.multiplying)
+        return 0 < self.seconds * MOST_SHARE >= max(self.memory_seconds, self.compute_seconds)
 
     @property
     def bound(self) -> str:
@@ -75,11 +75,11 @@ class Spent:
 
         "" if nothing is read or multiplied, or no limit is known.
         """
-        if not self.reading or not self.roofs.operations:
+        if not self.memory_seconds or not self.roofs.operations:
             return ""
         if 2 * self.waited > self.seconds:
             return "waiting"
-        return "memory" if self.reading >= self.multiplying else "arithmetic"
+        return "memory" if self.memory_seconds >= self.compute_seconds else "arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Phase:
     """Passes of one kind: prefill, decode of one row, or verification of several drafted rows."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[StepRecord, ...]
     kinds: tuple[Spent, ...]  # by kind of operation, the longest first
     whole: Spent  # all operations
     seconds: float  # time of the passes, including Python code around the operations
@@ -98,7 +98,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
+class DraftTotals:
     """Statistics of speculation."""
 
     drafted: int  # verified drafts
@@ -151,7 +151,7 @@ class Account:
         parts.append(("text, and the rest", max(record.ended - sum(seconds for _, seconds in parts), 0.0)))
         return tuple(parts)
 
-    def _phase(self, name: str, steps: Sequence[Step]) -> Phase:
+    def _phase(self, name: str, steps: Sequence[StepRecord]) -> Phase:
         groups: dict[str, list[int]] = {}
         for number, cost in enumerate(self.costs):
             groups.setdefault(cost.kind, []).append(number)
@@ -160,7 +160,7 @@ class Account:
         whole = self._spent("all operations", range(len(self.costs)), steps)
         return Phase(name, tuple(steps), tuple(kinds), whole, sum(step.seconds for step in steps))
 
-    def _spent(self, kind: str, numbers: Sequence[int], steps: Sequence[Step]) -> Spent:
+    def _spent(self, kind: str, numbers: Sequence[int], steps: Sequence[StepRecord]) -> Spent:
         costs: list[Cost] = [self.costs[number] for number in numbers]
         seconds = waited = 0.0
         if self.roofs.cycles:
@@ -183,27 +183,27 @@ class Account:
         """Cache bytes per token."""
         return self.block_bytes // BLOCK
 
-    def cache_bytes(self, step: Step) -> int:
+    def cache_bytes(self, step: StepRecord) -> int:
         """Return the cache bytes that a pass reads."""
         return sum(cost.bytes(step) for cost in self.costs if cost.cache)
 
     def operations_without_cache(self) -> int:
         """Return the operations for the last token if all previous tokens were evaluated again."""
         count = self.record.held
-        again = Step("model", 0.0, 0.0, 0, (0,) * count, 1, None)
+        again = StepRecord("model", 0.0, 0.0, 0, (0,) * count, 1, None)
         return sum(cost.operations(again) for cost in self.costs)
 
     # -- drafts ----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def drafts(self) -> Drafts | None:
+    def drafts(self) -> DraftTotals | None:
         """The speculation statistics; None without speculation."""
         record = self.record
         if not self.usage.drafting:
             return None
         later = record.later("model")
         several = [step for step in later if len(step.tokens) > 1]
-        return Drafts(
+        return DraftTotals(
             drafted=sum(len(step.tokens) - 1 for step in several),
             accepted=sum(choice.accepted for choice in record.choices),
             unverified=sum(choice.draft is not None and not choice.verified for choice in record.choices),

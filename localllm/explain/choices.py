@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.explain.record import Candidate, Stage
+from localllm.explain.record import Candidate, StageRecord
 from localllm.options import SamplingOptions
 from localllm.sampling.chain import Candidates, enabled_names, softmax
-from localllm.sampling.select import Doubles, largest
+from localllm.sampling.select import Doubles, top_k_indices
 
 
 class Seen(NamedTuple):
@@ -21,7 +21,7 @@ class Seen(NamedTuple):
     candidates: tuple[Candidate, ...]
     others: int
     others_mass: float
-    stages: tuple[Stage, ...]
+    stages: tuple[StageRecord, ...]
 
 
 # The settings of each sampler, by the names in `SamplingOptions`.
@@ -63,7 +63,7 @@ def seen(stages: Iterable[tuple[str, Candidates]], most: int, also: Iterable[int
     """Compare the stages that `Sampler.stages` yields; list the model's `most` likely tokens, and those in `also`."""
     spread = list(_spread(stages))
     first, last = spread[0], spread[-1]
-    listed = largest(first.logits, most).tolist()
+    listed = top_k_indices(first.logits, most).tolist()
     listed += [token for token in dict.fromkeys(also) if token not in listed]
     listed.sort(key=lambda token: (-first.p[token], token))
     outs = {token: next((each.name for each in spread if not each.alive[token]), "") for token in listed}
@@ -87,8 +87,8 @@ def _spread(stages: Iterable[tuple[str, Candidates]]) -> Iterator[_Spread]:
         yield _Spread(name, logits, p)
 
 
-def _stage(before: _Spread, after: _Spread) -> Stage:
+def _stage(before: _Spread, after: _Spread) -> StageRecord:
     alive = after.alive
     gone = before.alive & ~alive
     changed = alive & (after.logits != before.logits)
-    return Stage(after.name, int(alive.sum()), int(gone.sum()), float(before.p[gone].sum()), int(changed.sum()))
+    return StageRecord(after.name, int(alive.sum()), int(gone.sum()), float(before.p[gone].sum()), int(changed.sum()))

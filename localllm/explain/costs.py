@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from localllm.backends.base import Clocked, Executable, state_read
-from localllm.explain.record import Step
+from localllm.explain.record import StepRecord
 from localllm.plan import (
     Append,
     Attention,
@@ -19,9 +19,9 @@ from localllm.plan import (
     Embed,
     EmbedNgrams,
     Experts,
+    IndexerTopK,
     Operation,
     Plan,
-    SelectPositions,
     Weight,
     flattened,
     rows_of_block,
@@ -62,10 +62,10 @@ class Cost:
     cache: tuple[CacheRead, ...]
     flops: int  # per row
 
-    def rows(self, step: Step) -> int:
+    def rows(self, step: StepRecord) -> int:
         return len(step.tokens) if self.batch else step.logit_rows
 
-    def bytes(self, step: Step) -> int:
+    def bytes(self, step: StepRecord) -> int:
         """Return the bytes read. With experts this is an upper bound, since rows may share experts."""
         rows = self.rows(step)
         if not rows:
@@ -74,7 +74,7 @@ class Cost:
         shares = sum(size * min(used * rows, of) // of for size, used, of in self.weights)
         return shares + rows * self.per_row + cached
 
-    def operations(self, step: Step) -> int:
+    def operations(self, step: StepRecord) -> int:
         """Return the multiplications and additions."""
         rows, end = self.rows(step), step.first + len(step.tokens)
         return rows * self.flops + sum(read.operations(rows, end) for read in self.cache if read.flops)
@@ -152,5 +152,5 @@ def _cache_read(op: Operation, number: int, layer: CacheLayer, block_bytes: int)
     if isinstance(op, Attention):
         window = layer.selected or (op.window if number == op.layer else 0)
         return CacheRead(size, 2 * (op.q.width + op.out.width) // layer.every, window, layer.gathered)
-    flops = op.flops_per_position if isinstance(op, SelectPositions) else 0
+    flops = op.flops_per_position if isinstance(op, IndexerTopK) else 0
     return CacheRead(size, flops // layer.every, 0)

@@ -26,7 +26,7 @@ class Explanation:
     question: str
     answer: str
     account: Account
-    words: Tokenizer
+    tokenizer: Tokenizer
 
     @property
     def ended_by(self) -> str:
@@ -50,7 +50,7 @@ class Explanation:
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token, including control tokens."""
-        return self.words.piece(token)
+        return self.tokenizer.piece(token)
 
     def is_control(self, token: int) -> bool:
-        return self.words.is_control(token)
+        return self.tokenizer.is_control(token)

@@ -8,7 +8,7 @@ from typing import Any
 from localllm.explain.account import Phase, Spent
 from localllm.explain.explanation import Explanation
 from localllm.explain.lessons import lessons
-from localllm.explain.record import Step
+from localllm.explain.record import StepRecord
 
 
 def facts(it: Explanation) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _token(it: Explanation, token: int) -> dict[str, Any]:
     return {"id": token, "text": raw.decode("utf-8", "replace"), "bytes": raw.hex()}
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step(step: StepRecord) -> dict[str, Any]:
     return {
         "who": step.who,
         "began": step.began,
@@ -70,7 +70,7 @@ def _spent(each: Spent) -> dict[str, Any]:
         "waited": each.waited,
         "bytes": each.bytes,
         "operations": each.operations,
-        "memory_roof_share": each.read_share,
-        "arithmetic_roof_share": each.multiply_share,
+        "memory_roof_share": each.memory_share,
+        "arithmetic_roof_share": each.compute_share,
         "bound": each.bound,
     }

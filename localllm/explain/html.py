@@ -35,7 +35,7 @@ class Row(NamedTuple):
     cls: str = ""
 
 
-def table(caption: str, header: Sequence[str], rows: Sequence[Row], right: Sequence[int] = ()) -> Node:
+def html_table(caption: str, header: Sequence[str], rows: Sequence[Row], right: Sequence[int] = ()) -> Node:
     """Return a table that scrolls if it is too wide; the columns in `right` are right-aligned."""
     sides = ["n" if at in right else "" for at in range(len(header))]
     named = [element("th", name, cls=side, scope="col") for name, side in zip(header, sides, strict=True)]

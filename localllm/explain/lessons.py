@@ -50,8 +50,8 @@ def _decoding(account: Account) -> Iterator[str]:
     passes, mean = plural(count, "pass"), " on average" if count > 1 else ""
     yield f"{passes} of one token took {time(phase.seconds / count)}{mean} and read {amount(each, 'B')}{mean}."
     yield from _limits(phase, "decoding", count)
-    if phase.whole.bound == "memory" and phase.whole.multiplying:
-        rows = phase.whole.reading / phase.whole.multiplying
+    if phase.whole.bound == "memory" and phase.whole.compute_seconds:
+        rows = phase.whole.memory_seconds / phase.whole.compute_seconds
         if rows >= 2:
             yield f"While one row is read, {rows:.0f} could be multiplied: the gain of drafts, batches and prompts."
     if account.clocked:
@@ -73,7 +73,7 @@ def _limits(phase: Phase, what: str, parts: int = 1) -> Iterator[str]:
     yield f"Each byte read serves {whole.intensity:.1f} operations."
     if not whole.bound:
         return
-    reading, multiplying = time(whole.reading / parts), time(whole.multiplying / parts)
+    reading, multiplying = time(whole.memory_seconds / parts), time(whole.compute_seconds / parts)
     limits = f"Reading alone takes {reading} at this machine's best, multiplying alone {multiplying}"
     if whole.bound == "waiting":
         waited = share(whole.waited / whole.seconds)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from localllm.explain.account import Phase, Spent
 from localllm.explain.explanation import Explanation
-from localllm.explain.html import Node, Row, element, table
+from localllm.explain.html import Node, Row, element, html_table
 from localllm.explain.lessons import lessons
-from localllm.explain.record import Candidate, Choice
+from localllm.explain.record import Candidate, TokenChoice
 from localllm.explain.style import CSS
 from localllm.explain.text import amount, bytes_of, draft_line, plural, share, shown, stage_line, time
 from localllm.explain.timeline import timeline
@@ -84,7 +84,7 @@ def _chip(it: Explanation, token: int, begins: bool, cached: bool) -> Node:
     return element("li", shown(raw) or "\u2205", element("small", bytes_of(raw)), cls=names, title=f"token {token}")
 
 
-def _answered(it: Explanation, number: int, choice: Choice) -> Node:
+def _answered(it: Explanation, number: int, choice: TokenChoice) -> Node:
     raw, p = it.piece(choice.token), choice.of(choice.token).model
     names = f"token {'sure' if p >= 0.5 else 'open' if p >= 0.1 else 'rare'}"
     names += " control" if it.is_control(choice.token) else ""
@@ -101,7 +101,7 @@ def _time(it: Explanation) -> Iterator[Node]:
     yield element("h2", f"The time line: {time(account.record.ended)}")
     yield from timeline(account.record)
     rows = [Row((name, time(seconds), share(seconds / ended), _bar(seconds / ended))) for name, seconds in account.time]
-    yield table("Where the time went", ("what", "time", "share", ""), rows, right=(1, 2))
+    yield html_table("Where the time went", ("what", "time", "share", ""), rows, right=(1, 2))
     chunks = [
         Row(
             (
@@ -115,7 +115,7 @@ def _time(it: Explanation) -> Iterator[Node]:
         for number, step in enumerate(account.record.chunks(), 1)
     ]
     header = ("chunk", "positions", "tokens", "time", "tokens/s")
-    yield table("The chunks of the prompt", header, chunks, right=(0, 2, 3, 4))
+    yield html_table("The chunks of the prompt", header, chunks, right=(0, 2, 3, 4))
 
 
 def _work(it: Explanation) -> Iterator[Node]:
@@ -140,7 +140,7 @@ def _kinds(phase: Phase, clocked: bool) -> Node:
         *("done", "of arithmetic roof"),
     )
     rows = [_kind(each, phase.whole, clocked) for each in (*phase.kinds, phase.whole)]
-    return table("By kind of operation, the longest first", header, rows, right=(1, 2, 3, 4, 5, 6, 8, 9))
+    return html_table("By kind of operation, the longest first", header, rows, right=(1, 2, 3, 4, 5, 6, 8, 9))
 
 
 def _kind(each: Spent, whole: Spent, clocked: bool) -> Row:
@@ -152,10 +152,10 @@ def _kind(each: Spent, whole: Spent, clocked: bool) -> Row:
         share(each.seconds / whole.seconds) if known and whole.seconds else "",
         amount(each.bytes, "B") if each.bytes else "",
         f"{each.bandwidth / 1e9:.1f}" if known and each.bandwidth else "",
-        share(each.read_share) if known and each.bandwidth else "",
-        _bar(each.read_share) if known and each.bandwidth else "",
+        share(each.memory_share) if known and each.bandwidth else "",
+        _bar(each.memory_share) if known and each.bandwidth else "",
         amount(each.operations, "op") if each.operations else "",
-        share(each.multiply_share) if known and each.multiply_share else "",
+        share(each.compute_share) if known and each.compute_share else "",
     )
     return Row(told)
 
@@ -180,7 +180,7 @@ def _steps(it: Explanation) -> Iterator[Node]:
         yield _step(it, number, choice)
 
 
-def _step(it: Explanation, number: int, choice: Choice) -> Node:
+def _step(it: Explanation, number: int, choice: TokenChoice) -> Node:
     chosen = choice.of(choice.token)
     told = [f"{share(chosen.model)} by the model", f"{share(chosen.drawn)} when drawn", draft_line(choice)]
     where = f"pass {choice.step + 1}, row {choice.row + 1}; chosen in {time(choice.ended - choice.began)}"
@@ -196,14 +196,14 @@ def _step(it: Explanation, number: int, choice: Choice) -> Node:
             element("span", shown(it.piece(choice.token)) or "\u2205", cls="token"),
             element("span", f" {', '.join(part for part in told if part)}", cls="soft"),
         ),
-        table("Candidates", ("token", "bytes", "model", "", "drawn from", ""), rows, right=(2, 4)),
-        table("Samplers", ("what each did",), [Row((stage_line(stage),)) for stage in choice.stages]),
+        html_table("Candidates", ("token", "bytes", "model", "", "drawn from", ""), rows, right=(2, 4)),
+        html_table("Samplers", ("what each did",), [Row((stage_line(stage),)) for stage in choice.stages]),
         element("p", where + drafted, cls="soft"),
         id=f"step-{number}",
     )
 
 
-def _candidate(it: Explanation, choice: Choice, each: Candidate) -> Row:
+def _candidate(it: Explanation, choice: TokenChoice, each: Candidate) -> Row:
     told = (
         shown(it.piece(each.token)) or "\u2205",
         bytes_of(it.piece(each.token)),

@@ -12,7 +12,7 @@ Who = Literal["model", "draft"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepRecord:
     """A pass of the model or the draft model."""
 
     who: Who
@@ -29,7 +29,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageRecord:
     """The effect of one sampler on the candidates."""
 
     name: str
@@ -50,7 +50,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenChoice:
     """How a token of the answer was chosen."""
 
     token: int
@@ -61,7 +61,7 @@ class Choice:
     candidates: tuple[Candidate, ...]  # the model's most likely tokens, and other relevant ones
     others: int  # number of all other candidates
     others_mass: float  # their probability from the model's logits
-    stages: tuple[Stage, ...]
+    stages: tuple[StageRecord, ...]
     draft: int | None = None  # token drafted here
     verified: bool = False  # whether the draft was verified
     drafter: str = ""
@@ -86,8 +86,8 @@ class Record:
     reused: int = 0  # prompt tokens found in the cache
     reused_blocks: int = 0
     prepared: float = 0.0  # when the prompt was tokenized
-    steps: list[Step] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    choices: list[TokenChoice] = field(default_factory=list)
     held: int = 0  # tokens in the cache at the end
     watching: float = 0.0  # seconds spent recording; excluded from all other times
 
@@ -96,12 +96,12 @@ class Record:
         """The end of the last pass or choice."""
         return max([self.prepared, *(s.ended for s in self.steps), *(c.ended for c in self.choices[-1:])])
 
-    def chunks(self) -> list[Step]:
+    def chunks(self) -> list[StepRecord]:
         """Return the prefill passes."""
         first = self.choices[0].step if self.choices else len(self.steps)
         return [step for step in self.steps[: first + 1] if step.who == "model"]
 
-    def later(self, who: Who) -> list[Step]:
+    def later(self, who: Who) -> list[StepRecord]:
         """Return the passes after prefill."""
         first = self.choices[0].step if self.choices else len(self.steps)
         return [step for step in self.steps[first + 1 :] if step.who == who]

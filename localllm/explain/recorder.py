@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from localllm import cache
 from localllm.backends.base import Clocked
-from localllm.engine import Engine, Rows
+from localllm.engine import Engine, SequenceRows
 from localllm.explain.choices import chain_of, seen
-from localllm.explain.record import Choice, Record, Step, Who
+from localllm.explain.record import Record, StepRecord, TokenChoice, Who
 from localllm.model import Model
 from localllm.sampling.sampler import Sampler
 from localllm.scheduler.request import Choosing
 
 
-class Recorder:
+class AnswerRecorder:
     """Records the next answer of `model`, with at most `top` candidates per choice."""
 
     def __init__(self, model: Model, top: int) -> None:
@@ -59,7 +59,7 @@ class Recorder:
 
     # -- observer callbacks ----------------------------------------------------------------------------------------
 
-    def started(self, prompt: Sequence[int], sequence: cache.Sequence, sampler: Sampler) -> None:
+    def started(self, prompt: Sequence[int], sequence: cache.CacheSequence, sampler: Sampler) -> None:
         record = self.record
         assert not record.prompt, "one answer at a time"
         record.prompt, record.reused = list(prompt), sequence.length
@@ -78,7 +78,7 @@ class Recorder:
     def ended(self, length: int) -> None:
         self.record.held = length
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: StepRecord) -> None:
         """Add a pass."""
         self.record.steps.append(step)
         if step.who == "model":
@@ -91,7 +91,7 @@ class Recorder:
         steps = self.record.steps
         last = max(number for number, step in enumerate(steps) if step.who == "model")
         self.record.choices.append(
-            Choice(
+            TokenChoice(
                 token, began, ended, last, self._row, *found,
                 draft=deciding.draft, verified=deciding.verified, drafter=deciding.drafter,
             )
@@ -103,12 +103,12 @@ class Recorder:
 class _Steps:
     """Observes the steps of one engine."""
 
-    recorder: Recorder
+    recorder: AnswerRecorder
     who: Who
     engine: Engine
 
     @contextmanager
-    def step(self, rows: Sequence[Rows]) -> Iterator[None]:
+    def step(self, rows: Sequence[SequenceRows]) -> Iterator[None]:
         recorder = self.recorder
         [part] = rows  # the answer is made alone
         with recorder.aside():
@@ -121,7 +121,7 @@ class _Steps:
             cycles = None if before is None or after is None else after - before
             assert not isinstance(part.wanted, tuple), "answers want the last rows"
             logit_rows = {"none": 0, "last": 1, "all": len(tokens)}[part.wanted]
-            recorder.stepped(Step(self.who, began, ended, first, tokens, logit_rows, cycles))
+            recorder.stepped(StepRecord(self.who, began, ended, first, tokens, logit_rows, cycles))
 
     def _clock(self) -> NDArray[np.int64] | None:
         """Return the cycles of each kernel call so far (calls, 2)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.explain.record import Choice, Stage
+from localllm.explain.record import StageRecord, TokenChoice
 from localllm.printable import printable
 
 
@@ -49,7 +49,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun if count == 1 else several}"
 
 
-def stage_line(stage: Stage) -> str:
+def stage_line(stage: StageRecord) -> str:
     """Describe a sampler's effect: "top_k removed 4056 (29.6 %), 40 left"."""
     done = []
     if stage.removed:
@@ -59,14 +59,14 @@ def stage_line(stage: Stage) -> str:
     return f"{stage.name} {' and '.join(done) or 'changed nothing'}, {stage.left} left"
 
 
-def short_stage(stage: Stage) -> str:
+def short_stage(stage: StageRecord) -> str:
     """Describe a sampler's effect briefly: "top_k -4056 (29.6 %)"; "" if it had none."""
     done = f" -{stage.removed} ({share(stage.mass)})" if stage.removed else ""
     done += f" changed {stage.changed}" if stage.changed else ""
     return f"{stage.name}{done}" if done else ""
 
 
-def draft_line(choice: Choice) -> str:
+def draft_line(choice: TokenChoice) -> str:
     """Describe the outcome of a draft; "" without one."""
     if choice.draft is None:
         return ""

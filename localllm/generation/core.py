@@ -20,10 +20,10 @@ from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting, said
 from localllm.options import SamplingOptions
 from localllm.sampling.repetition import Breakers
-from localllm.scheduler.answering import Answering, Ticket
-from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
+from localllm.scheduler.answering import RequestState, Ticket
+from localllm.scheduler.interfaces import Observer, PrefixStore, SchedulerLimits
 from localllm.scheduler.running import Running
-from localllm.scheduler.schedule import Part, Schedule
+from localllm.scheduler.schedule import Schedule, StepPart
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Core:
-    """The requests of one engine. `answering` may be called from any thread; only one thread at a time may step."""
+    """The requests of one engine. `new_state` may be called from any thread; only one thread at a time may step."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Core:
         limits: SchedulerLimits | None = None,
         drafts: Drafts | None = None,
         observer: Observer | None = None,
-        store: Store | None = None,
+        store: PrefixStore | None = None,
     ) -> None:
         """`observer` is called for each step. `store` keeps sequences that the cache evicts."""
         self.engine, self.limits = engine, limits or SchedulerLimits()
@@ -52,7 +52,7 @@ class Core:
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # jobs to run at the start of a step
         self._numbers = count(1)
 
-    def answering(self, ticket: Ticket, sampler: Sampler | None = None) -> Answering:
+    def new_state(self, ticket: Ticket, sampler: Sampler | None = None) -> RequestState:
         """Return the state of a new request.
 
         Raise ContextFull if the prompt does not fit, and LocalLLMError if it is empty.
@@ -66,8 +66,8 @@ class Core:
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
         if prompt is not request.prompt:
             ticket.request = replace(request, prompt=prompt)
-        sampler = sampler or self._sampler(request.sampling, request.breakers)
-        return Answering(ticket, next(self._numbers), sampler, self._tokenizer, self.engine.read_after)
+        sampler = sampler or self._sampler(request.sampling, request.dry_breakers)
+        return RequestState(ticket, next(self._numbers), sampler, self._tokenizer, self.engine.read_after)
 
     def step(self) -> bool:
         """Admit requests, run their next rows in one pass, and sample tokens. Return whether there was work."""
@@ -90,7 +90,7 @@ class Core:
             worked = True
         return worked
 
-    def _run(self, parts: list[Part]) -> list[Result]:
+    def _run(self, parts: list[StepPart]) -> list[Result]:
         """Run the rows in one pass. An error of the backend fails the requests; an interrupt propagates."""
         if not parts:
             return []
@@ -98,22 +98,22 @@ class Core:
             return self.engine.step([self._schedule.rows(part) for part in parts])
         except (BackendError, LocalLLMError) as error:
             for part in parts:
-                part.answering.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
-                self.running.leave(part.answering)
+                part.state.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
+                self.running.leave(part.state)
             return []
 
-    def _process(self, parts: list[Part], results: list[Result], seconds: float, passing: float) -> None:
+    def _process(self, parts: list[StepPart], results: list[Result], seconds: float, passing: float) -> None:
         """Sample the next tokens of each request. `seconds` is the time of the step, `passing` the time of its pass."""
         if not results:
             return
         self._schedule.observe(parts, passing)
         if self._observer is not None:
-            self._observer.step(len(parts), sum(part.answering.verified > 0 for part in parts))
+            self._observer.step(len(parts), sum(part.state.verified > 0 for part in parts))
         for number, (part, result) in enumerate(zip(parts, results, strict=True)):
             try:
-                self.running.take(part.answering, result, part.prompt, seconds)
+                self.running.take(part.state, result, part.prompt, seconds)
             except BaseException:  # an interrupt: the other results are lost
                 for lost in parts[number:]:
-                    lost.answering.fail(LocalLLMError("the answer was interrupted"))
-                    self.running.leave(lost.answering)
+                    lost.state.fail(LocalLLMError("the answer was interrupted"))
+                    self.running.leave(lost.state)
                 raise

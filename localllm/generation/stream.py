@@ -18,7 +18,7 @@ from typing import TypeVar
 from localllm.errors import LocalLLMError
 from localllm.generation.core import Core
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.answering import Answering, Ticket
+from localllm.scheduler.answering import RequestState, Ticket
 from localllm.scheduler.request import Event, Failed, Finished, Request
 
 T = TypeVar("T")
@@ -83,12 +83,12 @@ class Stepper:
         events = deque[Event]()
         wanted = None if ahead is None else lambda: len(events) < ahead
         ticket = Ticket(request, events.append, wanted, stop)
-        one = self.core.answering(ticket, sampler)
+        one = self.core.new_state(ticket, sampler)
         stream = Stream(self, ticket, events)  # before `put`, so that an interrupt closes it
         self.put(lambda: self._add(one))
         return stream
 
-    def _add(self, one: Answering) -> None:
+    def _add(self, one: RequestState) -> None:
         if self._closed is not None:  # closed in the meantime
             one.fail(self._closed)
         else:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from localllm import quant
 from localllm.gguf import layout
 from localllm.gguf.layout import GGUFError
-from localllm.gguf.strings import StringArray, decode, scan
+from localllm.gguf.strings import StringArray, decode, scan_strings
 from localllm.printable import printable
 
 ReadInto = Callable[[memoryview, int, str], None]  # (view to fill, offset, field for the error)
@@ -186,10 +186,10 @@ def _array(cursor: _Cursor, field: str) -> Stored:
         count = cursor.count(f"{field}: array length", 8, cursor.strings_left)
         cursor.strings_left -= count
         cursor.copy(cursor.position + _STRING * count, field)  # nearly always enough; the exact size costs a scan
-        bounds = scan(cursor.data, cursor.position, cursor.copied, count)
+        bounds = scan_strings(cursor.data, cursor.position, cursor.copied, count)
         while isinstance(bounds, int) and cursor.copied < cursor.end:
             cursor.copy(cursor.copied + 1, field)
-            bounds = scan(cursor.data, cursor.position, cursor.copied, count)
+            bounds = scan_strings(cursor.data, cursor.position, cursor.copied, count)
         if isinstance(bounds, int):
             raise cursor.error(f"{field}[{bounds}]", f"does not fit: {cursor.ends}")
         cursor.position = int(bounds[-1])
@@ -234,7 +234,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, .
         if info.name in infos:
             raise cursor.error(f"tensor '{printable(info.name)}'", "found twice; a name may appear once")
         infos[info.name] = info
-    begin = layout.padded(cursor.position, alignment)  # offsets in the file start here
+    begin = layout.aligned(cursor.position, alignment)  # offsets in the file start here
     placed = tuple(_place(cursor, info, begin, alignment) for info in infos.values())
     previous: TensorInfo | None = None
     for info in sorted(placed, key=lambda info: info.offset):

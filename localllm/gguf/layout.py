@@ -88,6 +88,6 @@ def tensor_bytes(shape: tuple[int, ...], fmt: quant.Format) -> tuple[int, int]:
     return row, row * rows
 
 
-def padded(size: int, alignment: int) -> int:
+def aligned(size: int, alignment: int) -> int:
     """Return `size` rounded up to the alignment."""
     return -(-size // alignment) * alignment

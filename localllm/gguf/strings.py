@@ -1,7 +1,7 @@
 """Arrays of strings in GGUF metadata: a vocabulary is 10^5 to 10^6 strings, each a 64-bit length and its bytes.
 
-Opening a file only finds where the strings start (`scan`); text is decoded on demand. Invalid UTF-8 bytes become lone
-surrogates ("surrogateescape"), so nothing is lost and a copied file is byte-equal.
+Opening a file only finds where the strings start (`scan_strings`); text is decoded on demand. Invalid UTF-8 bytes
+become lone surrogates ("surrogateescape"), so nothing is lost and a copied file is byte-equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def scan(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[np.int64] | int:
+def scan_strings(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[np.int64] | int:
     """Return the start of each of `count` strings (length, bytes), and the end of the last: int64 (count + 1,).
 
     If a string reaches past `end`, return its number instead. The caller has checked that `count` lengths fit, so the
@@ -100,7 +100,7 @@ class StringArray(Sequence[str]):
 
     def __init__(self, data: mmap.mmap | bytes, bounds: NDArray[np.int64]) -> None:
         self._data = data
-        self._bounds = bounds  # (strings + 1,), from `scan`
+        self._bounds = bounds  # (strings + 1,), from `scan_strings`
 
     def __len__(self) -> int:
         return len(self._bounds) - 1

@@ -49,7 +49,7 @@ def write_gguf(
     tensors: Iterable[NewTensor | tuple[str, str, tuple[int, ...], Chunks | Callable[[], Chunks]]],
     *,
     alignment: int | None = None,
-    force: bool = False,
+    overwrite: bool = False,
     digest: Digest | None = None,
 ) -> None:
     """Write a model file, durable on return. On any error no new file is left and the old one stays.
@@ -57,7 +57,7 @@ def write_gguf(
     An int is stored as uint32 and a float as float32; a NumPy scalar or one-dimensional array keeps its type; a
     sequence of str is an array of strings. `alignment` sets general.alignment (default: the metadata's, or 32).
     `digest` receives every byte of the file. Raises GGUFError for values that cannot be stored, and for a tensor whose
-    data does not match its shape; OutputError for an existing file without `force`, and if the disk fails.
+    data does not match its shape; OutputError for an existing file without `overwrite`, and if the disk fails.
     """
     target = Path(path)
     if alignment is not None:
@@ -65,7 +65,7 @@ def write_gguf(
     align = _alignment(target, metadata)
     new = [NewTensor(*tensor) for tensor in tensors]
     head, sizes = _head(target, metadata, new, align)
-    with new_file(target, force) as file:
+    with new_file(target, overwrite) as file:
 
         def write(data: bytes | memoryview) -> None:
             file.write(data)
@@ -85,7 +85,7 @@ def file_size(path: str | os.PathLike[str], metadata: Metadata, tensors: Iterabl
     target = Path(path)
     align = _alignment(target, metadata)
     head, sizes = _head(target, metadata, list(tensors), align)
-    return (layout.padded(len(head), align) if sizes else len(head)) + sum(layout.padded(s, align) for s in sizes)
+    return (layout.aligned(len(head), align) if sizes else len(head)) + sum(layout.aligned(s, align) for s in sizes)
 
 
 def _alignment(path: Path, metadata: Metadata) -> int:
@@ -134,7 +134,7 @@ def _head(path: Path, metadata: Metadata, tensors: list[NewTensor], alignment: i
         dimensions = len(tensor.shape)
         head += struct.pack(f"<I{dimensions}QIQ", dimensions, *tensor.shape[::-1], fmt.type_id, offset)
         sizes.append(layout.tensor_bytes(tensor.shape, fmt)[1])
-        offset += layout.padded(sizes[-1], alignment)
+        offset += layout.aligned(sizes[-1], alignment)
     if len(head) > layout.MAX_HEAD_BYTES:
         raise GGUFError(path, "metadata", f"takes {len(head)} bytes; supported: at most {layout.MAX_HEAD_BYTES}")
     return bytes(head), sizes

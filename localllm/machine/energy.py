@@ -17,7 +17,7 @@ _COUNTED = re.compile(r"package|dram")  # top-level zones only; psys would count
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
+class EnergyCounter:
     """A counter of microjoules that wraps around at `span`."""
 
     path: Path
@@ -28,7 +28,7 @@ class Counter:
 class Energy:
     """The counters of this computer, or the reason why there are none."""
 
-    counters: tuple[Counter, ...]
+    counters: tuple[EnergyCounter, ...]
     missing: str = ""
 
     def read(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ def find_energy(powercap: Path = POWERCAP) -> Energy:
             if not _ZONE.fullmatch(zone.name) or not _COUNTED.match((zone / "name").read_text()):
                 continue
             int(counter.read_text())
-            found.append(Counter(counter, int((zone / "max_energy_range_uj").read_text())))
+            found.append(EnergyCounter(counter, int((zone / "max_energy_range_uj").read_text())))
         except PermissionError:
             return Energy((), f"only root may read {counter} (sudo chmod a+r {counter} allows it to all)")
         except (OSError, ValueError):

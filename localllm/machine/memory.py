@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from localllm.machine.system import output, read_text, sysctl, windows_library
+from localllm.machine.system import output, read_system_text, sysctl, windows_library
 
 _GROUP = "/sys/fs/cgroup"  # the limits of a container
 _STATUS, _RESET = "/proc/self/status", "/proc/self/clear_refs"
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class SystemMemory:
     """Bytes of main memory; 0 if unknown."""
 
     total: int
@@ -26,25 +26,27 @@ class Memory:
     limit: int = 0  # memory limit of the container that this process runs in; 0: none
 
 
-def memory() -> Memory:
+def memory() -> SystemMemory:
     """Return the memory of this computer. In a container, `free` is capped by its limit."""
     return _SYSTEMS.get(sys.platform, _posix)()
 
 
-def _linux() -> Memory:
-    found = {key: int(kib) << 10 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB", read_text("/proc/meminfo"), re.M)}
+def _linux() -> SystemMemory:
+    found = {
+        key: int(kib) << 10 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB", read_system_text("/proc/meminfo"), re.M)
+    }
     if "MemTotal" not in found:
         return _posix()
     total, free = found["MemTotal"], found.get("MemAvailable", found.get("MemFree", 0))
-    limit, used = (read_text(f"{_GROUP}/memory.{name}").strip() for name in ("max", "current"))
+    limit, used = (read_system_text(f"{_GROUP}/memory.{name}").strip() for name in ("max", "current"))
     if not limit.isdecimal() or int(limit) >= total:
-        return Memory(total, free)
-    files = re.search(r"^inactive_file (\d+)$", read_text(f"{_GROUP}/memory.stat"), re.M)
+        return SystemMemory(total, free)
+    files = re.search(r"^inactive_file (\d+)$", read_system_text(f"{_GROUP}/memory.stat"), re.M)
     kept = int(used) - (int(files[1]) if files else 0) if used.isdecimal() else 0
-    return Memory(total, max(0, min(free, int(limit) - kept)), int(limit))
+    return SystemMemory(total, max(0, min(free, int(limit) - kept)), int(limit))
 
 
-def _macos() -> Memory:
+def _macos() -> SystemMemory:
     total = sysctl("hw.memsize")
     if not total.isdecimal():
         return _posix()
@@ -53,7 +55,7 @@ def _macos() -> Memory:
     names = ("free", "inactive", "speculative", "purgeable")
     counts = [re.search(rf"^Pages {name}:\s+(\d+)", pages, re.M) for name in names]
     free = sum(int(count[1]) for count in counts if count) * int(size[1]) if size else 0
-    return Memory(int(total), min(free, int(total)) or int(total))
+    return SystemMemory(int(total), min(free, int(total)) or int(total))
 
 
 class _MemoryStatus(ctypes.Structure):
@@ -68,26 +70,26 @@ class _MemoryStatus(ctypes.Structure):
     ]  # fmt: skip
 
 
-def _windows() -> Memory:
+def _windows() -> SystemMemory:
     kernel = windows_library("kernel32")
     status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
     if kernel is None or not kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
-        return Memory(0, 0)
-    return Memory(status.total, status.free)
+        return SystemMemory(0, 0)
+    return SystemMemory(status.total, status.free)
 
 
-def _posix() -> Memory:
+def _posix() -> SystemMemory:
     """Return all memory as free, on systems without further information."""
     if not hasattr(os, "sysconf"):
-        return Memory(0, 0)
+        return SystemMemory(0, 0)
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):
-        return Memory(0, 0)
-    return Memory(total, total)
+        return SystemMemory(0, 0)
+    return SystemMemory(total, total)
 
 
-_SYSTEMS: dict[str, Callable[[], Memory]] = {"linux": _linux, "darwin": _macos, "win32": _windows}
+_SYSTEMS: dict[str, Callable[[], SystemMemory]] = {"linux": _linux, "darwin": _macos, "win32": _windows}
 
 
 # -- of this process -------------------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ def reset_peak() -> bool:
 
 def peak_memory() -> int:
     """Return this process's peak memory in bytes since `reset_peak`; 0 if unknown."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB", read_text(_STATUS), re.M)
+    found = re.search(r"^VmHWM:\s+(\d+) kB", read_system_text(_STATUS), re.M)
     if found:
         return int(found[1]) << 10
     if sys.platform == "win32":

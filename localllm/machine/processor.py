@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from localllm.machine.system import read_text, registry, sysctl
+from localllm.machine.system import read_system_text, registry, sysctl
 
 _NAME_KEYS = ("model name", "Model Name", "cpu model", "cpu", "Processor", "uarch", "Hardware")  # x86 first
 _BOARD = "/sys/firmware/devicetree/base/model"
@@ -70,13 +70,13 @@ def processor_name() -> str:
 
 def _linux() -> str:
     facts: dict[str, list[str]] = {}
-    for key, value in _fields(read_text("/proc/cpuinfo")):
+    for key, value in _fields(read_system_text("/proc/cpuinfo")):
         facts.setdefault(key, []).append(value)
     if "CPU part" not in facts:
         return next((facts[key][0] for key in _NAME_KEYS if key in facts and not facts[key][0].isdecimal()), "")
     parts = zip(facts.get("CPU implementer", []), facts["CPU part"], strict=False)
     cores = list(dict.fromkeys(_arm_core(*part) for part in parts))  # fast and slow cores, in their order
-    return ", ".join(cores) + (f" ({board})" if (board := read_text(_BOARD).strip("\0\n ")) else "")
+    return ", ".join(cores) + (f" ({board})" if (board := read_system_text(_BOARD).strip("\0\n ")) else "")
 
 
 def _fields(cpuinfo: str) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 _SECONDS = 5.0
 
 
-def read_text(path: str | Path) -> str:
+def read_system_text(path: str | Path) -> str:
     """Return the text of a kernel file such as /proc/cpuinfo."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")

@@ -7,7 +7,7 @@ package loads no heavy modules.
 from __future__ import annotations
 
 from localllm.options.answer import AnswerOptions
-from localllm.options.declare import Declared, Option, Options, declared, group, option, same
+from localllm.options.declare import DeclaredOption, Option, Options, declared, group, option, same
 from localllm.options.diffusion import DiffusionOptions
 from localllm.options.kinds import OptionError
 from localllm.options.load import LoadOptions
@@ -17,7 +17,7 @@ from localllm.options.speculation import SpeculationOptions
 
 __all__ = [
     "AnswerOptions",
-    "Declared",
+    "DeclaredOption",
     "DiffusionOptions",
     "LoadOptions",
     "Option",

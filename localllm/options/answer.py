@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from localllm.notice import Notice, Written
 from localllm.options.declare import Options, option
-from localllm.options.kinds import JSON, Kind, OptionError, checked, whole
+from localllm.options.kinds import JSON, Kind, OptionError, checked, integer
 from localllm.regular import read_text
 
 if TYPE_CHECKING:
-    from localllm.answer.structure import Asked, Structure
+    from localllm.answer.structure import ConstraintSpec, Structure
     from localllm.answer.thinking import Thinking
 
 
@@ -21,12 +21,12 @@ _MOST = 2**63 - 1  # programs send their largest integer to mean "no limit"
 
 
 def _limit(text: str) -> int | None:
-    count: int = whole(-2, _MOST).read(text)
+    count: int = integer(-2, _MOST).read(text)
     return count if count >= 0 else None
 
 
 def _allowed(value: Any) -> bool:
-    return value is None or not whole(0, _MOST).problem(value)
+    return value is None or not integer(0, _MOST).problem(value)
 
 
 def _stop(text: str) -> str:
@@ -164,11 +164,11 @@ class AnswerOptions(Options):
         return Structure(schema=_read_schema(os.fspath(self.json_schema)))
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> ConstraintSpec:
         """The constraints of an answer to messages. Raises OptionError as `structure` does."""
-        from localllm.answer.structure import Asked
+        from localllm.answer.structure import ConstraintSpec
 
-        return Asked(self.structure, thought_tokens=self.thinking.budget)
+        return ConstraintSpec(self.structure, reasoning_tokens=self.thinking.budget)
 
     @property
     def thinking(self) -> Thinking:

@@ -35,7 +35,7 @@ class Option(NamedTuple):
     argument: bool = False  # a positional argument, without a flag
 
 
-class Declared(NamedTuple):
+class DeclaredOption(NamedTuple):
     """One option of a group."""
 
     name: str
@@ -144,14 +144,14 @@ class Options:
         return self.of(self.values() | dict(values)) if values else self
 
 
-def declared(group: type[Options]) -> Iterator[Declared]:
+def declared(group: type[Options]) -> Iterator[DeclaredOption]:
     """Return every option of a group in the order of declaration, including nested groups."""
     for each in _fields(group):
         if "group" in each.metadata:
             yield from (inner for inner in declared(each.metadata["group"]) if inner.name in each.metadata["names"])
         else:
             default = each.default if each.default is not MISSING else {}
-            yield Declared(each.name, str(each.type), default, each.metadata["option"])
+            yield DeclaredOption(each.name, str(each.type), default, each.metadata["option"])
 
 
 def check_names(given: Collection[str], known: Collection[str]) -> None:

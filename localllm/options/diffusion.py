@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from localllm.notice import Notice, Setting
 from localllm.options.declare import Options, option
-from localllm.options.kinds import Kind, OptionError, checked, number, optional, whole
+from localllm.options.kinds import Kind, OptionError, checked, integer, number, optional
 
 ALGORITHMS = ("origin", "entropy", "margin", "random", "confidence")  # llama.cpp's order: their numbers also work
 STEPS = 128
@@ -39,7 +39,7 @@ class DiffusionOptions(Options):
 
     TITLE: ClassVar[str] = "Diffusion"
     diffusion_steps: int | None = option(
-        None, "--diffusion-steps", kind=optional(whole(1)), shown=str(STEPS), help="steps in which the text settles"
+        None, "--diffusion-steps", kind=optional(integer(1)), shown=str(STEPS), help="steps in which the text settles"
     )
     diffusion_algorithm: str | None = option(
         None, "--diffusion-algorithm", kind=_ALGORITHM, shown="confidence",
@@ -50,7 +50,7 @@ class DiffusionOptions(Options):
         help="settle tokens anywhere; masked share at the last step",
     )  # fmt: skip
     diffusion_block_length: int | None = option(
-        None, "--diffusion-block-length", kind=optional(whole(1)), shown=f"{BLOCK_LENGTH} for LLaDA",
+        None, "--diffusion-block-length", kind=optional(integer(1)), shown=f"{BLOCK_LENGTH} for LLaDA",
         help="settle blocks of so many tokens, from left to right",
     )  # fmt: skip
     diffusion_alg_temp: float | None = option(

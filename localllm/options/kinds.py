@@ -66,7 +66,7 @@ def number(convert: type[int] | type[float], allows: Callable[[Any], bool], says
     return Kind(read, checked(lambda value: _is(value, family) and allows(value), says), "N")
 
 
-def whole(least: int, most: int = MOST_WHOLE, noun: str = "a whole number") -> Kind:
+def integer(least: int, most: int = MOST_WHOLE, noun: str = "a whole number") -> Kind:
     """Return a kind for integers from `least` to `most`. Errors mention the maximum only for values above it."""
     at_least, within = f"a whole number of at least {least}", f"{noun} from {least} to {most}"
 
@@ -122,7 +122,7 @@ def one_of(*names: str, nothing: Any = "") -> Kind:
     return Kind(read, checked(allows, f"one of {', '.join(names)}"), "NAME")
 
 
-def pair(form: str) -> Kind:
+def pair_of(form: str) -> Kind:
     """Return a kind for two texts separated by the last "="; help and errors show `form`."""
 
     def read(text: str) -> tuple[str, str]:
@@ -150,14 +150,14 @@ def _layers(text: str) -> int | str:
     if text in ("all", "auto", "-1"):
         return text if text != "-1" else "auto"
     try:
-        return int(whole(0).read(text))
+        return int(integer(0).read(text))
     except OptionError:
         raise OptionError(f"{text!r} is not a number of layers, all or auto") from None
 
 
 LAYERS = Kind(
     _layers,
-    checked(lambda value: value in ("all", "auto") or not whole(0).problem(value), "a number of layers, all or auto"),
+    checked(lambda value: value in ("all", "auto") or not integer(0).problem(value), "a number of layers, all or auto"),
     "N",
 )
 

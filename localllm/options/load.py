@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from localllm.options.declare import Options, group, option
-from localllm.options.kinds import LAYERS, one_of, optional, whole
+from localllm.options.kinds import LAYERS, integer, one_of, optional
 from localllm.options.speculation import SpeculationOptions
 
 BACKENDS = ("auto", "cpu", "cuda", "opencl", "reference")  # copied from `localllm.backends`, whose import needs NumPy
@@ -20,11 +20,11 @@ class LoadOptions(Options):
 
     TITLE: ClassVar[str] = "Loading"
     ctx_size: int = option(
-        0, "-c", "--ctx-size", "--ctx", kind=whole(0), unit="tokens", shown="",
+        0, "-c", "--ctx-size", "--ctx", kind=integer(0), unit="tokens", shown="",
         help="context size in tokens (0: as trained, maximum 4096)",
     )  # fmt: skip
     threads: int | None = option(
-        None, "-t", "--threads", kind=optional(whole(1)), help="CPU threads", shown="all processors"
+        None, "-t", "--threads", kind=optional(integer(1)), help="CPU threads", shown="all processors"
     )
     backend: str = option(
         "auto", "--backend", kind=one_of(*BACKENDS), offers="backends",
@@ -35,7 +35,7 @@ class LoadOptions(Options):
         help="layers on the GPU: the last N (the output counts as one), all, or auto (as many as fit)",
     )  # fmt: skip
     n_cpu_moe: int = option(
-        0, "-ncmoe", "--n-cpu-moe", kind=whole(0), unit="layers", shown="",
+        0, "-ncmoe", "--n-cpu-moe", kind=integer(0), unit="layers", shown="",
         help="keep the experts of the first N layers on the CPU",
     )  # fmt: skip
     device: str = option(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from localllm.notice import Notice, Setting, Written
 from localllm.options.answer import LIMIT, AnswerOptions
 from localllm.options.declare import Options, option, same
-from localllm.options.kinds import PATH, SIZE, Kind, OptionError, checked, one_of, several, whole
+from localllm.options.kinds import PATH, SIZE, Kind, OptionError, checked, integer, one_of, several
 
 MAX_PARALLEL = 256
 MAX_SECONDS = 86_400
@@ -33,9 +33,9 @@ def _keys_problem(values: Any) -> str:
     return "" if good else f"must be a tuple of texts of 1 to {KEY_BYTES} printable ASCII characters"
 
 
-PORT = whole(0, 65535, "a port")
+PORT = integer(0, 65535, "a port")
 KEYS = Kind(_key, _keys_problem, "KEY")
-SECONDS = whole(1, MAX_SECONDS)
+SECONDS = integer(1, MAX_SECONDS)
 NAMES = several(Kind(str, checked(lambda value: isinstance(value, str) and bool(value), "a text")))
 _repeated = partial(option, (), kind=NAMES, repeat=True)
 
@@ -51,7 +51,7 @@ class ServeOptions(Options):
     )  # fmt: skip
     port: int = option(8080, "--port", kind=PORT, help="port to listen on (0: any free one)")
     parallel: int = option(
-        4, "-np", "--parallel", kind=whole(1, MAX_PARALLEL), help="answers to write at the same time"
+        4, "-np", "--parallel", kind=integer(1, MAX_PARALLEL), help="answers to write at the same time"
     )
     max_tokens: int | None = option(
         None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
@@ -116,25 +116,31 @@ class ServeOptions(Options):
         help="disconnect a client that sends or takes nothing for this long",
     )  # fmt: skip
     drain_timeout: int = option(
-        0, "--drain-timeout", kind=whole(0, MAX_SECONDS), unit="seconds",
+        0, "--drain-timeout", kind=integer(0, MAX_SECONDS), unit="seconds",
         help="when stopping, wait this long for running answers (0: until they end)",
     )  # fmt: skip
     sse_ping_interval: int = option(
-        15, "--sse-ping-interval", kind=whole(0, MAX_SECONDS), unit="seconds",
+        15, "--sse-ping-interval", kind=integer(0, MAX_SECONDS), unit="seconds",
         help="send a comment in a stream that is silent for this long (0: never)",
     )  # fmt: skip
     max_requests: int = option(
-        256, "--max-requests", kind=whole(1, 100_000), help="requests to accept at the same time, waiting ones included"
+        256,
+        "--max-requests",
+        kind=integer(1, 100_000),
+        help="requests to accept at the same time, waiting ones included",
     )
     max_client_requests: int = option(
-        64, "--max-client-requests", kind=whole(1, 100_000), help="the same for one client (an API key, or an address)"
+        64,
+        "--max-client-requests",
+        kind=integer(1, 100_000),
+        help="the same for one client (an API key, or an address)",
     )
     max_client_parallel: int = option(
-        0, "--max-client-parallel", kind=whole(0, MAX_PARALLEL), shown="",
+        0, "--max-client-parallel", kind=integer(0, MAX_PARALLEL), shown="",
         help="answers of one client to write at the same time; its other requests wait (0: no limit)",
     )  # fmt: skip
     max_client_tokens: int = option(
-        0, "--max-client-tokens", kind=whole(0, 1_000_000_000), unit="tokens", shown="",
+        0, "--max-client-tokens", kind=integer(0, 1_000_000_000), unit="tokens", shown="",
         help="tokens of one client to evaluate and write in a minute; then it has to wait (0: no limit)",
     )  # fmt: skip
     allow_priority: bool = option(

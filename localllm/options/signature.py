@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar, get_type_hints
 
-from localllm.options.declare import Declared, Options, declared
+from localllm.options.declare import DeclaredOption, Options, declared
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,7 +41,7 @@ def types_of(group: type[Options]) -> dict[str, Any]:
     return {name: found[name] for name in group.names()}
 
 
-def _lines(each: Declared) -> Iterator[str]:
+def _lines(each: DeclaredOption) -> Iterator[str]:
     """Yield the help of an option: type, default and unit, then its effect and the meaning of a None default."""
     unit = f" ({each.option.unit})" if each.option.unit else ""
     meaning = f" [{each.option.shown}]" if each.default is None else ""

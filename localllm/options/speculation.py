@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from localllm.notice import FILE, Notice, Setting
 from localllm.options.declare import Options, option
-from localllm.options.kinds import PATH, OptionError, one_of, whole
+from localllm.options.kinds import PATH, OptionError, integer, one_of
 
 KINDS = ("off", "ngram", "draft", "auto")
 MOST_DRAFTED = 15  # 16 rows with the preceding token; costs are measured up to 16 rows
@@ -32,7 +32,7 @@ class SpeculationOptions(Options):
     )  # fmt: skip
     draft_max: int = option(
         MOST_DRAFTED, "--draft-max", "--draft", "--draft-n",
-        help=f"maximum number of drafted tokens, {MOST_DRAFTED} or fewer", kind=whole(1), unit="tokens",
+        help=f"maximum number of drafted tokens, {MOST_DRAFTED} or fewer", kind=integer(1), unit="tokens",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

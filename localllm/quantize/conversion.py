@@ -68,7 +68,7 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConversionSettings:
     """The settings of a conversion, besides its jobs."""
 
     threads: int
@@ -85,7 +85,9 @@ class _Converted(NamedTuple):
 
 
 @contextmanager
-def conversion(jobs: Sequence[Job], tensors: Mapping[str, Tensor], how: Settings) -> Iterator[list[NewTensor]]:
+def conversion(
+    jobs: Sequence[Job], tensors: Mapping[str, Tensor], how: ConversionSettings
+) -> Iterator[list[NewTensor]]:
     """Return the new tensors for `write_gguf`, which must request their data once and in this order.
 
     Reading them raises QuantizeError, with the tensor's name, for numbers that cannot be stored.
@@ -109,7 +111,7 @@ def _taker(job: Job, chunks: Iterator[U8]) -> Callable[[], Iterator[U8]]:
     return take
 
 
-def _report(jobs: Sequence[Job], chunks: Iterator[tuple[Job, _Converted]], how: Settings) -> Iterator[U8]:
+def _report(jobs: Sequence[Job], chunks: Iterator[tuple[Job, _Converted]], how: ConversionSettings) -> Iterator[U8]:
     total, done = sum(job.values for job in jobs), 0
     for job, chunk in chunks:
         done += chunk.values
@@ -121,7 +123,7 @@ def _report(jobs: Sequence[Job], chunks: Iterator[tuple[Job, _Converted]], how: 
 
 
 def _chunks(
-    pool: ThreadPoolExecutor, jobs: Sequence[Job], tensors: Mapping[str, Tensor], how: Settings
+    pool: ThreadPoolExecutor, jobs: Sequence[Job], tensors: Mapping[str, Tensor], how: ConversionSettings
 ) -> Iterator[tuple[Job, _Converted]]:
     """Yield results in order, with a bounded number of tasks in progress."""
     under_way: deque[tuple[Job, Future[_Converted]]] = deque()
@@ -143,7 +145,7 @@ def _chunks(
         yield first, future.result()
 
 
-def _tasks(job: Job, tensor: Tensor, how: Settings) -> Iterator[Callable[[], _Converted]]:
+def _tasks(job: Job, tensor: Tensor, how: ConversionSettings) -> Iterator[Callable[[], _Converted]]:
     """Yield a task for each run of rows. No run crosses from one expert to the next."""
     columns = job.shape[-1]
     if not job.changes:
@@ -191,7 +193,7 @@ def _convert(
     return task
 
 
-def _whole(job: Job, tensor: Tensor, how: Settings, method: Method) -> _Converted:
+def _whole(job: Job, tensor: Tensor, how: ConversionSettings, method: Method) -> _Converted:
     """Store a whole tensor by a method, which may fold factors even into tensors that keep their format."""
     stored = tensor.read(0, job.rows)
     if not job.changes and FORMATS[job.after].quantize is None:

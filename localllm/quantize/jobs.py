@@ -15,7 +15,7 @@ from localllm.gguf.header import Stored
 from localllm.gguf.layout import shape_problem, tensor_bytes
 from localllm.notice import FILE, Notice, Setting
 from localllm.quant import FORMATS
-from localllm.quant.mixes import FLOATS, MIXES, Choice, Mix, Options, allows, choose, in_order
+from localllm.quant.mixes import FLOATS, MIXES, FormatChoice, MixOptions, QuantMix, allows, choose_formats, in_order
 from localllm.quantize.source import Source, geometry_of
 
 QUANTIZATION_VERSION = 2  # version of ggml's formats, for general.quantization_version
@@ -59,18 +59,20 @@ class Job:
         return self.before != self.after
 
 
-def plan_jobs(source: Source, mix: Mix, options: Options) -> list[Job]:
+def plan_jobs(source: Source, mix: QuantMix, options: MixOptions) -> list[Job]:
     """Return a job for every tensor, in llama-quantize's writing order. Reads no tensor."""
     tensors = _tensors(source)
     return [
         _job(tensor, choice)
-        for tensor, choice in zip(tensors, choose(mix, geometry_of(source.stored), tensors, options), strict=True)
+        for tensor, choice in zip(
+            tensors, choose_formats(mix, geometry_of(source.stored), tensors, options), strict=True
+        )
     ]
 
 
 def copy_jobs(source: Source) -> list[Job]:
     """Keep every tensor unchanged."""
-    return [_job(tensor, Choice(tensor[0], tensor[2], tensor[2], False)) for tensor in _tensors(source)]
+    return [_job(tensor, FormatChoice(tensor[0], tensor[2], tensor[2], False)) for tensor in _tensors(source)]
 
 
 def given_jobs(source: Source, formats: Mapping[str, str]) -> list[Job]:
@@ -78,7 +80,7 @@ def given_jobs(source: Source, formats: Mapping[str, str]) -> list[Job]:
     found = []
     for name, shape, now in _tensors(source):
         format_name = formats.get(name, now)
-        found.append(_job((name, shape, now), Choice(name, format_name, format_name, False)))
+        found.append(_job((name, shape, now), FormatChoice(name, format_name, format_name, False)))
     return found
 
 
@@ -95,7 +97,7 @@ def _tensors(source: Source) -> list[tuple[str, tuple[int, ...], str]]:
     return [(name, found[name].shape, found[name].format) for name in in_order(found)]
 
 
-def _job(tensor: tuple[str, tuple[int, ...], str], choice: Choice) -> Job:
+def _job(tensor: tuple[str, tuple[int, ...], str], choice: FormatChoice) -> Job:
     name, shape, now = tensor
     problem = shape_problem(shape, FORMATS[choice.format])
     if problem:
@@ -104,7 +106,7 @@ def _job(tensor: tuple[str, tuple[int, ...], str], choice: Choice) -> Job:
     return Job(name, shape, now, choice.format, before, after, choice.wanted, choice.needs_imatrix)
 
 
-def check(jobs: Sequence[Job], important: Collection[str], allow_requantize: bool) -> None:
+def check_jobs(jobs: Sequence[Job], important: Collection[str], allow_requantize: bool) -> None:
     """Raise QuantizeError for the first tensor that must not or cannot be converted, with the reason and a remedy.
 
     `important`: the tensors that an importance matrix covers, or will cover.

@@ -9,8 +9,8 @@ from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.mix import best
 from localllm.calibration.sensitivity import Trial, fit_kld
 from localllm.quant import FORMATS
-from localllm.quant.mixes import Options, role
-from localllm.quantize.jobs import Job, QuantizeError, check, copy_jobs, given_jobs, quantizable, size_of
+from localllm.quant.mixes import MixOptions, role
+from localllm.quantize.jobs import Job, QuantizeError, check_jobs, copy_jobs, given_jobs, quantizable, size_of
 from localllm.quantize.source import Source
 
 # Candidate formats, which occur in good mixes. Rows whose length is not a multiple of 256 use the second list.
@@ -28,7 +28,7 @@ class Goal:
     max_kld: float = 0.0
 
 
-def candidates(source: Source, options: Options, imatrix: bool) -> dict[str, tuple[str, ...]]:
+def candidates(source: Source, options: MixOptions, imatrix: bool) -> dict[str, tuple[str, ...]]:
     """Return the formats to try for each tensor: its current one and smaller ones, or the user's."""
     found = {}
     for name, shape, now in quantizable(source):
@@ -55,7 +55,7 @@ def _bits(format_name: str) -> float:
 def jobs_for(
     source: Source,
     goal: Goal,
-    options: Options,
+    options: MixOptions,
     text: str,
     imatrix: Imatrix | None,
     threads: int | None,
@@ -73,7 +73,7 @@ def jobs_for(
         return copy_jobs(source), None
     choices = candidates(source, options, imatrix is not None)
     coarsest = {name: min(formats, key=_bits) for name, formats in choices.items()}
-    check(given_jobs(source, coarsest), list(coarsest), allow_requantize)  # before anything is measured
+    check_jobs(given_jobs(source, coarsest), list(coarsest), allow_requantize)  # before anything is measured
     _check_possible(source, goal, coarsest)
     with Trial(
         source.path, text, ctx_size=CONTEXT, windows=windows, imatrix=imatrix, threads=threads, progress=progress,
@@ -90,7 +90,7 @@ def jobs_for(
     return given_jobs(source, {**coarsest, **formats}), kld
 
 
-def _fits(source: Source, goal: Goal, options: Options) -> bool:
+def _fits(source: Source, goal: Goal, options: MixOptions) -> bool:
     """Return whether a file already fits the size, and no option sets formats."""
     asked = options.output or options.embedding or options.overrides
     return bool(goal.max_bytes) and not asked and size_of(source, copy_jobs(source)) <= goal.max_bytes

@@ -20,7 +20,7 @@ from localllm.sampling.errors import SamplingError
 from localllm.sampling.feedback import FITTED, Feedback, toward, zipf_count
 from localllm.sampling.infill import Spellings, continuations_of
 from localllm.sampling.repetition import Breakers, continuations, window_counts
-from localllm.sampling.select import FIRST, Doubles, Floats, Ids, Indices, descending, largest, leading
+from localllm.sampling.select import FIRST, Doubles, Floats, Ids, Indices, descending, leading, top_k_indices
 
 HIGHEST = 1e20  # far above the largest logit of any working model; below it, no computation here overflows
 COLDEST = 1e-10  # lower temperatures count as 0
@@ -51,7 +51,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class SamplingContext:
     """The inputs of a sampler besides its options.
 
     They are the tokens so far, DRY's sequence breakers, XTC's seed, the spellings for infill, whether the constraint
@@ -59,7 +59,7 @@ class Context:
     """
 
     history: Sequence[int] = ()
-    breakers: Breakers = field(default_factory=dict)
+    dry_breakers: Breakers = field(default_factory=dict)
     seed: int = 0
     spellings: Spellings | None = None
     allows: Callable[[int], bool] = lambda token: True
@@ -107,7 +107,7 @@ def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Indices
     return result
 
 
-def penalties(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def penalties(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Apply repeat (CTRL, arXiv 1909.05858, fixed for negative logits), frequency and presence penalties."""
     tokens, counts = window_counts(context.history, options.repeat_last_n)
     subtract = counts * options.frequency_penalty + options.presence_penalty
@@ -120,9 +120,11 @@ def penalties(candidates: Candidates, options: SamplingOptions, context: Context
     return changed(candidates, tokens, change)
 
 
-def dry(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def dry(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Don't Repeat Yourself: lower tokens that continue a repetition of n tokens by multiplier * base^(n - allowed)."""
-    longest = continuations(context.history, options.dry_penalty_last_n, options.dry_allowed_length, context.breakers)
+    longest = continuations(
+        context.history, options.dry_penalty_last_n, options.dry_allowed_length, context.dry_breakers
+    )
     if not longest:
         return candidates
     # A penalty of e^80 already removes a token, and is still a float32.
@@ -137,7 +139,7 @@ def dry(candidates: Candidates, options: SamplingOptions, context: Context) -> C
     return changed(candidates, tokens, lambda logits, which: logits - penalty[which])
 
 
-def top_n_sigma(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def top_n_sigma(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Remove tokens more than n standard deviations of the logits below the largest (arXiv 2411.07641)."""
     logits = candidates.logits
     finite = logits if logits.min() > -math.inf else logits[logits > -math.inf]
@@ -147,26 +149,26 @@ def top_n_sigma(candidates: Candidates, options: SamplingOptions, context: Conte
     return Candidates(candidates.ids, kept, candidates.descending)
 
 
-def top_k(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def top_k(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Keep the k most likely tokens."""
     if candidates.descending:
         return candidates.take(slice(options.top_k), descending=True)
-    return candidates.take(largest(candidates.logits, options.top_k), descending=True)
+    return candidates.take(top_k_indices(candidates.logits, options.top_k), descending=True)
 
 
-def typ_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def typ_p(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Keep tokens whose surprise is closest to the entropy, until they exceed probability p (arXiv 2202.00666)."""
     p, surprises, entropy = surprise(candidates)
     rows = leading(-np.abs(surprises - entropy).astype(np.float32), p, options.typical_p, "right", options.min_keep)
     return candidates.take(np.sort(rows), candidates.descending)
 
 
-def top_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def top_p(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Keep the most likely tokens until they reach probability p (nucleus sampling, arXiv 1904.09751)."""
     if candidates.descending:
         needed = int(softmax(candidates).cumsum().searchsorted(options.top_p)) + 1
         return candidates.take(slice(max(needed, options.min_keep)), descending=True)
-    rows = largest(candidates.logits, max(FIRST, options.min_keep))
+    rows = top_k_indices(candidates.logits, max(FIRST, options.min_keep))
     sums = _sums(candidates, rows)
     needed = int(sums.searchsorted(options.top_p)) + 1
     if needed <= len(rows) and _certain(sums, needed, options.top_p):
@@ -175,15 +177,15 @@ def top_p(candidates: Candidates, options: SamplingOptions, context: Context) ->
     return candidates.take(leading(candidates.logits, p, options.top_p, "left", options.min_keep), descending=True)
 
 
-def min_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def min_p(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Keep tokens at least `min_p` times as likely as the top token (arXiv 2407.01082)."""
     kept = _likely(candidates, options)
     if np.count_nonzero(kept) >= options.min_keep:
         return candidates.take(kept, candidates.descending)
-    return candidates.take(largest(candidates.logits, options.min_keep), descending=True)
+    return candidates.take(top_k_indices(candidates.logits, options.min_keep), descending=True)
 
 
-def top_p_min_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def top_p_min_p(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Return the result of `top_p` followed by `min_p`, but only search the few tokens that `min_p` keeps."""
     if not candidates.descending:
         rows = np.flatnonzero(_likely(candidates, options))
@@ -254,7 +256,7 @@ def _certain(sums: Doubles, needed: int, share: float) -> bool:
     return bool(below and (needed > len(sums) or sums[needed - 1] > share + _DOUBT))
 
 
-def xtc(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def xtc(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Exclude Top Choices: sometimes remove all tokens that reach the threshold, except the least likely of them.
 
     Whether it happens depends only on the seed and the number of tokens so far. So a repeated call, or one after a
@@ -267,11 +269,11 @@ def xtc(candidates: Candidates, options: SamplingOptions, context: Context) -> C
     if len(likely) < 2 or len(p) - (len(likely) - 1) < options.min_keep:
         return candidates
     kept = np.ones(len(p), np.bool_)
-    kept[likely[largest(candidates.logits[likely], len(likely))[:-1]]] = False
+    kept[likely[top_k_indices(candidates.logits[likely], len(likely))[:-1]]] = False
     return candidates.take(kept, candidates.descending)
 
 
-def temperature(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def temperature(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Divide logits by the temperature; at 0 and below keep only the largest (ties: the first id)."""
     degree = options.temperature
     if options.dynatemp_range > 0 and not options.mirostat and len(candidates.ids) > 1:
@@ -287,7 +289,7 @@ def temperature(candidates: Candidates, options: SamplingOptions, context: Conte
         return Candidates(candidates.ids, candidates.logits / np.float32(degree), candidates.descending)
 
 
-def infill(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def infill(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Keep the end-of-answer tokens, or the continuations that enough candidates share; otherwise end the answer."""
     if context.spellings is None:
         raise SamplingError("the infill sampler needs a tokenizer, and this model has none: leave it out")
@@ -302,23 +304,23 @@ def infill(candidates: Candidates, options: SamplingOptions, context: Context) -
     return Candidates(np.array([end], np.int32), np.ones(1, np.float32), descending=True)
 
 
-def mirostat(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def mirostat(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Keep tokens whose surprise is below an adaptive limit: estimated by fitting Zipf's law, or in version 2 from each
     token's own surprise."""
     mu = context.feedback.mu
     if options.mirostat == 1:
-        rows = largest(candidates.logits, FITTED)
+        rows = top_k_indices(candidates.logits, FITTED)
         count = zipf_count(softmax(candidates)[rows], len(candidates.ids), mu)
-        return candidates.take(largest(candidates.logits, count), descending=True)
+        return candidates.take(top_k_indices(candidates.logits, count), descending=True)
     likely = np.flatnonzero(surprise(candidates)[1] <= mu * math.log(2))
-    return candidates.take(likely if len(likely) else largest(candidates.logits, 1), candidates.descending)
+    return candidates.take(likely if len(likely) else top_k_indices(candidates.logits, 1), candidates.descending)
 
 
 def _surprised(before: Candidates, after: Candidates, token: int, options: SamplingOptions, feedback: Feedback) -> None:
     feedback.surprised(_probability(after, token), options)
 
 
-def adaptive_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
+def adaptive_p(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Prefer tokens whose probability is near the target, corrected by the mean probability of earlier ones."""
     if candidates.descending:
         candidates = candidates.take(np.argsort(candidates.ids), descending=False)
@@ -334,7 +336,7 @@ def _probability(candidates: Candidates, token: int) -> float:
     return float(softmax(candidates)[candidates.ids == token].sum())
 
 
-def _roll(context: Context) -> float:
+def _roll(context: SamplingContext) -> float:
     """Return a uniform number in [0, 1), determined by seed and position."""
     return (np.random.Philox(key=context.seed, counter=len(context.history)).random_raw() >> 11) * 2.0**-53
 
@@ -345,7 +347,7 @@ class SamplerStage(NamedTuple):
     `learn` receives the candidates before and after it, and the chosen token.
     """
 
-    run: Callable[[Candidates, SamplingOptions, Context], Candidates]
+    run: Callable[[Candidates, SamplingOptions, SamplingContext], Candidates]
     wanted: Callable[[SamplingOptions], bool]
     keeps_peak: bool
     learn: Callable[[Candidates, Candidates, int, SamplingOptions, Feedback], None] | None = None

@@ -24,14 +24,14 @@ def window_counts(history: Sequence[int], last: int) -> tuple[NDArray[np.int32],
     return np.fromiter(counts, np.int32, len(counts)), np.fromiter(counts.values(), np.int64, len(counts))
 
 
-def continuations(history: Sequence[int], last: int, allowed: int, breakers: Breakers) -> dict[int, int]:
+def continuations(history: Sequence[int], last: int, allowed: int, dry_breakers: Breakers) -> dict[int, int]:
     """Return tokens that would continue a repetition -> its length so far in tokens, at least `allowed`.
 
     In a repetition the newest tokens also occur earlier in the window of `last` tokens; the token after the earlier
     occurrence continues it. No repetition crosses a sequence breaker, and a breaker is never a continuation.
     """
     newest_first = history[-last:][::-1]
-    reach = _reach(newest_first, breakers)
+    reach = _reach(newest_first, dry_breakers)
     if len(newest_first) <= allowed or reach < allowed:
         return {}
     longest: dict[int, int] = {}
@@ -39,17 +39,17 @@ def continuations(history: Sequence[int], last: int, allowed: int, breakers: Bre
         length = min(common, reach)
         if distance and length >= allowed:
             token = newest_first[distance - 1]
-            if () not in breakers.get(token, ()):
+            if () not in dry_breakers.get(token, ()):
                 longest[token] = max(length, longest.get(token, 0))
     return longest
 
 
-def _reach(newest_first: Sequence[int], breakers: Breakers) -> int:
+def _reach(newest_first: Sequence[int], dry_breakers: Breakers) -> int:
     """Return the number of newest tokens after the last sequence breaker."""
     for age, token in enumerate(newest_first):
         ends = [
             age - len(tail)
-            for tail in breakers.get(token, ())
+            for tail in dry_breakers.get(token, ())
             if len(tail) <= age and all(newest_first[age - 1 - i] == wanted for i, wanted in enumerate(tail))
         ]
         if ends:
@@ -72,7 +72,7 @@ def _common_lengths(items: Sequence[int]) -> list[int]:
     return lengths
 
 
-def find_breakers(
+def find_dry_breakers(
     strings: Iterable[str], pieces: Iterable[bytes], tokenize: Callable[[str], Sequence[int]]
 ) -> dict[int, tuple[tuple[int, ...], ...]]:
     """Return every way in which tokens can spell one of `strings`, as a `Breakers`.
@@ -105,7 +105,7 @@ def find_breakers(
     return found
 
 
-class BreakerTokens:
+class DryBreakers:
     """Finds sequence breakers in a vocabulary, and caches the newest few sets. Thread-safe."""
 
     def __init__(self, pieces: Callable[[], Sequence[bytes]], tokenize: Callable[[str], Sequence[int]]) -> None:
@@ -132,7 +132,7 @@ class BreakerTokens:
         with self._searching:  # a thread that wants the same breakers waits for the result
             found = self.known(wanted)
             if found is None:
-                found = find_breakers(wanted, self._pieces, self._tokenize)
+                found = find_dry_breakers(wanted, self._pieces, self._tokenize)
                 with self._lock:
                     self._kept[wanted] = found
                     while len(self._kept) > _KEPT:

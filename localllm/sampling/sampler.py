@@ -22,8 +22,8 @@ from localllm.sampling.chain import (
     HIGHEST,
     SAMPLERS,
     Candidates,
-    Context,
     SamplerStage,
+    SamplingContext,
     changed,
     enabled,
     enabled_names,
@@ -49,18 +49,18 @@ class Sampler:
     def __init__(
         self,
         options: SamplingOptions,
-        breakers: Breakers | None = None,
+        dry_breakers: Breakers | None = None,
         suppressed: Iterable[int] = (),
         spellings: Spellings | None = None,
     ) -> None:
-        """`breakers` comes from find_breakers() for the vocabulary; only DRY needs it. Only infill needs `spellings`.
-        Tokens that are `suppressed` are never chosen, regardless of the options."""
+        """`dry_breakers` comes from find_dry_breakers() for the vocabulary; only DRY needs it. Only infill needs
+        `spellings`. Tokens that are `suppressed` are never chosen, regardless of the options."""
         self.options = options
         self.seed = options.seed if options.seed >= 0 else secrets.randbits(32)
         self._stages = enabled(options)
         self._history: list[int] = []
-        self._context = Context(
-            self._history, breakers or {}, self.seed, spellings, self._allows, Feedback.start(options)
+        self._context = SamplingContext(
+            self._history, dry_breakers or {}, self.seed, spellings, self._allows, Feedback.start(options)
         )
         self._choice: tuple[SamplerStage, Candidates, Candidates] | None = None  # the stage that learns next
         biases = {**options.logit_bias, **dict.fromkeys(suppressed, -np.inf)}
@@ -147,7 +147,7 @@ class Sampler:
     # -- tokens ----------------------------------------------------------------------------------------------------
 
     @property
-    def looks_at(self) -> int:
+    def required_top_k(self) -> int:
         """The k for which the top-k logits determine the next token; 0 if all logits are needed."""
         if self._constraint is not None:
             return 0
@@ -225,8 +225,9 @@ class Sampler:
         left = self._constrained(Candidates(np.arange(len(logits), dtype=np.int32), logits))
         return int(left.ids[left.logits.argmax()])
 
-    def sample_largest(self, ids: Ids, logits: NDArray[np.float32]) -> int:
-        """Return the next token, given only the `looks_at` largest logits (n,), descending, ties by id, NaN first."""
+    def sample_top_k(self, ids: Ids, logits: NDArray[np.float32]) -> int:
+        """Return the next token, given only the `required_top_k` largest logits (n,), descending, ties by id, NaN
+        first."""
         refuse_broken(float(logits[0]))
         return int(ids[0]) if self._argmax else self.draw(*_possible(self._left(Candidates(ids, logits, True))))
 

@@ -22,7 +22,7 @@ FIRST = 256  # usually enough to reach a total probability
 _DEPTHS = (0.25, 0.5, 1, 2, 4, 8)  # distances below the 256th largest score: searched in turn if 256 are too few
 
 
-def largest(values: Floats, k: int) -> Indices:
+def top_k_indices(values: Floats, k: int) -> Indices:
     """Return the indices (min(k, n),) of the k largest `values` (n,), largest first, ties by index. No NaN."""
     if k >= len(values):
         return descending(values)
@@ -85,7 +85,7 @@ def leading(
 def _growing(scores: Floats, probabilities: Doubles, total: float) -> Iterator[Indices]:
     """Yield the indices of the largest `scores`, in descending order: 256, then roughly enough to reach the total
     probability, then all. Sorting all of 128,000 takes 2 to 6 ms."""
-    first = largest(scores, FIRST)
+    first = top_k_indices(scores, FIRST)
     yield first
     if len(scores) > _MANY:
         floor = scores[first[-1]]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.base import Largest
-from localllm.cache import Sequence as Cached
+from localllm.backends.base import TopK
+from localllm.cache import CacheSequence
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Usage
 from localllm.generation.text import AnswerText
@@ -39,7 +39,7 @@ from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.speculation.ngram import NgramDrafter
-    from localllm.speculation.rule import Guess
+    from localllm.speculation.rule import DraftToken
 
 F32 = NDArray[np.float32]
 
@@ -68,7 +68,7 @@ class Ticket:
         return self.wanted is not None and not self.wanted()
 
 
-class Answering:
+class RequestState:
     """The state of one ticket. Only the stepping thread uses it."""
 
     def __init__(
@@ -84,10 +84,10 @@ class Answering:
         self.ticket, self.request, self.number = ticket, request, number
         self.tokens: list[int] = list(request.prompt)
         self.prompt_tokens = len(self.tokens)
-        self.sequence: Cached | None = None  # None while the request waits
-        self.place = -1  # slot, once the request runs
+        self.sequence: CacheSequence | None = None  # None while the request waits
+        self.slot = -1  # slot, once the request runs
         self.checkpoints: list[int] = []  # ascending lengths at which to keep a copy for later prompts
-        self.guesses: list[Guess] = []  # drafted tokens for the next step
+        self.drafts: list[DraftToken] = []  # drafted tokens for the next step
         self.verified = 0  # number of drafts that the step verifies
         self.modelled = False  # whether the draft model made the drafts
         self.outcome: list[tuple[int, bool]] = []  # per draft: its class, and whether it was right
@@ -99,7 +99,7 @@ class Answering:
         self._bytes: Callable[[int], bytes] = tokenizer.piece if tokenizer is not None else lambda token: b""
         self._ends = frozenset[int]() if tokenizer is None else tokenizer.eog
         self._submitted = perf_counter()
-        self._resumed = self.writes_since = 0.0  # time of the last admission, and of the first token after it
+        self._resumed = self.decoding_since = 0.0  # time of the last admission, and of the first token after it
         self._admitted = self._prompted = self._first = 0.0
         self._reused = -1
         self._told = 0  # prompt tokens reported by `Prefilled`
@@ -117,16 +117,16 @@ class Answering:
         return len(self.tokens) - (self.sequence.length if self.sequence is not None else 0)
 
     @property
-    def reading(self) -> bool:
+    def prefilling(self) -> bool:
         """Whether the request is in prefill: its prompt is pending, or an answer that was preempted."""
         return self.pending > 1 or not self._prompted
 
     @property
-    def answered(self) -> int:
+    def answer_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def held(self) -> int:
+    def cached_tokens(self) -> int:
         """Number of tokens to keep in the cache.
 
         Rejected drafts are not kept, nor is the newest token unless an end token followed it. This is so even if the
@@ -134,20 +134,20 @@ class Answering:
         """
         if self.sequence is None:
             return 0
-        return min(self.sequence.length, len(self.tokens) - (self.answered > 0 and not self._complete))
+        return min(self.sequence.length, len(self.tokens) - (self.answer_tokens > 0 and not self._complete))
 
     @property
-    def left(self) -> int:
+    def tokens_left(self) -> int:
         """Number of tokens that may still be generated."""
         most = self.request.max_tokens
-        return (1 << 40) if most is None else most - self.answered
+        return (1 << 40) if most is None else most - self.answer_tokens
 
     @property
-    def looks_at(self) -> int:
+    def required_top_k(self) -> int:
         """The k of the top-k logits that decide the next token; 0 if all logits are needed."""
         request = self.request
         whole = request.logprobs is not None or request.observer is not None or request.processor is not None
-        return 0 if whole else self.sampler.looks_at
+        return 0 if whole else self.sampler.required_top_k
 
     @property
     def pace(self) -> float:
@@ -156,9 +156,9 @@ class Answering:
 
     def had_its_turn(self, seconds: float) -> bool:
         """Whether it has decoded for at least `seconds`, and twice as long as its prefill took, since its admission."""
-        if not self.writes_since:
+        if not self.decoding_since:
             return False
-        return perf_counter() - self.writes_since >= max(seconds, 2 * (self.writes_since - self._resumed))
+        return perf_counter() - self.decoding_since >= max(seconds, 2 * (self.decoding_since - self._resumed))
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -169,10 +169,10 @@ class Answering:
         except Exception:  # the listener is the caller's code
             self.ticket.cancel()
 
-    def admitted(self, sequence: Cached, reused: int) -> None:
+    def admitted(self, sequence: CacheSequence, reused: int) -> None:
         """Start with `reused` tokens in the cache, for the first time or after a preemption."""
         self.sequence = sequence
-        self._resumed, self.writes_since = perf_counter(), 0.0
+        self._resumed, self.decoding_since = perf_counter(), 0.0
         if self._reused < 0:
             self._admitted, self._reused = self._resumed, reused
             self._told = reused
@@ -226,18 +226,18 @@ class Answering:
             if observer is not None:
                 observer.chose(chosen, self._choosing(row, at), self.sampler)
             logprob = self._logprob(row, chosen) if self.request.logprobs is not None else None
-            right = at < len(self.guesses) and self._was_guessed(chosen, at)
+            right = at < len(self.drafts) and self._was_drafted(chosen, at)
             if right and at < self.verified:
                 self._accepted += 1
                 self._plain_seconds += self._plain
             if not self._append(chosen, logprob) or not right:
                 return
 
-    def take_largest(self, found: Largest) -> None:
-        """Sample the next token from its top-k logits (1, `looks_at`)."""
-        chosen = self.sampler.sample_largest(found.ids[-1], found.logits[-1])
-        if self.guesses:
-            self._was_guessed(chosen, 0)
+    def take_top_k(self, found: TopK) -> None:
+        """Sample the next token from its top-k logits (1, `required_top_k`)."""
+        chosen = self.sampler.sample_top_k(found.ids[-1], found.logits[-1])
+        if self.drafts:
+            self._was_drafted(chosen, 0)
         self._append(chosen, None)
 
     def _processed(self, row: F32) -> F32:
@@ -255,10 +255,10 @@ class Answering:
         return found
 
     def _choosing(self, row: F32, at: int) -> Choosing:
-        if at >= len(self.guesses):
+        if at >= len(self.drafts):
             return Choosing(row)
         by = "draft model" if self.modelled else "n-grams"
-        return Choosing(row, self.guesses[at].token, at < self.verified, by)
+        return Choosing(row, self.drafts[at].token, at < self.verified, by)
 
     def _logprob(self, logits: F32, chosen: int) -> Logprob | None:
         """Return the log-probability of the chosen token; None for an end token."""
@@ -270,16 +270,16 @@ class Answering:
             return sampled_logprob(*self.sampler.distribution(logits), chosen, top, self._bytes)
         return logprob_of(logits, chosen, top, self._bytes)
 
-    def _was_guessed(self, chosen: int, at: int) -> bool:
+    def _was_drafted(self, chosen: int, at: int) -> bool:
         """Return whether draft number `at` is right. Record the outcome even if the draft was not verified."""
-        guess = self.guesses[at]
-        self.outcome.append((guess.trust, guess.token == chosen))
-        return guess.token == chosen
+        draft = self.drafts[at]
+        self.outcome.append((draft.trust, draft.token == chosen))
+        return draft.token == chosen
 
     def _append(self, token: int, logprob: Logprob | None) -> bool:
         """Append the next token; return whether the answer continues."""
-        if not self.writes_since:
-            self.writes_since = now = perf_counter()
+        if not self.decoding_since:
+            self.decoding_since = now = perf_counter()
             self._prompted = self._prompted or now
             self._first = self._first or now
         if self.sampler.is_end(token):
@@ -297,7 +297,7 @@ class Answering:
         self.tell(Token(token, text, logprob, (), self.request.choice))
         if self.sampler.finished:
             self.finish("end")
-        elif self.left <= 0:
+        elif self.tokens_left <= 0:
             self.finish("length")
         return not self.done
 
@@ -310,7 +310,7 @@ class Answering:
             self._observe_end()
             text += self._text.finish()
             choice = self.request.choice
-            self.tell(Finished(reason, text, self.usage(), self._text.ended_by, self.held, choice=choice))
+            self.tell(Finished(reason, text, self.usage(), self._text.ended_by, self.cached_tokens, choice=choice))
 
     def fail(self, error: LocalLLMError) -> None:
         """End the request with an error."""
@@ -334,7 +334,7 @@ class Answering:
         return Usage(
             prompt_tokens=self.prompt_tokens,
             reused_tokens=max(self._reused, 0),
-            answer_tokens=self.answered,
+            answer_tokens=self.answer_tokens,
             queued_seconds=since(self._submitted, self._admitted),
             first_token_seconds=since(self._submitted, self._first),
             prompt_seconds=since(self._admitted, self._prompted),

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError
 from localllm.cache.prefix import same
-from localllm.engine import Engine, Result, Rows
+from localllm.engine import Engine, Result, SequenceRows
 from localllm.errors import LocalLLMError
 from localllm.sampling.chain import HIGHEST
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.answering import Answering
+from localllm.scheduler.answering import RequestState
 from localllm.speculation import draft
 from localllm.speculation.draft import Followed, trust_of
 from localllm.speculation.policy import Costs, Judge
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 from localllm.speculation.vocabulary import Mapping
 
 CATCH_UP = 64  # prompt rows in a step of the draft model; few, because the decoding requests wait for the step
@@ -36,7 +36,7 @@ _HOPELESS = 0.1  # stop drafting when the probability that all drafts so far are
 class _Drafting:
     """The draft model's state of a request. `stands` is the probability that all its drafts are accepted."""
 
-    def __init__(self, one: Answering, followed: Followed) -> None:
+    def __init__(self, one: RequestState, followed: Followed) -> None:
         self.one, self.followed = one, followed
         self.good = 0  # number of leading tokens that the draft model has evaluated
         self.room, self.stands = 0, 1.0
@@ -75,7 +75,7 @@ class DraftModel:
         self._spent, self._won, self._shared = 0.0, 0, 0  # the last round: seconds, accepted drafts, requests
         self._reading = 0.0  # seconds of prefill in the last round, which also serves later rounds
 
-    def end(self, one: Answering) -> None:
+    def end(self, one: RequestState) -> None:
         """Keep the sequence of an ended request for later requests."""
         if (found := self._drafting.pop(one.number, None)) is not None:
             self._ended.append(found.followed)
@@ -88,7 +88,7 @@ class DraftModel:
             followed.close()
         self._ended, self._drafting = [], {}
 
-    def propose(self, ones: Sequence[Answering], rows: int, worth: float, positions: int) -> None:
+    def propose(self, ones: Sequence[RequestState], rows: int, worth: float, positions: int) -> None:
         """Draft for decoding requests, in a step that has `rows` rows so far.
 
         `worth` is the time in seconds that one more token saves. `positions` is the maximum length of a request.
@@ -97,7 +97,7 @@ class DraftModel:
         found = [self._of(one) for one in ones]
         for each in found:
             tokens = len(each.one.tokens)
-            each.room, each.stands = min(self._longest, each.one.left - 1, positions - tokens - 1), 1.0
+            each.room, each.stands = min(self._longest, each.one.tokens_left - 1, positions - tokens - 1), 1.0
         found = [each for each in found if each.room > 0 and self._pays(each, rows, worth)]
         if not found or not self._judge.ready():
             return
@@ -110,7 +110,7 @@ class DraftModel:
         except (BackendError, LocalLLMError):  # for example, the draft model's cache is full
             self._judge.rest()
         self._spent = perf_counter() - began - self._reading
-        self._shared = sum(bool(each.one.guesses) for each in found)
+        self._shared = sum(bool(each.one.drafts) for each in found)
 
     def verified(self, seconds: float) -> None:
         """Add the seconds by which verifying this round's drafts is expected to lengthen the target's step."""
@@ -133,7 +133,7 @@ class DraftModel:
         missing = each.behind - self._longest
         if missing <= 0:
             return True
-        rounds = max(min(each.one.left, _HORIZON) * (1 - self.acceptance.mean), 1.0)
+        rounds = max(min(each.one.tokens_left, _HORIZON) * (1 - self.acceptance.mean), 1.0)
         return self._outlook(1, 1.0, 0, rows, worth) * rounds > missing * self._seconds(self._costs.most) / (
             self._costs.most
         )
@@ -160,7 +160,7 @@ class DraftModel:
 
     # -- drafting --------------------------------------------------------------------------------------------------
 
-    def _of(self, one: Answering) -> _Drafting:
+    def _of(self, one: RequestState) -> _Drafting:
         if one.number not in self._drafting:
             self._drafting[one.number] = _Drafting(one, self._followed(one.tokens))
         return self._drafting[one.number]
@@ -216,7 +216,10 @@ class DraftModel:
         if not chosen:
             return []
         began = perf_counter()
-        rows = [Rows(parts[i][0].followed.sequence, spelled[i][0], "last" if parts[i][2] else "none") for i in chosen]
+        rows = [
+            SequenceRows(parts[i][0].followed.sequence, spelled[i][0], "last" if parts[i][2] else "none")
+            for i in chosen
+        ]
         while self._ended and not self._engine.fits([(each.sequence, len(each.tokens)) for each in rows]):
             self._ended.pop(0).close()
         results: list[Result] = self._engine.step(rows)
@@ -230,24 +233,24 @@ class DraftModel:
         for i, result in zip(chosen, results, strict=True):
             each, tokens, wanted = parts[i]
             each.followed.took(tokens, spelled[i][1])
-            if wanted and (guess := _guess(each.one.sampler, self._mapping.logits(result.logits[-1]))) is not None:
-                each.one.guesses.append(guess)
-                guessed.append((each, [guess.token]))
+            if wanted and (draft := _guess(each.one.sampler, self._mapping.logits(result.logits[-1]))) is not None:
+                each.one.drafts.append(draft)
+                guessed.append((each, [draft.token]))
         return guessed
 
     def _goes_on(self, each: _Drafting) -> bool:
         """Accept a request's newest draft, unless a grammar forbids it; return whether to draft another token."""
         one = each.one
-        guess = one.guesses[-1]
-        if one.sampler.valid([each.token for each in one.guesses]) < len(one.guesses):  # a grammar forbids it
-            one.guesses.pop()
+        draft = one.drafts[-1]
+        if one.sampler.valid([each.token for each in one.drafts]) < len(one.drafts):  # a grammar forbids it
+            one.drafts.pop()
             return False
-        each.stands *= self.acceptance.expect(guess.trust)
-        one.sampler.accept(guess.token)
-        return len(one.guesses) < each.room and each.stands >= _HOPELESS and bool(self._mapping.to_draft(guess.token))
+        each.stands *= self.acceptance.expect(draft.trust)
+        one.sampler.accept(draft.token)
+        return len(one.drafts) < each.room and each.stands >= _HOPELESS and bool(self._mapping.to_draft(draft.token))
 
 
-def _guess(sampler: Sampler, logits: NDArray[np.float32]) -> Guess | None:
+def _guess(sampler: Sampler, logits: NDArray[np.float32]) -> DraftToken | None:
     """Return the most likely token, after penalties if sampling is greedy; None if the logits are not usable."""
     token = int(logits.argmax())
     if not abs(float(logits[token])) < HIGHEST:
@@ -257,4 +260,4 @@ def _guess(sampler: Sampler, logits: NDArray[np.float32]) -> Guess | None:
             token = sampler.sample(logits)
         except LocalLLMError:  # penalties exclude every token
             return None
-    return Guess(token, trust_of(logits, token))
+    return DraftToken(token, trust_of(logits, token))

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localllm.backends.base import Limits
-from localllm.scheduler.answering import Answering
+from localllm.scheduler.answering import RequestState
 from localllm.scheduler.draft_model import DraftModel
 from localllm.speculation import ngram
 from localllm.speculation.ngram import NgramDrafter
 from localllm.speculation.policy import Acceptance, Costs
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 
 _FRESH = 48  # consecutive steps with drafts before one without, which updates the time of plain decoding
 _HOPELESS = 0.05  # stop drafting when the probability that all drafts so far are accepted falls below this
@@ -30,37 +30,37 @@ class Drafts:
         self._acceptance = Acceptance(ngram.PRIORS)
         self._stale = 0  # steps since the last one without drafts
 
-    def begin(self, one: Answering) -> None:
+    def begin(self, one: RequestState) -> None:
         """Start drafting for a request: index the n-grams of its prompt."""
         one.drafting = True
         if self._repeats:
             one.drafter = NgramDrafter()
             one.drafter.begin(one.tokens)
 
-    def end(self, one: Answering) -> None:
+    def end(self, one: RequestState) -> None:
         """Stop drafting for a request. The draft model keeps its sequence for later requests."""
         if self._model is not None:
             self._model.end(one)
 
-    def propose(self, writing: Sequence[Answering], limits: Limits) -> None:
-        """Set `guesses` and `verified` of the decoding requests."""
-        for one in writing:
-            one.guesses, one.verified, one.modelled = self._guess(one, limits.positions), 0, False
-        if writing and len(writing) < self._costs.most and self._stale < _FRESH:
-            self._choose(writing, limits)
-        self._stale = self._stale + 1 if any(one.verified for one in writing) else 0
+    def propose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
+        """Set `drafts` and `verified` of the decoding requests."""
+        for one in decoding:
+            one.drafts, one.verified, one.modelled = self._guess(one, limits.positions), 0, False
+        if decoding and len(decoding) < self._costs.most and self._stale < _FRESH:
+            self._choose(decoding, limits)
+        self._stale = self._stale + 1 if any(one.verified for one in decoding) else 0
 
-    def _choose(self, writing: Sequence[Answering], limits: Limits) -> None:
+    def _choose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
         """Choose the n-gram drafts to verify; use the draft model for the requests without one."""
-        rows = len(writing)
-        pace = sum(one.pace for one in writing) / rows
+        rows = len(decoding)
+        pace = sum(one.pace for one in decoding) / rows
         worth = pace * self._costs.seconds(rows) / rows  # seconds saved by one more token
-        rows += self._verify(writing, rows, worth)
-        rest = [one for one in writing if not one.verified]
+        rows += self._verify(decoding, rows, worth)
+        rest = [one for one in decoding if not one.verified]
         if self._model is None or not rest or rows >= self._costs.most:
             return
         for one in rest:
-            one.guesses, one.modelled = [], True
+            one.drafts, one.modelled = [], True
         self._model.propose(rest, rows, worth, limits.positions)
         more = self._verify(rest, rows, worth)
         self._model.verified(self._costs.seconds(rows + more) - self._costs.seconds(rows))
@@ -74,7 +74,7 @@ class Drafts:
         """Return the expected seconds of a step that decodes `requests` requests without drafts."""
         return self._costs.seconds(min(requests, self._costs.most))
 
-    def judge(self, one: Answering) -> None:
+    def judge(self, one: RequestState) -> None:
         """Record which drafts were right, verified or not."""
         acceptance = self._acceptance_of(one)
         for trust, right in one.outcome:
@@ -88,25 +88,25 @@ class Drafts:
         if self._model is not None:
             self._model.close()
 
-    def _guess(self, one: Answering, positions: int) -> list[Guess]:
+    def _guess(self, one: RequestState, positions: int) -> list[DraftToken]:
         if one.drafter is None:
             return []
-        room = min(self._longest, one.left - 1, positions - len(one.tokens) - 1)
-        found: list[Guess] = []
+        room = min(self._longest, one.tokens_left - 1, positions - len(one.tokens) - 1)
+        found: list[DraftToken] = []
         stands = 1.0
         if room < 1:
             return []
-        for guess in one.drafter.propose(one.sampler):
-            found.append(guess)
-            stands *= self._acceptance.expect(guess.trust)
+        for draft in one.drafter.propose(one.sampler):
+            found.append(draft)
+            stands *= self._acceptance.expect(draft.trust)
             if len(found) >= room or stands < _HOPELESS:
                 break
-        return found[: one.sampler.valid([guess.token for guess in found])]  # a grammar may forbid the rest
+        return found[: one.sampler.valid([draft.token for draft in found])]  # a grammar may forbid the rest
 
-    def _acceptance_of(self, one: Answering) -> Acceptance:
+    def _acceptance_of(self, one: RequestState) -> Acceptance:
         return self._model.acceptance if self._model is not None and one.modelled else self._acceptance
 
-    def _verify(self, ones: Sequence[Answering], rows: int, worth: float) -> int:
+    def _verify(self, ones: Sequence[RequestState], rows: int, worth: float) -> int:
         """Choose the drafts to verify in a step that has `rows` rows so far; return the number of rows added.
 
         The drafts of all requests compete for rows: the most likely ones come first.
@@ -114,8 +114,8 @@ class Drafts:
         chances: list[tuple[float, int]] = []  # (probability that a draft and all before it are accepted, request)
         for number, one in enumerate(ones):
             stands, acceptance = 1.0, self._acceptance_of(one)
-            for guess in one.guesses:
-                stands *= acceptance.expect(guess.trust)
+            for draft in one.drafts:
+                stands *= acceptance.expect(draft.trust)
                 chances.append((stands, number))
         chances.sort(key=lambda each: -each[0])
         best, found, won = 0.0, 0, 0.0

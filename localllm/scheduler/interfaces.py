@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from localllm.cache import Sequence
+from localllm.cache import CacheSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +21,16 @@ class SchedulerLimits:
     aligned: int = 1  # prefill chunks end at multiples of this: on a GPU, bits depend on the number of rows
 
 
-class Store(Protocol):
+class PrefixStore(Protocol):
     """Sequences on disk. The prefix cache saves the sequences that it evicts there."""
 
-    def best(self, tokens: Several[int]) -> int:
+    def best(self, tokens: Sequence[int]) -> int:
         """Return the number of leading tokens that `load` would restore."""
         ...
 
-    def load(self, tokens: Several[int]) -> Sequence | None: ...
+    def load(self, tokens: Sequence[int]) -> CacheSequence | None: ...
 
-    def save(self, sequence: Sequence) -> None: ...
+    def save(self, sequence: CacheSequence) -> None: ...
 
 
 class Observer(Protocol):

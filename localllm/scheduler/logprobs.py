@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.sampling.select import Doubles, Ids, largest
+from localllm.sampling.select import Doubles, Ids, top_k_indices
 from localllm.scheduler.request import Logprob
 
 Bytes = Callable[[int], bytes]  # returns the bytes of a token
@@ -17,7 +17,7 @@ def logprob_of(logits: NDArray[np.float32], token: int, top: int, bytes_: Bytes)
     """Return the log-probability of a token under the logits (V,), and of the `top` most likely tokens."""
     numbers = logits.astype(np.float64)
     total = float(np.log(np.exp(numbers - numbers.max()).sum()) + numbers.max())
-    best = largest(logits, min(top, len(logits))).tolist() if top else []
+    best = top_k_indices(logits, min(top, len(logits))).tolist() if top else []
     return _made(token, float(numbers[token]) - total, [(one, float(numbers[one]) - total) for one in best], bytes_)
 
 

@@ -5,18 +5,17 @@ The prefix cache serves requests in any slot. A slot is only a number for the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from localllm.cache import CacheFull, Sequence
+from localllm.cache import CacheFull, CacheSequence
 from localllm.cache.prefix import PrefixCache, same
 from localllm.engine import Engine
 
 T = TypeVar("T")
 
 
-class Places:
+class Slots:
     """The slots of a scheduler. Only the scheduler's thread uses them."""
 
     def __init__(self, count: int, engine: Engine, prefixes: PrefixCache) -> None:
@@ -27,17 +26,17 @@ class Places:
         """Return the slot that a request asks for, or else the first one not in `taken`."""
         if 0 <= wanted < self._count:
             return wanted
-        return next((place for place in range(self._count) if place not in taken), 0)
+        return next((slot for slot in range(self._count) if slot not in taken), 0)
 
-    def remember(self, place: int, tokens: list[int]) -> None:
+    def remember(self, slot: int, tokens: list[int]) -> None:
         """Record the tokens that the last request in a slot left in the cache."""
-        self._last[place] = list(tokens)
+        self._last[slot] = list(tokens)
 
-    def save(self, place: int, write: Callable[[Sequence], int]) -> tuple[int, int]:
+    def save(self, slot: int, write: Callable[[CacheSequence], int]) -> tuple[int, int]:
         """Call `write` with the cached part of a slot's tokens; return its number of tokens and `write`'s result."""
-        return self.held(self._last.get(place, []), lambda sequence: (sequence.length, write(sequence)))
+        return self.with_cached(self._last.get(slot, []), lambda sequence: (sequence.length, write(sequence)))
 
-    def held(self, tokens: Several[int], use: Callable[[Sequence], T]) -> T:
+    def with_cached(self, tokens: Sequence[int], use: Callable[[CacheSequence], T]) -> T:
         """Call `use` with a sequence of the longest cached prefix of `tokens`; return its result."""
         found = self._prefixes.find(tokens)
         sequence = self._engine.add() if found.sequence is None else self._engine.fork(found.sequence)
@@ -47,16 +46,16 @@ class Places:
         finally:
             sequence.free()
 
-    def load(self, place: int, read: Callable[[], tuple[Sequence, int]]) -> tuple[int, int]:
+    def load(self, slot: int, read: Callable[[], tuple[CacheSequence, int]]) -> tuple[int, int]:
         """Cache the sequence that `read` returns as a slot's last tokens; return their number and the second value.
 
         Least recently used sequences are evicted to make room. Raise CacheFull if running requests leave too little.
         """
         tokens, size = self.take_up(read)
-        self.remember(place, tokens)
+        self.remember(slot, tokens)
         return len(tokens), size
 
-    def take_up(self, read: Callable[[], tuple[Sequence, int]]) -> tuple[list[int], int]:
+    def take_up(self, read: Callable[[], tuple[CacheSequence, int]]) -> tuple[list[int], int]:
         """Cache the sequence that `read` returns; return its tokens and the second value. Errors as in `load`."""
         while True:
             try:
@@ -72,9 +71,9 @@ class Places:
             self._prefixes.keep(sequence)
         return tokens, size
 
-    def erase(self, place: int) -> int:
+    def erase(self, slot: int) -> int:
         """Drop a slot's last tokens from the cache; return their number. Longer sequences with this prefix stay."""
-        tokens = self._last.pop(place, [])
+        tokens = self._last.pop(slot, [])
         for sequence in list(self._prefixes):
             if same(sequence.tokens, tokens) == len(sequence.tokens):
                 self._prefixes.drop(sequence)

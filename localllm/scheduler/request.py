@@ -21,7 +21,7 @@ from localllm.sampling.repetition import Breakers
 
 if TYPE_CHECKING:
     from localllm.answer.parts import Part
-    from localllm.cache import Sequence as Cached
+    from localllm.cache import CacheSequence
     from localllm.sampling.sampler import Sampler
 
 Reason = Literal["end", "stop", "length", "context", "cancelled", "tool_calls"]  # tool_calls: set by `with_parts`
@@ -52,7 +52,7 @@ class Choosing(NamedTuple):
 class AnswerObserver(Protocol):
     """Observes how one answer is generated, in the thread that generates it."""
 
-    def started(self, prompt: Sequence[int], sequence: Cached, sampler: Sampler) -> None:
+    def started(self, prompt: Sequence[int], sequence: CacheSequence, sampler: Sampler) -> None:
         """Called when the answer begins; `sequence` holds the prompt tokens reused from the cache."""
         ...
 
@@ -85,12 +85,12 @@ class Request:
     logprobs: int | None = None  # number of alternatives per token; None: no log-probabilities
     sampled: bool = False  # take the answer's log-probabilities after the sampling options, not before
     prompt_logprobs: bool = False  # log-probabilities of the prompt's tokens too (`echo`)
-    breakers: Breakers | None = None  # DRY sequence breakers, if already known
+    dry_breakers: Breakers | None = None  # DRY sequence breakers, if already known
     constraint: Callable[[], Constraint] | None = None  # makes a grammar state; called once per answer
     visible: frozenset[int] = frozenset()  # control tokens to include in the text, for `localllm.answer`
     resumed: bool = False  # the answer continues a text, so its leading space is kept
     reuse: bool = True  # whether to use the prefix cache, and to leave the request's tokens there
-    place: int = -1  # slot to use; -1: a free one
+    slot: int = -1  # slot to use; -1: a free one
     choice: int = 0  # index of this answer among several answers to one prompt; its events repeat it
     priority: int = 0  # higher runs first
     client: str = ""  # ACCOUNT or ACCOUNT/USER: scheduling is fair between accounts, then between users
@@ -166,7 +166,7 @@ class Finished:
     text: str
     usage: Usage
     stop: str = ""  # the stop string that ended it
-    held: int = 0  # tokens of the prompt and the answer that are in the cache
+    cached_tokens: int = 0  # tokens of the prompt and the answer that are in the cache
     parts: tuple[Part, ...] = ()  # the last parts, added by `with_parts`
     choice: int = 0
 

@@ -11,14 +11,14 @@ from collections import Counter
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from localllm.cache import Sequence
+from localllm.cache import CacheSequence
 from localllm.cache.prefix import PrefixCache, same
 from localllm.engine import Engine, Result
 from localllm.errors import LocalLLMError
 from localllm.printable import printable
-from localllm.scheduler.answering import Answering
-from localllm.scheduler.interfaces import SchedulerLimits, Store
-from localllm.scheduler.places import Places
+from localllm.scheduler.answering import RequestState
+from localllm.scheduler.interfaces import PrefixStore, SchedulerLimits
+from localllm.scheduler.places import Slots
 
 if TYPE_CHECKING:
     from localllm.scheduler.drafts import Drafts
@@ -36,16 +36,16 @@ class Running:
         engine: Engine,
         limits: SchedulerLimits,
         drafts: Drafts | None,
-        store: Store | None,
+        store: PrefixStore | None,
     ) -> None:
         self._engine, self._limits, self._store = engine, limits, store
         self.drafts = drafts
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
         self._last_prompts: dict[str, int] = {}  # client -> tokens of its last prompt
         self.prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
-        self.places = Places(limits.parallel, engine, self.prefixes)
-        self.waiting: list[Answering] = []
-        self.active: list[Answering] = []
+        self.slots = Slots(limits.parallel, engine, self.prefixes)
+        self.waiting: list[RequestState] = []
+        self.active: list[RequestState] = []
         self._served: dict[str, int] = {}  # account -> number of its last admission, oldest first
         self._stepper = 0
         self._futile: set[int] = set()  # requests that did not fit even after a preemption; cleared when one ends
@@ -65,7 +65,7 @@ class Running:
         """Whether any request is not paused."""
         return any(not one.ticket.paused for each in (self.active, self.waiting) for one in each)
 
-    def leave(self, one: Answering) -> None:
+    def leave(self, one: RequestState) -> None:
         """Remove a request that has ended. Its tokens stay in the prefix cache if it allows `reuse`."""
         if one in self.active:
             self.active.remove(one)
@@ -91,11 +91,11 @@ class Running:
         if self.drafts is not None:
             self.drafts.close()
 
-    def _keep(self, one: Answering) -> None:
+    def _keep(self, one: RequestState) -> None:
         sequence, one.sequence = one.sequence, None
         assert sequence is not None
         kept = one.request.reuse and sequence.length > 0
-        self.places.remember(one.place, sequence.tokens if kept else [])
+        self.slots.remember(one.slot, sequence.tokens if kept else [])
         if not kept:
             sequence.free()
             return
@@ -105,7 +105,7 @@ class Running:
                 self.prefixes.drop(found.sequence)
         self.prefixes.keep(sequence)
 
-    def take(self, one: Answering, result: Result, prompt: bool, seconds: float) -> None:
+    def take(self, one: RequestState, result: Result, prompt: bool, seconds: float) -> None:
         """Sample a request's next tokens from a step's result. `prompt`: its rows were prefill, not decode."""
         sequence = one.sequence
         assert sequence is not None
@@ -115,22 +115,22 @@ class Running:
             if prompt:
                 one.evaluated(result.logits)
             caught_up = sequence.length >= len(one.tokens)
-            if caught_up and one.left <= 0:
+            if caught_up and one.tokens_left <= 0:
                 one.finish("length")  # `max_tokens` is 0: only prefill was requested
             elif caught_up:
-                if result.largest.ids.size:
-                    one.take_largest(result.largest)
+                if result.top_k.ids.size:
+                    one.take_top_k(result.top_k)
                 else:
                     one.take(result.logits[-1 - one.verified :])
                 if self.drafts is not None:
                     self.drafts.judge(one)
                 if one.verified:
-                    self._engine.truncate(sequence, one.held)
+                    self._engine.truncate(sequence, one.cached_tokens)
             elif one.checkpoints and sequence.length == one.checkpoints[0]:
                 self.prefixes.keep(self._engine.fork(sequence))
         except LocalLLMError as error:
             one.fail(error)
-        one.guesses, one.verified = [], 0
+        one.drafts, one.verified = [], 0
         if not one.done and len(one.tokens) > self._engine.limits.positions:
             one.finish("context")
         if one.done:
@@ -180,7 +180,7 @@ class Running:
         self._seen, self._seen_at = who, now
         return False
 
-    def _to_stop(self, one: Answering, accounts: Counter[str]) -> Answering | None:
+    def _to_stop(self, one: RequestState, accounts: Counter[str]) -> RequestState | None:
         """Return the running request to preempt for `one`; None if `one` has to wait.
 
         The first choice is a paused request. The next is the newest request of an account that runs at least two more
@@ -201,9 +201,9 @@ class Running:
             for other in lower
             if other.request.account != one.request.account and other.had_its_turn(self._limits.slice_seconds)
         ]
-        return min(due, key=lambda other: other.writes_since) if due and not mine else None
+        return min(due, key=lambda other: other.decoding_since) if due and not mine else None
 
-    def _begin(self, one: Answering, stopped: Answering | None) -> bool:
+    def _begin(self, one: RequestState, stopped: RequestState | None) -> bool:
         """Admit a request; return False if it has to wait for blocks or for another request's prefill.
 
         `stopped` is the request to preempt for it.
@@ -222,7 +222,7 @@ class Running:
                 self._futile.add(one.number)
             return False
         self.waiting.remove(one)
-        one.place = self.places.choose(one.request.place, [other.place for other in self.active])
+        one.slot = self.slots.choose(one.request.slot, [other.slot for other in self.active])
         self.active.append(one)
         account = one.request.account
         self._stepper += 1
@@ -243,7 +243,7 @@ class Running:
             raise
         return True
 
-    def _reusable(self, one: Answering) -> tuple[Sequence, int] | None:
+    def _reusable(self, one: RequestState) -> tuple[CacheSequence, int] | None:
         """Return a sequence with a prefix of a request's tokens, and its length.
 
         It shares the blocks of a cached, running or stored sequence, whichever has the longest common prefix. Return
@@ -264,7 +264,7 @@ class Running:
             if held > reused:
                 source, reused = other.sequence, held
             if (
-                other.reading
+                other.prefilling
                 and not other.ticket.paused
                 and same(other.tokens, prompt) >= reused + self._engine.block_tokens
             ):
@@ -280,7 +280,7 @@ class Running:
         self._tell_divergence(one, reused, alike)
         return sequence, reused
 
-    def _has_room(self, one: Answering, sequence: Sequence) -> bool:
+    def _has_room(self, one: RequestState, sequence: CacheSequence) -> bool:
         """Return whether a request's tokens fit into the cache with the running requests.
 
         Evict cached sequences and preempt paused requests to make room.
@@ -295,11 +295,11 @@ class Running:
             self._stop(paused, keep=False)
         return True
 
-    def _paused(self) -> Answering | None:
+    def _paused(self) -> RequestState | None:
         """Return the newest running request that is paused, or None."""
         return max((one for one in self.active if one.ticket.paused), key=lambda one: one.number, default=None)
 
-    def _tell_divergence(self, one: Answering, reused: int, alike: int) -> None:
+    def _tell_divergence(self, one: RequestState, reused: int, alike: int) -> None:
         """Log the token at which a client's prompt differs from an earlier one. No text of the prompt is logged."""
         client, total = one.request.client, one.prompt_tokens
         last = self._last_prompts.get(client, 0)
@@ -344,7 +344,7 @@ class Running:
             self.drafts.close()
         self.drafts = drafts
         for one in self.active:
-            one.drafter, one.guesses, one.verified = None, [], 0
+            one.drafter, one.drafts, one.verified = None, [], 0
             if drafts is not None:
                 drafts.begin(one)
 
@@ -359,7 +359,7 @@ class Running:
         self._stop(least, keep=False)
         return True
 
-    def _stop(self, one: Answering, keep: bool) -> None:
+    def _stop(self, one: RequestState, keep: bool) -> None:
         """Preempt a running request, so that it waits again. `keep`: leave its tokens in the prefix cache."""
         sequence, one.sequence = one.sequence, None
         assert sequence is not None
@@ -369,6 +369,6 @@ class Running:
             self._engine.release(sequence)
         if self.drafts is not None:
             self.drafts.end(one)
-        one.guesses, one.verified = [], 0
+        one.drafts, one.verified = [], 0
         self.active.remove(one)
         self.waiting.append(one)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localllm.cache import CacheFull, Sequence
-from localllm.engine import Engine, Rows, Wanted
-from localllm.scheduler.answering import Answering
+from localllm.cache import CacheFull, CacheSequence
+from localllm.engine import Engine, SequenceRows, Wanted
+from localllm.scheduler.answering import RequestState
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.running import Running
 
@@ -22,17 +22,17 @@ _WORST = 4.0  # a measured cost counts as at most this many times the average, i
 
 
 @dataclass(slots=True)
-class Part:
+class StepPart:
     """The rows of one request in a step."""
 
-    answering: Answering
+    state: RequestState
     count: int
     wanted: Wanted = "last"
     prompt: bool = False  # whether the rows are prefill
 
     @property
-    def sequence(self) -> Sequence:
-        sequence = self.answering.sequence
+    def sequence(self) -> CacheSequence:
+        sequence = self.state.sequence
         assert sequence is not None
         return sequence
 
@@ -43,52 +43,52 @@ class Schedule:
     def __init__(self, engine: Engine, limits: SchedulerLimits, running: Running) -> None:
         self._engine, self._limits, self._running = engine, limits, running
         self._budget = Budget(engine.limits.rows, limits.step_seconds)
-        self._most_largest = engine.most_largest
+        self._most_largest = engine.max_top_k
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StepPart]:
         """Return the parts of the next step; empty if no running request needs a step."""
         active = self._running.active
         if len(active) == 1 and self._running.drafts is None:  # fast path for a single request
             [one] = active
             sequence = one.sequence
             fits = sequence is not None and sequence.length < self._engine.limits.positions and sequence.fits(1)
-            if fits and not one.reading and not one.ticket.paused:
-                return [Part(one, 1, "all")]
+            if fits and not one.prefilling and not one.ticket.paused:
+                return [StepPart(one, 1, "all")]
         return self._fitting(self._parts())
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[StepPart]:
         """Choose the parts of the next step, regardless of free blocks."""
         active = [one for one in self._running.active if not one.ticket.paused]
-        writing = [one for one in active if not one.reading]
-        reading = [one for one in active if one.reading]
+        decoding = [one for one in active if not one.prefilling]
+        prefilling = [one for one in active if one.prefilling]
         limits = self._engine.limits
         most = min(limits.rows, limits.logit_rows)
-        if len(writing) + bool(reading) > most:  # fewest tokens first, with a row left for a prompt
-            writing = sorted(writing, key=lambda one: one.answered)[: max(most - bool(reading), 1)]
+        if len(decoding) + bool(prefilling) > most:  # fewest tokens first, with a row left for a prompt
+            decoding = sorted(decoding, key=lambda one: one.answer_tokens)[: max(most - bool(prefilling), 1)]
         if self._running.drafts is not None:
-            self._running.drafts.propose(writing, limits)
-        parts = [Part(one, 1 + one.verified, "all") for one in writing]
+            self._running.drafts.propose(decoding, limits)
+        parts = [StepPart(one, 1 + one.verified, "all") for one in decoding]
         rows = sum(part.count for part in parts)
         if rows > most:  # too many drafted tokens: verify none
             for part in parts:
-                part.answering.verified, part.count = 0, 1
+                part.state.verified, part.count = 0, 1
             rows = len(parts)
-        budget = min(self._budget.prompt_rows(rows, len(reading)), limits.rows - rows)
-        return parts + self._prompt_parts(reading, budget, limits.logit_rows - rows, rows)
+        budget = min(self._budget.prompt_rows(rows, len(prefilling)), limits.rows - rows)
+        return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
 
-    def _whole(self, one: Answering) -> bool:
+    def _whole(self, one: RequestState) -> bool:
         """Whether all pending tokens must be in one step, because an encoder processes them."""
         return self._engine.start is not None and one.sequence is not None and not one.sequence.length
 
-    def _prompt_parts(self, reading: list[Answering], budget: int, logits_left: int, rows: int) -> list[Part]:
+    def _prompt_parts(self, prefilling: list[RequestState], budget: int, logits_left: int, rows: int) -> list[StepPart]:
         """Divide the budget: half for the oldest request of the highest priority, the rest for the shortest first.
 
         The step already has `rows` decode rows.
         """
-        parts: list[Part] = []
-        oldest = sorted(reading, key=lambda one: (-one.request.priority, one.number))
+        parts: list[StepPart] = []
+        oldest = sorted(prefilling, key=lambda one: (-one.request.priority, one.number))
         order = [*oldest[:1], *sorted(oldest[1:], key=lambda one: one.pending)]
         room = self._engine.limits.rows - rows
         for place, one in enumerate(order):
@@ -103,12 +103,12 @@ class Schedule:
             room -= count
             whole = count == one.pending
             wanted: Wanted = "all" if one.request.prompt_logprobs else "last" if whole else "none"
-            parts.append(Part(one, count, wanted, prompt=True))
+            parts.append(StepPart(one, count, wanted, prompt=True))
             budget -= count
             logits_left -= count if wanted == "all" else int(whole)
         return parts
 
-    def _chunk(self, one: Answering, most: int) -> int:
+    def _chunk(self, one: RequestState, most: int) -> int:
         """Return the size of the next prefill chunk: at most `most` tokens, up to the next checkpoint."""
         assert one.sequence is not None
         start, count = one.sequence.length, min(most, one.pending)
@@ -123,33 +123,33 @@ class Schedule:
             count = min(whole, max(most, 1))
         return count
 
-    def _fitting(self, parts: list[Part]) -> list[Part]:
+    def _fitting(self, parts: list[StepPart]) -> list[StepPart]:
         """Free blocks until the parts fit: evict cached sequences, then preempt requests.
 
         A single request that still does not fit gets fewer rows, or ends.
         """
         while parts and not self._engine.fits([(part.sequence, part.count) for part in parts]):
             if self._running.free_some():
-                parts = [part for part in parts if part.answering.sequence is not None]
+                parts = [part for part in parts if part.state.sequence is not None]
                 continue
             [part] = parts
             room = self._engine.room(part.sequence)
             if room >= part.count:
                 break
-            if room and not self._whole(part.answering):
+            if room and not self._whole(part.state):
                 part.count = min(room, part.count)
-                part.wanted = "last" if part.count == part.answering.pending else part.wanted
-                part.answering.verified = min(part.answering.verified, part.count - 1)
-                if part.prompt and part.count < part.answering.pending:
+                part.wanted = "last" if part.count == part.state.pending else part.wanted
+                part.state.verified = min(part.state.verified, part.count - 1)
+                if part.prompt and part.count < part.state.pending:
                     part.wanted = "none"
                 continue
-            self._no_room(part.answering)
+            self._no_room(part.state)
             return []
         return parts
 
-    def _no_room(self, one: Answering) -> None:
+    def _no_room(self, one: RequestState) -> None:
         """End a request that fills the whole cache by itself."""
-        if one.answered:
+        if one.answer_tokens:
             one.finish("context")
         else:
             blocks = self._engine.pool.blocks
@@ -158,18 +158,18 @@ class Schedule:
 
     # -- the step --------------------------------------------------------------------------------------------------
 
-    def rows(self, part: Part) -> Rows:
+    def rows(self, part: StepPart) -> SequenceRows:
         """Return the engine's input for a part."""
-        one, sequence = part.answering, part.sequence
+        one, sequence = part.state, part.sequence
         tokens = one.tokens[sequence.length :][: part.count]
         if one.verified and not part.prompt:
-            tokens += [guess.token for guess in one.guesses[: one.verified]]
+            tokens += [draft.token for draft in one.drafts[: one.verified]]
         if part.wanted == "none" or one.verified or one.request.prompt_logprobs or not self._most_largest:
-            return Rows(sequence, tokens, part.wanted)
-        largest = one.looks_at
-        return Rows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
+            return SequenceRows(sequence, tokens, part.wanted)
+        largest = one.required_top_k
+        return SequenceRows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
 
-    def observe(self, parts: list[Part], seconds: float) -> None:
+    def observe(self, parts: list[StepPart], seconds: float) -> None:
         """Record the time of a step, for the budget and the drafts."""
         prompts = [part.count for part in parts if part.prompt]
         prompt = sum(prompts)

@@ -18,10 +18,10 @@ from typing import TypeVar
 from localllm.closing import Closing
 from localllm.errors import LocalLLMError
 from localllm.generation.stream import Stepper
-from localllm.scheduler.answering import Answering, Ticket
+from localllm.scheduler.answering import RequestState, Ticket
 from localllm.scheduler.errors import QueueFull, Stopped
 from localllm.scheduler.interfaces import Load, Slot
-from localllm.scheduler.places import Places
+from localllm.scheduler.places import Slots
 from localllm.scheduler.request import Event, Request, within_share
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Scheduler(Closing):
         """
         account = request.account
         ticket = Ticket(request, listener, ended=lambda: self._ended(account))
-        one = self._stepper.core.answering(ticket)
+        one = self._stepper.core.new_state(ticket)
         with self._lock:
             if self._stopped is not None:
                 raise self._stopped
@@ -79,13 +79,13 @@ class Scheduler(Closing):
         """Empty the prefix cache at the next step."""
         self.between(lambda _: self._running.prefixes.clear())
 
-    def between(self, job: Callable[[Places], T]) -> Future[T]:
+    def between(self, job: Callable[[Slots], T]) -> Future[T]:
         """Run a job on the slots, in the scheduler's thread between two steps. Raise Stopped if it has stopped."""
         future = Future[T]()
 
         def run() -> None:
             try:
-                future.set_result(job(self._running.places))
+                future.set_result(job(self._running.slots))
             except Exception as error:  # raised in the thread that waits for the result
                 future.set_exception(error)
 
@@ -137,7 +137,7 @@ class Scheduler(Closing):
                 del self._accounts[account]
 
 
-def _slot(one: Answering) -> Slot:
+def _slot(one: RequestState) -> Slot:
     sequence = one.sequence  # read once: the stepping thread sets it to None when the request ends
     evaluated = sequence.length if sequence is not None else 0
-    return Slot(one.number, one.request.client, one.prompt_tokens, evaluated, one.answered)
+    return Slot(one.number, one.request.client, one.prompt_tokens, evaluated, one.answer_tokens)

@@ -16,7 +16,7 @@ from localllm.server.body import BODIES
 from localllm.server.errors import Draining, TooManyRequests
 from localllm.server.http import CLIENT, refused
 from localllm.server.lanes import Lane
-from localllm.server.limits import Limits
+from localllm.server.limits import ServerLimits
 from localllm.server.refusal import refusal_of
 
 RETRY_SECONDS = 5  # sent while the server stops
@@ -29,7 +29,7 @@ _WEIGHT = 0.1  # weight of the newest request in the moving average
 class Admission:
     """The open requests. Use it from the event loop's thread only."""
 
-    limits: Limits
+    limits: ServerLimits
     draining: bool = False
     open: int = 0
     clients: Counter[str] = field(default_factory=Counter)

@@ -18,13 +18,13 @@ from localllm.server import anthropic, llamacpp, ollama, openai, web
 from localllm.server.admission import Admission, Gate
 from localllm.server.http import refused
 from localllm.server.interface import Service
-from localllm.server.metrics import Metrics, Watch
+from localllm.server.metrics import Metrics, MetricsMiddleware
 from localllm.server.observer import ServiceObserver
 from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.security import Guard
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 
-Routes = Callable[[Service, Settings], list[Route]]
+Routes = Callable[[Service, ServerSettings], list[Route]]
 PROTOCOLS: tuple[Routes, ...] = (  # the first match is used
     web.routes,
     openai.routes,
@@ -35,7 +35,7 @@ PROTOCOLS: tuple[Routes, ...] = (  # the first match is used
 
 
 def make_app(
-    service: Service, settings: Settings, metrics: Metrics | None = None, admission: Admission | None = None
+    service: Service, settings: ServerSettings, metrics: Metrics | None = None, admission: Admission | None = None
 ) -> Starlette:
     """Make the ASGI application. `metrics` counts the scheduler's steps; `admission` can stop new requests."""
     metrics = metrics or Metrics()
@@ -44,7 +44,7 @@ def make_app(
     app = Starlette(
         routes=[route for protocol in PROTOCOLS for route in protocol(service, settings)],
         middleware=[
-            Middleware(Watch, metrics),
+            Middleware(MetricsMiddleware, metrics),
             Middleware(Guard, settings),
             Middleware(Gate, admission),
         ],

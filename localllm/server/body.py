@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from localllm.printable import printable
 from localllm.server.errors import BadRequest, TooLarge, TooSlow
 from localllm.server.lanes import Lane
-from localllm.server.limits import Limits
+from localllm.server.limits import ServerLimits
 from localllm.server.turn import Json
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # a string, or the remainder after an unpaired quote
@@ -29,7 +29,7 @@ LARGE = 256 << 10  # bytes: from this size, parsing would cause a noticeable pau
 BODIES = "localllm.bodies"  # key of the request's scope with the lane for large bodies
 
 
-async def read_json(request: Request, limits: Limits) -> Json:
+async def read_json(request: Request, limits: ServerLimits) -> Json:
     """Read the body as one JSON object, ignoring its Content-Type; raise BadRequest, TooLarge or TooSlow."""
     try:
         async with asyncio.timeout(limits.body_seconds):
@@ -61,7 +61,7 @@ class ClientGone(Exception):
     """The client closed the connection, so no answer can be delivered."""
 
 
-def parse(body: bytes, limits: Limits) -> Json:
+def parse(body: bytes, limits: ServerLimits) -> Json:
     """Parse `body` as a JSON object."""
     if not body.strip():
         raise BadRequest("the body is empty; send a JSON object")
@@ -89,7 +89,7 @@ def parse(body: bytes, limits: Limits) -> Json:
     return data
 
 
-def _check_items(body: bytes, limits: Limits) -> None:
+def _check_items(body: bytes, limits: ServerLimits) -> None:
     """Refuse a body with too many values before parsing it: a list of 2 bytes takes 64 in memory."""
     for _ in range(2):
         many, objects = _marks(body) > limits.items, body.count(b"{") > limits.objects

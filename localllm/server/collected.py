@@ -13,7 +13,7 @@ from localllm.scheduler.request import Event, Finished, Started, Token
 T = TypeVar("T")
 
 
-class Call:
+class CollectedCall:
     """A tool call."""
 
     __slots__ = ("_arguments", "id", "name")
@@ -37,7 +37,7 @@ class Collected:
     def __init__(self) -> None:
         self.prompt_tokens = self.reused = 0
         self.tokens = self.thinking_tokens = 0
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, CollectedCall] = {}
         self.done: Finished | None = None
         self._reasoning: list[str] = []
         self._content: list[str] = []
@@ -65,7 +65,7 @@ class Collected:
                 case Content(text):
                     self._content.append(text)
                 case CallStart(index, id, name):
-                    self.calls[index] = Call(id, name)
+                    self.calls[index] = CollectedCall(id, name)
                 case CallArguments(index, json):
                     self.calls[index].add(json)
 

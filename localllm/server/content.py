@@ -34,7 +34,7 @@ MEDIA = {
 JOINT = "\n"
 
 
-def read_text(fields: Fields, name: str) -> str | None:
+def read_text_field(fields: Fields, name: str) -> str | None:
     """Return the text of a content; None if it is missing or null. Raise BadRequest for other types than text."""
     value = fields.data.get(name)
     if value is None or isinstance(value, str):
@@ -62,19 +62,19 @@ def not_text(part: Fields, kind: str) -> BadRequest:
 class Draft:
     """A message being read. Its texts are joined at the end: joining one by one would take quadratic time."""
 
-    __slots__ = ("call_id", "calls", "role", "texts", "thoughts")
+    __slots__ = ("call_id", "calls", "reasoning", "role", "texts")
 
     def __init__(self, role: str, *texts: str, call_id: str = "") -> None:
         self.role, self.call_id = role, call_id
         self.texts = list(texts)
-        self.thoughts: list[str] = []
+        self.reasoning: list[str] = []
         self.calls: list[Json] = []
 
     def json(self) -> Json:
         """Return the message in `Turn`'s format."""
         found: Json = {"role": self.role, "content": JOINT.join(filter(None, self.texts))}
-        if self.thoughts:
-            found["reasoning_content"] = JOINT.join(self.thoughts)
+        if self.reasoning:
+            found["reasoning_content"] = JOINT.join(self.reasoning)
         if self.calls:
             found["tool_calls"] = self.calls
         return found | ({"tool_call_id": self.call_id} if self.role == "tool" else {})

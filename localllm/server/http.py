@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from localllm.server.body import ClientGone, read_json
 from localllm.server.fields import Fields
-from localllm.server.limits import Limits
+from localllm.server.limits import ServerLimits
 from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.shapes import shape_of
 from localllm.server.streams import disconnected, ndjson, sse
@@ -35,7 +35,7 @@ CLIENT = "localllm.client"  # key of the request's scope with its client; see `s
 GONE = 499  # nginx's status for a closed connection; it only appears in logs
 
 
-def post(paths: Sequence[str], handler: Handler, limits: Limits) -> list[Route]:
+def post(paths: Sequence[str], handler: Handler, limits: ServerLimits) -> list[Route]:
     """Make the routes of a handler that takes a JSON object. The handler is cancelled if its client disconnects."""
 
     async def endpoint(request: Request) -> Response:
@@ -53,7 +53,7 @@ def get(paths: Sequence[str], handler: Handler, method: str = "GET") -> list[Rou
     return [Route(path, endpoint, methods=[method]) for path in paths]
 
 
-async def _posted(request: Request, handler: Handler, limits: Limits) -> Response | Json | list[Any]:
+async def _posted(request: Request, handler: Handler, limits: ServerLimits) -> Response | Json | list[Any]:
     fields = Fields(await read_json(request, limits))
     return await while_connected(request, handler(request, fields))
 

@@ -92,9 +92,9 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
 
 def _token(model: Model | None, name: Literal["bos", "eos"]) -> str:
     """Return the text of a loaded model's BOS or EOS token."""
-    words = model.maybe_tokenizer if model is not None else None
-    token = None if words is None else words.bos if name == "bos" else words.eos
-    return "" if words is None or token is None else words.piece(token).decode("utf-8", "replace")
+    tokenizer = model.maybe_tokenizer if model is not None else None
+    token = None if tokenizer is None else tokenizer.bos if name == "bos" else tokenizer.eos
+    return "" if tokenizer is None or token is None else tokenizer.piece(token).decode("utf-8", "replace")
 
 
 def _number(value: object) -> int:

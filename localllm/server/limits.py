@@ -8,7 +8,7 @@ LOOKING = frozenset({"/metrics", "/slots", "/health", "/v1/health", "/props"})  
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """Limits of requests and of their connections."""
 
     body_bytes: int = 32 << 20

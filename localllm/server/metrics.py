@@ -1,6 +1,7 @@
 """The numbers of GET /metrics: llama.cpp's names, and our own times and counts. One registry per server, no globals.
 
-The scheduler's thread calls `Metrics.step` for every step. The other numbers come from `observer.py` and `Watch`.
+The scheduler's thread calls `Metrics.step` for every step. The other numbers come from `observer.py` and
+`MetricsMiddleware`.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class Metrics(Collector):
         )
 
 
-class Watch:
+class MetricsMiddleware:
     """Counts responses by route and status, and logs a line for each."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:

@@ -80,9 +80,9 @@ class ServiceObserver:
             return asked
         return replace(asked, generation=replace(asked.generation, priority=0))
 
-    def begin(self, model: str, generation: Generation) -> Watched:
+    def begin(self, model: str, generation: Generation) -> ObservedAnswers:
         """Count the answers to a new request as queued."""
-        return Watched(self, [self._add(model, generation) for _ in range(generation.n)])
+        return ObservedAnswers(self, [self._add(model, generation) for _ in range(generation.n)])
 
     def end(self, each: Open, usage: Usage, reason: str) -> None:
         """Count the end of an answer, once."""
@@ -103,13 +103,13 @@ class ServiceObserver:
         return made
 
 
-class Watched:
+class ObservedAnswers:
     """The answers to one request. Leaving the context ends unfinished ones."""
 
     def __init__(self, observer: ServiceObserver, answers: Sequence[Open]) -> None:
         self._observer, self._answers = observer, answers
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> ObservedAnswers:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.answer.formats import find_format
-from localllm.answer.grammars import Format
+from localllm.answer.grammars import AnswerFormat
 from localllm.answer.messages import CallForm, call_form, fitted
 from localllm.answer.thinking import with_thinking
 from localllm.answer.thought import begin
-from localllm.held import end_of
+from localllm.held import prompt_tail
 from localllm.model import Model
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.turn import Completion, Continued, Turn
@@ -71,7 +71,7 @@ class Prompts:
         self._model, self._beside = model, beside
         self._own_template: ChatTemplate | None = None
         self._encoder: ChatEncoder | None = None
-        self._format: Format | None = None
+        self._format: AnswerFormat | None = None
         self._call_form: CallForm | None = None
 
     @property
@@ -91,7 +91,7 @@ class Prompts:
             self._own_template.close()
 
     @property
-    def format(self) -> Format:
+    def format(self) -> AnswerFormat:
         """The model's format of reasoning and tool calls."""
         if self._format is None:
             self._format = find_format(self.template.source)
@@ -114,7 +114,7 @@ class Prompts:
         if continued:
             text, tail = self._begun(rendered.text, last, turn.continues)
         else:
-            text, tail = rendered.text, end_of(rendered.text)
+            text, tail = rendered.text, prompt_tail(rendered.text)
         self.check_length(text)
         if self._encoder is None:
             self._encoder = ChatEncoder(self._model.tokenizer, template.source)
@@ -123,13 +123,13 @@ class Prompts:
 
     def _begun(self, prompt: Text, message: Mapping[str, Any], part: Continued) -> tuple[Text, str]:
         """Return a prompt with the partial answer, and the end of the prompt before that."""
-        thought, content = (str(message.get(name) or "") for name in ("reasoning_content", "content"))
+        reasoning, content = (str(message.get(name) or "") for name in ("reasoning_content", "content"))
         whole = content if part == "content" or (part == "" and content) else None
-        found = begin(self.format, end_of(prompt), thought, whole)
+        found = begin(self.format, prompt_tail(prompt), reasoning, whole)
         opened = joined((prompt[: len(prompt) - found.cut], Text.of(found.opening, OWN)))
-        closed = joined((opened, Text.of(found.thought, MODEL), Text.of(found.closing, OWN)))
-        tail = closed if whole is not None or not found.thought else opened
-        return joined((closed, Text.of(found.content, MODEL))), end_of(tail)
+        closed = joined((opened, Text.of(found.reasoning, MODEL), Text.of(found.closing, OWN)))
+        tail = closed if whole is not None or not found.reasoning else opened
+        return joined((closed, Text.of(found.content, MODEL))), prompt_tail(tail)
 
     def check_length(self, *texts: str) -> None:
         """Raise PromptTooLong early for texts that together cannot fit in the context."""
@@ -173,15 +173,15 @@ class Prompts:
 
         Of the files, the nearest ones (last in the list) are kept, as far as there is room for them and an answer.
         """
-        words = self._model.tokenizer
+        tokenizer = self._model.tokenizer
         prefix, suffix, middle = (self.fill_token(role) for role in ("prefix", "suffix", "middle"))
         if prefix is None or suffix is None or middle is None:
             raise NotSupported("this model has no tokens for infilling; use a model trained to fill gaps in code")
-        before = completion.prompt if isinstance(completion.prompt, str) else words.decode(completion.prompt)
+        before = completion.prompt if isinstance(completion.prompt, str) else tokenizer.decode(completion.prompt)
         after = completion.suffix or ""
         self.check_length(before, after)
         ids = [prefix, *self._plain(before), suffix, *self._plain(after), middle]
-        start = [words.bos] if words.add_bos and words.bos is not None else []
+        start = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
         context, answer = self._model.context, completion.generation.max_tokens
         kept = context // 4 if answer is None else min(answer, context // 4)
         room = context - len(start) - len(ids) - kept

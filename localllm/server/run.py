@@ -28,7 +28,7 @@ from localllm.notice import Notice, Setting
 from localllm.scheduler.request import within_share
 from localllm.server.accounts import account_of_address
 from localllm.server.admission import Admission
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.streams import ABORT
 
 try:
@@ -52,7 +52,7 @@ class ListenError(LocalLLMError):
     """The address cannot be listened on."""
 
 
-def listen(settings: Settings) -> list[socket.socket]:
+def listen(settings: ServerSettings) -> list[socket.socket]:
     """Open the sockets of all addresses; raise ListenError for the first that fails."""
     made: list[socket.socket] = []
     try:
@@ -85,8 +85,12 @@ def _socket(address: str, port: int) -> socket.socket:
     return made
 
 
-def serve(
-    app: ASGIApp, settings: Settings, admission: Admission, sockets: Sequence[socket.socket], ready: Ready | None = None
+def run_server(
+    app: ASGIApp,
+    settings: ServerSettings,
+    admission: Admission,
+    sockets: Sequence[socket.socket],
+    ready: Ready | None = None,
 ) -> None:
     """Serve until stopped. `ready` loads the model while connections are already accepted.
 
@@ -96,7 +100,11 @@ def serve(
 
 
 def start(
-    app: ASGIApp, settings: Settings, admission: Admission, sockets: Sequence[socket.socket], ready: Ready | None = None
+    app: ASGIApp,
+    settings: ServerSettings,
+    admission: Admission,
+    sockets: Sequence[socket.socket],
+    ready: Ready | None = None,
 ) -> tuple[_Server, Ready]:
     """Create a server and the coroutine function that runs it, for a program with its own event loop."""
     config = uvicorn.Config(
@@ -166,7 +174,7 @@ class _Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
-def _most(settings: Settings) -> int:
+def _most(settings: ServerSettings) -> int:
     """Return the maximum number of connections: the setting, or fewer if the open-file limit is lower."""
     if resource is None:
         return settings.limits.connections

@@ -24,7 +24,7 @@ from localllm.server.accounts import account_of_address
 from localllm.server.errors import BadRequest, Forbidden, Unauthorized
 from localllm.server.http import CLIENT, refused
 from localllm.server.refusal import refusal_of
-from localllm.server.settings import Settings, digest
+from localllm.server.settings import ServerSettings, digest
 
 PUBLIC = frozenset({"/", "/health", "/v1/health"})  # no key required, as in llama-server
 ASSETS = "/web/"  # static files of the web page, which are also public
@@ -35,7 +35,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^][:@/\\?#\s]+)(?::\d{1,5})?")
 class Guard:
     """Passes allowed requests on, refuses the others, and sends browsers the headers that restrict pages."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app = app
         self.settings = settings
 

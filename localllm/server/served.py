@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from localllm.answer.constraint import GrammarVocabulary, NotCompiled
 from localllm.answer.reader import AnswerReader
-from localllm.answer.structure import Asked
+from localllm.answer.structure import ConstraintSpec
 from localllm.cache.slot_files import SlotFiles
 from localllm.closing import Closing
-from localllm.embedding import normalized, pair
+from localllm.embedding import normalized, rank_pair
 from localllm.generation.constraint import Constraint
-from localllm.held import Worded, held, held_text
+from localllm.held import ConstraintSource, answer_constraint, text_constraint
 from localllm.model import Model
 from localllm.notice import Notice, Setting
-from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
+from localllm.scheduler.interfaces import Observer, PrefixStore, SchedulerLimits
 from localllm.scheduler.request import Request
 from localllm.scheduler.scheduler import Scheduler
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
@@ -56,7 +56,7 @@ class Served(Closing):
         limits: SchedulerLimits,
         observer: Observer | None = None,
         sampling: Mapping[str, Any] | None = None,
-        store: Store | None = None,
+        store: PrefixStore | None = None,
         slots: SlotFiles | None = None,
     ) -> None:
         """`sampling`: defaults for requests. `store`: prefixes on disk. `slots`: saved slots."""
@@ -96,7 +96,10 @@ class Served(Closing):
         made = await room.lane.run(lambda: self._asked(room.prompts, turn))
         request = made.request
         if not made.asked.free:
-            make: Callable[[Worded], Made] = lambda words: held(words, made.asked, made.template, made.tail)  # noqa: E731
+
+            def make(source: ConstraintSource) -> Made:
+                return answer_constraint(source, made.asked, made.template, made.tail)
+
             request = replace(request, constraint=await self._constrained(room, make))
         return Prepared(_several(await self._with_breakers(request), turn.generation.n), made.readers)
 
@@ -111,7 +114,7 @@ class Served(Closing):
         request = await room.lane.run(asked)
         structure = completion.generation.structure
         if structure is not None:
-            constraint = await self._constrained(room, lambda words: held_text(words, structure))
+            constraint = await self._constrained(room, lambda source: text_constraint(source, structure))
             request = replace(request, constraint=constraint)
         return Prepared(_several(await self._with_breakers(request), completion.generation.n), lambda: None)
 
@@ -123,29 +126,29 @@ class Served(Closing):
     def _room_of(self, turn: Turn) -> Room:
         return self.room(turn.messages, turn.tools, turn.template_variables)
 
-    async def _constrained(self, room: Room, make: Callable[[Worded], Made]) -> Made:
+    async def _constrained(self, room: Room, make: Callable[[ConstraintSource], Made]) -> Made:
         """Return the constraint of an answer. A separate lane compiles grammars until the request ends."""
-        words, grammars = self.model.tokenizer, self.model.grammars
+        tokenizer, grammars = self.model.tokenizer, self.model.grammars
         with suppress(NotCompiled):
-            return await room.lane.run(lambda: make(_Words(words, grammars.known())))
+            return await room.lane.run(lambda: make(_Words(tokenizer, grammars.known())))
         stop = threading.Event()
 
         def compiled() -> Made:
             if self._child is None:
                 self._child = grammars.new_child()
-            return make(_Words(words, grammars.checked(self._child, stop)))
+            return make(_Words(tokenizer, grammars.checked(self._child, stop)))
 
         return await self._grammars.run(compiled, stop.set)
 
     async def _with_breakers(self, request: Request) -> Request:
         """Add DRY's sequence breakers to a request that needs them. New ones are searched in a separate lane."""
-        strings, breakers = request.sampling.dry_sequence_breaker, self.model.breakers
+        strings, breakers = request.sampling.dry_sequence_breaker, self.model.dry_breakers
         if not request.sampling.dry_multiplier or breakers is None:
             return request
         found = breakers.known(strings)
         if found is None:
             found = await self._breakers.run(partial(breakers.find, strings))
-        return replace(request, breakers=found)
+        return replace(request, dry_breakers=found)
 
     def _asked(self, prompts: Prompts, turn: Turn) -> _Asked:
         """Return the request for a turn without its constraint, and the factory for readers of its answers."""
@@ -154,7 +157,7 @@ class Served(Closing):
         format_, tail = prompts.format, prompt.tail
         forced = turn.tool_choice == "required" or bool(turn.forced_tool)
         structure, budget = turn.generation.structure, turn.thinking.budget
-        asked = Asked(structure, tools, turn.parallel_calls, budget, forced)
+        asked = ConstraintSpec(structure, tools, turn.parallel_calls, budget, forced)
         visible = format_.visible(self.model.tokenizer.special)
         # `resumed`: the content is decoded from its tokens, with leading spaces
         request = replace(self._request(prompt, turn.generation), visible=visible, resumed=True)
@@ -183,7 +186,7 @@ class Served(Closing):
             sampled=generation.sampled,
             resumed=prompt.resumed,
             reuse=generation.reuse,
-            place=generation.slot,
+            slot=generation.slot,
             priority=generation.priority,
             client=generation.client,
         )
@@ -246,8 +249,10 @@ class Served(Closing):
             self._short.prompts.check_length(query, document)
 
         def run(some: Sequence[str]) -> tuple[list[float], int]:
-            words, data = model.tokenizer, model.file.metadata
-            tokens = sum(len(pair(words, data, query, document)) for document in some)  # counts the query each time
+            tokenizer, data = model.tokenizer, model.file.metadata
+            tokens = sum(
+                len(rank_pair(tokenizer, data, query, document)) for document in some
+            )  # counts the query each time
             return [float(score) for score in model.rank(query, some)], tokens
 
         scores, tokens, steps = await self._in_parts(model, documents, run, len(query))
@@ -338,7 +343,7 @@ class _Asked:
 
     request: Request
     readers: Callable[[], AnswerReader]
-    asked: Asked
+    asked: ConstraintSpec
     template: ChatTemplate
     tail: str
 

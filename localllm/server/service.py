@@ -20,7 +20,7 @@ from localllm.server.bridge import Inbox
 from localllm.server.info import Info
 from localllm.server.metrics import Metrics
 from localllm.server.observer import ServiceObserver
-from localllm.server.shelf import Shelf
+from localllm.server.shelf import ModelRegistry
 from localllm.server.turn import Completion, EmbedResult, Generation, SlotAction, Thinking, Turn
 
 if TYPE_CHECKING:
@@ -52,19 +52,19 @@ class Usual:
 class ModelService:
     """A `turn.Service` over a shelf of models."""
 
-    def __init__(self, shelf: Shelf, usual: Usual | None = None) -> None:
-        self.shelf, self._usual = shelf, usual or Usual()
+    def __init__(self, registry: ModelRegistry, usual: Usual | None = None) -> None:
+        self.registry, self._usual = registry, usual or Usual()
         self.observer = ServiceObserver(Metrics())
 
     def models(self) -> Sequence[Info]:
-        return self.shelf.infos
+        return self.registry.infos
 
     def find(self, name: str) -> Info:
-        return self.shelf.find(name)
+        return self.registry.find(name)
 
     def load_of(self, model: str) -> Load | None:
         """Return the load of a model's scheduler; None if the model is not loaded or has no scheduler."""
-        served = self.shelf.loaded(model)
+        served = self.registry.loaded(model)
         return None if served is None or served.embeds else served.scheduler.load()
 
     def loads(self) -> dict[str, Load]:
@@ -85,7 +85,7 @@ class ModelService:
     ) -> AsyncGenerator[Event, None]:
         """Yield the events of all answers to a request, with their parsed parts. Protocols read it directly."""
         with self.observer.begin(model, generation) as watched:
-            async with self.shelf.using(model) as served:
+            async with self.registry.using(model) as served:
                 submit = served.scheduler.submit
                 asked = await prepare(served)
                 readers = [asked.readers() for _ in asked.requests]
@@ -102,46 +102,46 @@ class ModelService:
         return len(await self.prompt_ids(model, turn))
 
     async def render(self, model: str, turn: Turn) -> str:
-        async with self.shelf.using(model) as served:
+        async with self.registry.using(model) as served:
             return (await served.prompt(self._usual.fill(turn))).text
 
     async def prompt_ids(self, model: str, turn: Turn) -> list[int]:
-        async with self.shelf.using(model) as served:
+        async with self.registry.using(model) as served:
             return (await served.prompt(self._usual.fill(turn))).ids
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        async with self.shelf.using(model) as served:
+        async with self.registry.using(model) as served:
             return await served.tokenize(text, add_special, parse_special)
 
     async def tokenize_all(
         self, model: str, texts: Sequence[str], add_special: bool, parse_special: bool
     ) -> list[list[int]]:
-        async with self.shelf.using(model) as served:
+        async with self.registry.using(model) as served:
             return await served.tokenize_all(texts, add_special, parse_special)
 
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
-        async with self.shelf.using(model) as served:
-            words = served.model.tokenizer
-            return await served.room(ids).lane.run(lambda: [words.piece(token) for token in ids])
+        async with self.registry.using(model) as served:
+            tokenizer = served.model.tokenizer
+            return await served.room(ids).lane.run(lambda: [tokenizer.piece(token) for token in ids])
 
     async def embed(
         self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True
     ) -> EmbedResult:
         started = monotonic()
-        async with self.shelf.using(model) as served:
+        async with self.registry.using(model) as served:
             found = await served.embed(texts, pooling, normalize)
         return self.observer.embedded(found, monotonic() - started, len(texts))
 
     async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult:
         started = monotonic()
-        async with self.shelf.using(model) as served:
+        async with self.registry.using(model) as served:
             found = await served.rank(query, documents)
         return self.observer.embedded(found, monotonic() - started, len(documents))
 
     async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
-        async with self.shelf.using(model) as served:
+        async with self.registry.using(model) as served:
             return await served.slot(number, action, name)
 
     def sampling_defaults(self, model: str) -> SamplingOptions:
-        served = self.shelf.loaded(model)
+        served = self.registry.loaded(model)
         return SamplingOptions() if served is None else served.model.sampling_defaults.options(dict(served.sampling))

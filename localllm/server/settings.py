@@ -10,7 +10,7 @@ from localllm.errors import LocalLLMError
 from localllm.options import ServeOptions
 from localllm.options.serve import KEY_BYTES, KEYS
 from localllm.regular import read_given
-from localllm.server.limits import Limits
+from localllm.server.limits import ServerLimits
 
 KEY_FILE_BYTES = 1 << 20
 
@@ -20,10 +20,10 @@ class SettingsError(LocalLLMError):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServerSettings:
     """Settings of the server, without those for models."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     addresses: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8080
     keys: frozenset[bytes] = frozenset()  # SHA-256 of each API key; empty: no key required
@@ -44,12 +44,12 @@ class Settings:
     log_prompts: bool = False
 
     @classmethod
-    def of(cls, options: ServeOptions, max_tokens: int | None = None) -> Settings:
+    def of(cls, options: ServeOptions, max_tokens: int | None = None) -> ServerSettings:
         """Return the settings for `options`; reads the key file."""
         addresses = tuple(part.strip() for part in options.host.split(","))
         keys = (*options.api_key, *keys_in(options.api_key_file))
         return cls(
-            limits=Limits(
+            limits=ServerLimits(
                 body_bytes=options.max_body,
                 requests=options.max_requests,
                 client_requests=options.max_client_requests,

@@ -27,7 +27,7 @@ log = logging.getLogger("localllm.server")
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
+class _Entry:
     """A model file, loaded or not."""
 
     path: Path
@@ -39,35 +39,35 @@ class _Place:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Shelf:
+class ModelRegistry:
     """Finds, loads and unloads models. Use it from the event loop only."""
 
     def __init__(
-        self, places: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0, embeds: bool = False
+        self, models: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0, embeds: bool = False
     ) -> None:
-        """`places`: names and files. `load` opens a file and may block. `memory`: bytes for weights and caches; 0: no
+        """`models`: names and files. `load` opens a file and may block. `memory`: bytes for weights and caches; 0: no
         limit.
 
         `embeds`: `load` opens models for embeddings.
         """
-        infos = [(path, info_of(name, path, embeds=embeds)) for name, path in places]
-        self._places = {info.id: _Place(path, info, bytes=info.file_bytes) for path, info in infos}
+        infos = [(path, info_of(name, path, embeds=embeds)) for name, path in models]
+        self._entries = {info.id: _Entry(path, info, bytes=info.file_bytes) for path, info in infos}
         self._load, self._memory = load, memory
-        self._loading: list[_Place] = []  # changed by the loading threads
+        self._loading: list[_Entry] = []  # changed by the loading threads
         self._turn = asyncio.Lock()  # one load at a time
         self._freed = asyncio.Condition()
 
     @property
     def infos(self) -> list[Info]:
-        return [place.info for place in self._places.values()]
+        return [entry.info for entry in self._entries.values()]
 
     def find(self, name: str) -> Info:
         """Return the model with this name. A single model matches every name."""
-        return self._place(name).info
+        return self._entry(name).info
 
     def loaded(self, name: str) -> Served | None:
         """Return a model if it is loaded now."""
-        return self._place(name).served
+        return self._entry(name).served
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Served]:
@@ -81,16 +81,16 @@ class Shelf:
 
     @asynccontextmanager
     async def _kept(self, name: str) -> AsyncIterator[Served]:
-        place = self._place(name)
-        place.users += 1
+        entry = self._entry(name)
+        entry.users += 1
         try:
-            if place.served is None:
-                await self._fetch(place)
-            assert place.served is not None
-            yield place.served
+            if entry.served is None:
+                await self._fetch(entry)
+            assert entry.served is not None
+            yield entry.served
         finally:
-            place.users -= 1
-            place.used = monotonic()
+            entry.users -= 1
+            entry.used = monotonic()
             async with self._freed:
                 self._freed.notify_all()
 
@@ -104,51 +104,51 @@ class Shelf:
 
     def end(self) -> bool:
         """Free all models after the event loop has ended. Return whether a model is still being loaded."""
-        for place in self._held():
-            assert place.served is not None
-            place.served.close()
-            place.served = None
+        for entry in self._in_memory():
+            assert entry.served is not None
+            entry.served.close()
+            entry.served = None
         return bool(self._loading)
 
-    def _opened(self, place: _Place) -> Served:
-        self._loading.append(place)
+    def _opened(self, entry: _Entry) -> Served:
+        self._loading.append(entry)
         try:
-            return self._load(place.path)
+            return self._load(entry.path)
         except LocalLLMError as error:  # its message has the path, and may quote the file
-            raise Unloadable(f"{place.info.id} cannot be loaded; the server's log says why", error) from None
+            raise Unloadable(f"{entry.info.id} cannot be loaded; the server's log says why", error) from None
         finally:
-            self._loading.remove(place)
+            self._loading.remove(entry)
 
-    def _place(self, name: str) -> _Place:
-        place = self._places.get(name) or self._places.get(name.removesuffix(":latest"))
-        if place is None and len(self._places) == 1:
-            [place] = self._places.values()
-        if place is None:
-            known = ", ".join(sorted(self._places)[:20])
+    def _entry(self, name: str) -> _Entry:
+        entry = self._entries.get(name) or self._entries.get(name.removesuffix(":latest"))
+        if entry is None and len(self._entries) == 1:
+            [entry] = self._entries.values()
+        if entry is None:
+            known = ", ".join(sorted(self._entries)[:20])
             asked = f"model {printable(name, 100)!r} is unknown" if name else "name a model"
             raise UnknownModel(f"{asked}; this server has {known}")
-        return place
+        return entry
 
-    async def _fetch(self, place: _Place) -> None:
+    async def _fetch(self, entry: _Entry) -> None:
         async with self._turn:
-            if place.served is not None:
+            if entry.served is not None:
                 return
-            await self._make_room(place)
-            place.info = replace(place.info, state="loading")
+            await self._make_room(entry)
+            entry.info = replace(entry.info, state="loading")
             try:
-                place.served = await in_daemon(partial(self._opened, place), Served.close)
-                place.bytes = place.served.bytes
-                await self._make_room(place)  # the cache may need more than the free memory
+                entry.served = await in_daemon(partial(self._opened, entry), Served.close)
+                entry.bytes = entry.served.bytes
+                await self._make_room(entry)  # the cache may need more than the free memory
             except BaseException:
-                opened, place.served = place.served, None
+                opened, entry.served = entry.served, None
                 if opened is not None:
                     await asyncio.to_thread(opened.close)
-                place.info = replace(place.info, state="failed")
+                entry.info = replace(entry.info, state="failed")
                 raise
-            place.info = replace(info_of(place.info.id, place.path, place.served.model), state="loaded")
-            log.info("loaded %s", place.info.id)
+            entry.info = replace(info_of(entry.info.id, entry.path, entry.served.model), state="loaded")
+            log.info("loaded %s", entry.info.id)
 
-    async def _make_room(self, wanted: _Place) -> None:
+    async def _make_room(self, wanted: _Entry) -> None:
         """Unload models, least recently used first, until `wanted` fits."""
         if not self._memory:
             return
@@ -157,10 +157,10 @@ class Shelf:
             raise LocalLLMError(
                 Notice(problem, Setting("memory_limit"), "); a smaller context (", Setting("ctx_size"), ") needs less")
             )
-        while wanted.bytes + sum(place.bytes for place in self._held() if place is not wanted) > self._memory:
-            idle = [place for place in self._held() if not place.users]
+        while wanted.bytes + sum(entry.bytes for entry in self._in_memory() if entry is not wanted) > self._memory:
+            idle = [entry for entry in self._in_memory() if not entry.users]
             if idle:
-                await self._unload(min(idle, key=lambda place: place.used))
+                await self._unload(min(idle, key=lambda entry: entry.used))
                 continue
             try:
                 async with asyncio.timeout(60), self._freed:
@@ -168,15 +168,15 @@ class Shelf:
             except TimeoutError:
                 raise TooManyRequests("all loaded models are busy; try again later", 10) from None
 
-    def _held(self) -> list[_Place]:
-        return [place for place in self._places.values() if place.served is not None]
+    def _in_memory(self) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.served is not None]
 
-    async def _unload(self, place: _Place) -> None:
-        served, place.served = place.served, None
+    async def _unload(self, entry: _Entry) -> None:
+        served, entry.served = entry.served, None
         if served is not None:
-            place.info = replace(place.info, state="unloaded")
+            entry.info = replace(entry.info, state="unloaded")
             await asyncio.to_thread(served.close)
-            log.info("unloaded %s", place.info.id)
+            log.info("unloaded %s", entry.info.id)
 
 
 def models_in(folder: Path) -> list[tuple[str, Path]]:

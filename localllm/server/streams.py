@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from localllm.server.limits import Limits
+from localllm.server.limits import ServerLimits
 from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.shapes import Shape, shape_of
 from localllm.server.turn import Json
@@ -22,7 +22,7 @@ from localllm.server.wire import PING, dumps, frame, line
 ABORT = "localllm.abort"  # extension of our uvicorn protocol: closes the connection and drops unsent bytes
 
 
-def sse(events: AsyncIterator[bytes | Json], limits: Limits, ping_seconds: float | None = None) -> Response:
+def sse(events: AsyncIterator[bytes | Json], limits: ServerLimits, ping_seconds: float | None = None) -> Response:
     """Send events as they come: a dict as one `data:` event, bytes (see `wire.frame`) unchanged.
 
     The source should await its first event before it yields anything, so that earlier errors can set the status. It is
@@ -31,7 +31,7 @@ def sse(events: AsyncIterator[bytes | Json], limits: Limits, ping_seconds: float
     return _Stream(events, limits, "text/event-stream", frame, PING, ping_seconds)
 
 
-def ndjson(events: AsyncIterator[bytes | Json], limits: Limits) -> Response:
+def ndjson(events: AsyncIterator[bytes | Json], limits: ServerLimits) -> Response:
     """Send each event as a line of JSON. Like `sse`, but without comments, which JSON lines do not allow."""
     return _Stream(events, limits, "application/x-ndjson", line, b"", None)
 
@@ -40,7 +40,7 @@ class _Stream(Response):
     def __init__(
         self,
         events: AsyncIterator[bytes | Json],
-        limits: Limits,
+        limits: ServerLimits,
         media_type: str,
         encode: Callable[[Json], bytes],
         ping: bytes,

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from localllm.engine import Engine, Rows
+from localllm.engine import Engine, SequenceRows
 from localllm.speculation.policy import Costs
 
 VERIFYING = (1, 2, 3, 4, 6, 8, 12, 16)  # rows timed; costs between these are interpolated
@@ -15,7 +15,7 @@ DRAFTING = (1, 16)
 ENOUGH = 0.04  # minimum seconds to measure for
 
 
-def measure(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs:
+def measure_costs(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs:
     """Return the best time for each number of rows, with an empty cache and different tokens."""
     most = min(engine.limits.positions, engine.limits.logit_rows)
     counts = [n for n in rows if n <= most]
@@ -24,12 +24,12 @@ def measure(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs:
     sequence = engine.add()
     began = perf_counter()
     try:
-        engine.step([Rows(sequence, tokens[:1], "all")])  # the first pass touches fresh memory
+        engine.step([SequenceRows(sequence, tokens[:1], "all")])  # the first pass touches fresh memory
         while perf_counter() - began < ENOUGH or best[counts[-1]] == float("inf"):
             for count in counts:
                 engine.truncate(sequence, 0)
                 start = perf_counter()
-                engine.step([Rows(sequence, tokens[:count], "all")])
+                engine.step([SequenceRows(sequence, tokens[:count], "all")])
                 best[count] = min(best[count], perf_counter() - start)
     finally:
         engine.release(sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from localllm.sampling.sampler import Sampler
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 
 SHORTEST = 3  # minimum matching tokens
 LONGEST = 16  # maximum tokens compared
@@ -36,7 +36,7 @@ class NgramDrafter:
             before = tuple(self._text[-SHORTEST - 1 : -1])
             self._places.setdefault(before, []).append(len(self._text) - 1)
 
-    def propose(self, sampler: Sampler) -> Iterator[Guess]:
+    def propose(self, sampler: Sampler) -> Iterator[DraftToken]:
         """Yield the tokens that followed the longest match (of several, the newest).
 
         If the continuation reaches the end of the text, it continues with the drafted tokens.
@@ -49,7 +49,7 @@ class NgramDrafter:
         while True:
             token = text[place] if place < len(text) else guessed[place - len(text)]
             guessed.append(token)
-            yield Guess(token, min(alike, LONGEST) - SHORTEST)
+            yield DraftToken(token, min(alike, LONGEST) - SHORTEST)
             place, alike = place + 1, alike + 1
 
     def _longest(self) -> tuple[int, int]:

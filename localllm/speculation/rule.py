@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Guess(NamedTuple):
+class DraftToken(NamedTuple):
     """A drafted token."""
 
     token: int

@@ -9,10 +9,10 @@ from localllm.notice import Notice, Setting, said
 from localllm.options import SpeculationOptions
 from localllm.scheduler.draft_model import DraftModel
 from localllm.scheduler.drafts import Drafts
-from localllm.speculation.costs import DRAFTING, VERIFYING, measure
+from localllm.speculation.costs import DRAFTING, VERIFYING, measure_costs
 from localllm.speculation.errors import SpeculationError
 from localllm.speculation.policy import outlook
-from localllm.speculation.vocabulary import Mapping, Vocabulary, match
+from localllm.speculation.vocabulary import Mapping, Vocabulary, match_vocabularies
 
 SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds of Python per pass, 2 % of this
 
@@ -20,14 +20,14 @@ _ITSELF = "it is the model itself, so drafting cannot make it faster; use a smal
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class SpeculationTarget:
     """The parts of a model that speculation uses: engine and vocabulary."""
 
     engine: Engine
     vocabulary: Vocabulary
 
 
-def _same_file(one: Reader, other: Reader) -> bool:
+def _same_file(one: SpeculationTarget, other: SpeculationTarget) -> bool:
     try:
         return one.vocabulary.path.samefile(other.vocabulary.path)
     except OSError:
@@ -37,7 +37,9 @@ def _same_file(one: Reader, other: Reader) -> bool:
 class Speculation:
     """Speculation for a model: the costs of its passes and of the draft model's, and the token mapping."""
 
-    def __init__(self, target: Reader, options: SpeculationOptions, drafting: Reader | None) -> None:
+    def __init__(
+        self, target: SpeculationTarget, options: SpeculationOptions, drafting: SpeculationTarget | None
+    ) -> None:
         """If the vocabularies do not match, ignore the draft model in automatic mode, else raise SpeculationError."""
         self.options, self._draft, self.refused = options, drafting, ""  # why the draft model cannot draft
         self._mapping: Mapping | None = None
@@ -46,15 +48,15 @@ class Speculation:
             self._draft, drafting, self.refused = None, None, f"the draft model is not used: {_ITSELF}"
         if drafting is not None:
             try:
-                self._mapping = match(target.vocabulary, drafting.vocabulary)
+                self._mapping = match_vocabularies(target.vocabulary, drafting.vocabulary)
             except SpeculationError as error:
                 if options.kind != "auto":
                     raise
                 self._draft, self.refused = None, said(error)
         drafting = self._draft
-        self.costs = measure(target.engine, target.vocabulary.size, VERIFYING)
+        self.costs = measure_costs(target.engine, target.vocabulary.size, VERIFYING)
         self._draft_costs = (
-            measure(drafting.engine, drafting.vocabulary.size, DRAFTING) if drafting is not None else None
+            measure_costs(drafting.engine, drafting.vocabulary.size, DRAFTING) if drafting is not None else None
         )
 
     @property

@@ -71,7 +71,7 @@ class Mapping:
         return self._spelled[token]
 
 
-def match(target: Vocabulary, draft: Vocabulary) -> Mapping:
+def match_vocabularies(target: Vocabulary, draft: Vocabulary) -> Mapping:
     """Match two vocabularies. Raise SpeculationError with the reason if they do not match."""
     size, drafted = target.size, draft.size
     ours, theirs = target.tokenizer, draft.tokenizer

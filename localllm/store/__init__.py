@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from localllm.store.errors import NotHere, StoreError
-from localllm.store.found import Found
-from localllm.store.places import Places
+from localllm.store.found import StoredModel
+from localllm.store.places import StoreFolders
 from localllm.store.search import everything, find, locate
 
-__all__ = ["Found", "NotHere", "Places", "StoreError", "everything", "find", "locate"]
+__all__ = ["NotHere", "StoreError", "StoreFolders", "StoredModel", "everything", "find", "locate"]

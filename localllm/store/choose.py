@@ -17,14 +17,14 @@ CACHE_SHARE, LEAST_CACHE = 1 / 8, 512 << 20  # room for the cache: this share of
 _SHOWN = 40  # names in a list
 
 
-class Choice(NamedTuple):
+class VariantChoice(NamedTuple):
     variant: Variant
     reason: str  # one line, or "" if the user named the model
 
 
-def choose(
+def choose_variant(
     repo: str, given: Sequence[Variant], quant: str, size_of: Callable[[Variant], int], free: int, here: Sequence[str]
-) -> Choice:
+) -> VariantChoice:
     """Return the model to fetch; raise StoreError if `quant` matches none or several.
 
     `free`: bytes of memory. `here`: labels that are already on this computer, which are preferred if `quant` is "".
@@ -37,17 +37,19 @@ def choose(
     if quant and len(found) > 1:
         raise StoreError(f"{repo}:{printable(quant)} is ambiguous: give one of {_names(repo, found)}")
     if len(found) == 1:
-        return Choice(found[0], "" if quant else "the only model in the repository")
+        return VariantChoice(found[0], "" if quant else "the only model in the repository")
     known = [each for each in found if each.label in here]
     if known:
-        return Choice(max(known, key=size_of), "the one that is on this computer")
+        return VariantChoice(max(known, key=size_of), "the one that is on this computer")
     fitting = [each for each in found if needed(size_of(each)) <= SHARE * free]
     usual = [each for each in fitting if each.label in USUAL]
     memory = f"{size(free)} of free memory"
     if not fitting:
-        return Choice(min(found, key=size_of), f"the smallest, but too large for {memory}")
+        return VariantChoice(min(found, key=size_of), f"the smallest, but too large for {memory}")
     kind = "usual type" if usual else "type"
-    return Choice(max(usual or fitting, key=size_of), f"the largest {kind} that fits {memory} with room for the cache")
+    return VariantChoice(
+        max(usual or fitting, key=size_of), f"the largest {kind} that fits {memory} with room for the cache"
+    )
 
 
 def needed(held: int) -> int:

@@ -26,7 +26,7 @@ TRIES = 5  # attempts without a new byte
 _CHUNK = 1 << 20  # bytes per read of an earlier run's partial file
 
 
-class Watch(NamedTuple):
+class FetchHooks(NamedTuple):
     """Callbacks for progress, messages, and the pause before a retry."""
 
     progress: Callable[[str, int, int], None]  # (file, bytes done, total bytes)
@@ -77,7 +77,7 @@ class _Partial:
         return self.size == self._wanted.size and self._sum.hexdigest() == self._wanted.digest
 
 
-def fetch(hub: Hub, listing: Listing, wanted: Remote, blobs: Path, watch: Watch) -> None:
+def fetch(hub: Hub, listing: Listing, wanted: Remote, blobs: Path, watch: FetchHooks) -> None:
     """Fetch a file to `blobs`, named by its checksum. On failure raise StoreError and keep the received bytes."""
     target, name = blobs / wanted.digest, wanted.path.rpartition("/")[2]
     blobs.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _damaged(hub: Hub, wanted: Remote, path: Path) -> StoreError:
     )
 
 
-def _read_all(hub: Hub, listing: Listing, wanted: Remote, part: _Partial, watch: Watch) -> None:
+def _read_all(hub: Hub, listing: Listing, wanted: Remote, part: _Partial, watch: FetchHooks) -> None:
     """Read until the file is complete, resuming after lost connections."""
     name, failures, farthest = wanted.path.rpartition("/")[2], 0, part.size
     while part.size < wanted.size:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from localllm.store.found import Found
+from localllm.store.found import StoredModel
 from localllm.store.labels import Variant, titles, variants
 from localllm.store.reading import Unusable, regular
 
 
-def models_of(root: Path, store: str, repo: str, files: Sequence[tuple[str, Path]]) -> Iterator[Found]:
+def models_of(root: Path, store: str, repo: str, files: Sequence[tuple[str, Path]]) -> Iterator[StoredModel]:
     """Yield the models among files of one repository, given as (path within it, path on disk)."""
     places = dict(files)
     given = variants(places)
@@ -18,7 +18,7 @@ def models_of(root: Path, store: str, repo: str, files: Sequence[tuple[str, Path
         yield _found(root, store, repo, name, variant, tuple(places[part] for part in variant.parts))
 
 
-def _found(root: Path, store: str, repo: str, name: str, variant: Variant, paths: tuple[Path, ...]) -> Found:
+def _found(root: Path, store: str, repo: str, name: str, variant: Variant, paths: tuple[Path, ...]) -> StoredModel:
     size, used, problem = 0, 0.0, ""
     for path in paths:
         try:
@@ -29,4 +29,4 @@ def _found(root: Path, store: str, repo: str, name: str, variant: Variant, paths
             size, used = size + facts.st_size, max(used, facts.st_atime, facts.st_mtime)
     if variant.missing:
         problem = problem or f"part {', '.join(map(str, variant.missing))} of the model is missing; fetch it again"
-    return Found(name, store, paths, size, variant.label, used, repo, variant.name, problem)
+    return StoredModel(name, store, paths, size, variant.label, used, repo, variant.name, problem)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredModel:
     """A model in a store. `problem` is the reason why it cannot be opened, or ""."""
 
     name: str  # finds it again: user/repo:Q4_K_M, llama3.2:1b

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from localllm.regular import open_regular
 from localllm.store.folder import models_of
-from localllm.store.found import Found
+from localllm.store.found import StoredModel
 from localllm.store.labels import is_model
 from localllm.store.reading import Unusable, files_below, folders_in, regular
 from localllm.store.reference import ONE_REPO, OWNER_AND_REPO
@@ -25,7 +25,7 @@ def repo_folder(repo: str) -> str:
     return PREFIX + repo.replace("/", "--")
 
 
-def scan(root: Path, store: str) -> Iterator[Found]:
+def scan(root: Path, store: str) -> Iterator[StoredModel]:
     """Yield the models in a hub cache. If a file is in several commits, the newest counts."""
     for folder in folders_in(root):
         repo = folder.removeprefix(PREFIX).replace("--", "/")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from localllm.store import hub_cache
 from localllm.store.folder import models_of
-from localllm.store.found import Found
+from localllm.store.found import StoredModel
 from localllm.store.labels import is_model
 from localllm.store.reading import Unusable, files_below, read_object
 
 _MANIFEST = re.compile(r"manifest=([^=/]+)=([^=/]+)=([^=/]+)\.json")
 
 
-def scan(root: Path, store: str) -> Iterator[Found]:
+def scan(root: Path, store: str) -> Iterator[StoredModel]:
     """Yield the models that llama.cpp has downloaded."""
     names = list(files_below(root, depth=1))
     rest = {name for name in names if is_model(name)}
@@ -34,12 +34,12 @@ def scan(root: Path, store: str) -> Iterator[Found]:
             if not isinstance(file, dict) or not isinstance(file.get("rfilename"), str):
                 raise Unusable(f"{name} names no GGUF file")
         except Unusable as reason:
-            yield Found(f"{repo}:{manifest[3]}", store, (root / name,), repo=repo, problem=str(reason))
+            yield StoredModel(f"{repo}:{manifest[3]}", store, (root / name,), repo=repo, problem=str(reason))
             continue
         prefixes[f"{manifest[1]}_{manifest[2]}_"] = repo
         if os.path.basename(stored := _stored(repo, file["rfilename"])) not in rest:
             problem = f"its file is missing ({stored}); fetch it again"
-            yield Found(f"{repo}:{manifest[3]}", store, (root / name,), repo=repo, problem=problem)
+            yield StoredModel(f"{repo}:{manifest[3]}", store, (root / name,), repo=repo, problem=problem)
     for prefix, repo in prefixes.items():
         own = sorted(name for name in rest if name.startswith(prefix))
         rest -= set(own)

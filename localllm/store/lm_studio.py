@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from localllm.store.folder import models_of
-from localllm.store.found import Found
+from localllm.store.found import StoredModel
 from localllm.store.reading import files_below
 
 
-def scan(root: Path, store: str) -> Iterator[Found]:
+def scan(root: Path, store: str) -> Iterator[StoredModel]:
     """Yield the models that LM Studio has downloaded, and files that users added."""
     repos: dict[str, list[tuple[str, Path]]] = {}
     for place in files_below(root):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from localllm.store.found import Found
+from localllm.store.found import StoredModel
 from localllm.store.reading import Unusable, files_below, read_object, regular
 
 _HOST, _NAMESPACE = "registry.ollama.ai", "library"
@@ -20,7 +20,7 @@ _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _MODEL, _TENSOR = "application/vnd.ollama.image.model", "application/vnd.ollama.image.tensor"
 
 
-def scan(root: Path, store: str) -> Iterator[Found]:
+def scan(root: Path, store: str) -> Iterator[StoredModel]:
     """Yield the models that Ollama has pulled or created."""
     for place in files_below(root / "manifests", depth=4):
         parts = place.split("/")
@@ -28,7 +28,7 @@ def scan(root: Path, store: str) -> Iterator[Found]:
             yield _described(root, store, parts)
 
 
-def _described(root: Path, store: str, parts: list[str]) -> Found:
+def _described(root: Path, store: str, parts: list[str]) -> StoredModel:
     host, namespace, model, tag = parts
     repo, short = f"{namespace}/{model}", f"{namespace}/{model}:{tag}"
     if host == _HOST:
@@ -42,10 +42,10 @@ def _described(root: Path, store: str, parts: list[str]) -> Found:
         path = _blob(root, _layer(manifest))
         facts = regular(root, path)
     except Unusable as reason:
-        return Found(name, store, (place,), repo=repo, file=model, problem=str(reason))
+        return StoredModel(name, store, (place,), repo=repo, file=model, problem=str(reason))
     label = _label(root, manifest) or (tag if host in _HUB_HOSTS else "")
     used = max(facts.st_atime, facts.st_mtime)
-    return Found(name, store, (path,), facts.st_size, label, used, repo, model)
+    return StoredModel(name, store, (path,), facts.st_size, label, used, repo, model)
 
 
 def _layer(manifest: dict[str, Any]) -> object:

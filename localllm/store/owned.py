@@ -13,7 +13,7 @@ from pathlib import Path
 
 from localllm.quant.atomic import NewFile
 from localllm.store.errors import StoreError
-from localllm.store.found import Found
+from localllm.store.found import StoredModel
 from localllm.store.hub_cache import main_commit, repo_folder, snapshots
 from localllm.store.places import HUB
 from localllm.store.reading import Unusable, files_below, read_object
@@ -43,7 +43,7 @@ def remember(repo: Path, path: str, blob: str) -> None:
     _write(repo, known | {path: blob})
 
 
-def is_owned(model: Found, hub: Path) -> bool:
+def is_owned(model: StoredModel, hub: Path) -> bool:
     """Return whether `pull` fetched all files of a model."""
     if model.store != HUB or not model.repo:
         return False
@@ -51,7 +51,7 @@ def is_owned(model: Found, hub: Path) -> bool:
     return set(_names(model, repo)).issubset(owned(repo))
 
 
-def remove(model: Found, hub: Path) -> int:
+def remove_model(model: StoredModel, hub: Path) -> int:
     """Delete a model that `pull` fetched, and return the bytes freed; raise StoreError for another program's model."""
     if not is_owned(model, hub):
         raise StoreError(f"{model.name} was not fetched by `localllm pull`, so it stays; {_who(model)}")
@@ -77,12 +77,12 @@ def _write(repo: Path, files: dict[str, str]) -> None:
         new.commit()
 
 
-def _names(model: Found, repo: Path) -> list[str]:
+def _names(model: StoredModel, repo: Path) -> list[str]:
     """Return the paths of a model's files within its repository."""
     return ["/".join(path.relative_to(repo / "snapshots").parts[1:]) for path in model.paths]
 
 
-def _who(model: Found) -> str:
+def _who(model: StoredModel) -> str:
     if model.store == HUB:
         return f"`hf cache rm model/{model.repo}` removes all of its repository"
     return _OTHERS.get(model.store, "delete {path} yourself").format(name=model.name, path=model.path)

@@ -15,7 +15,7 @@ HUB, LLAMA, OLLAMA, LM_STUDIO = "Hugging Face", "llama.cpp", "Ollama", "LM Studi
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StoreFolders:
     """The folders of each store, in search order."""
 
     hub: Path  # huggingface_hub's cache, shared between programs; `pull` writes here
@@ -24,12 +24,12 @@ class Places:
     lm_studio: tuple[Path, ...] = ()
 
     @classmethod
-    def here(cls) -> Places:
+    def here(cls) -> StoreFolders:
         """Return the current user's folders."""
         return cls.of(os.environ, Path(os.path.expanduser("~")), sys.platform)
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], home: Path, platform: str) -> Places:
+    def of(cls, environ: Mapping[str, str], home: Path, platform: str) -> StoreFolders:
         """Return the folders for these environment variables, home directory and platform."""
 
         def named(variable: str) -> Path | None:

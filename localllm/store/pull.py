@@ -11,9 +11,9 @@ from localllm.printable import printable
 from localllm.quant.atomic import NewFile
 from localllm.sizes import size
 from localllm.store import hub_cache
-from localllm.store.choose import choose
+from localllm.store.choose import choose_variant
 from localllm.store.errors import StoreError
-from localllm.store.fetch import Watch, fetch, verify
+from localllm.store.fetch import FetchHooks, fetch, verify
 from localllm.store.hub import Hub, Listing, Remote
 from localllm.store.labels import Variant, titles, variants
 from localllm.store.owned import remember
@@ -32,7 +32,7 @@ class Pulled(NamedTuple):
     fetched: bool  # False: it was already there
 
 
-def pull(hub: Hub, asked: Reference, cache: Path, free: int, watch: Watch) -> Pulled:
+def pull_model(hub: Hub, asked: Reference, cache: Path, free: int, watch: FetchHooks) -> Pulled:
     """Fetch all parts of the model that `asked` names, except files already present; raise StoreError on failure.
 
     `free`: bytes of memory, to choose a quantization.
@@ -46,7 +46,7 @@ def pull(hub: Hub, asked: Reference, cache: Path, free: int, watch: Watch) -> Pu
         return sum(listing.files[part].size for part in variant.parts)
 
     here = [each.label for each in hub_cache.scan(cache, HUB) if each.repo == listing.repo and not each.problem]
-    chosen = choose(listing.repo, given, asked.quant, size_of, free, here)
+    chosen = choose_variant(listing.repo, given, asked.quant, size_of, free, here)
     name, total = titles(listing.repo, given)[chosen.variant], size_of(chosen.variant)
     if chosen.reason:
         watch.tell(f"{name} ({size(total)}): {chosen.reason}")
@@ -60,7 +60,7 @@ def pull(hub: Hub, asked: Reference, cache: Path, free: int, watch: Watch) -> Pu
     return Pulled(name, repo / "snapshots" / listing.commit / parts[0].path, total, any(fetched))
 
 
-def _bring(hub: Hub, listing: Listing, file: Remote, cache: Path, watch: Watch) -> bool:
+def _bring(hub: Hub, listing: Listing, file: Remote, cache: Path, watch: FetchHooks) -> bool:
     """Ensure that a file is in the cache, under its name in the listing's commit. Return whether it was fetched."""
     repo = cache / hub_cache.repo_folder(listing.repo)
     place, blob = repo / "snapshots" / listing.commit / file.path, repo / "blobs" / file.digest

@@ -15,9 +15,9 @@ from pathlib import Path
 from localllm.printable import printable
 from localllm.store import hub_cache, llamacpp, lm_studio, ollama
 from localllm.store.errors import NotHere, StoreError
-from localllm.store.found import Found
+from localllm.store.found import StoredModel
 from localllm.store.labels import ENDING, matching
-from localllm.store.places import HUB, LLAMA, LM_STUDIO, OLLAMA, Places
+from localllm.store.places import HUB, LLAMA, LM_STUDIO, OLLAMA, StoreFolders
 from localllm.store.reference import REFERENCE
 
 STORES = (HUB, LLAMA, OLLAMA, LM_STUDIO)
@@ -25,7 +25,7 @@ _SHOWN = 8  # names in a list of matches
 _ALIKE = 0.75  # difflib ratio from which a name counts as a misspelling
 
 
-def everything(places: Places) -> list[Found]:
+def everything(places: StoreFolders) -> list[StoredModel]:
     """Return the models of all stores. A file in two stores counts for the first."""
     seen: dict[str, str] = {}
     found = []
@@ -36,7 +36,7 @@ def everything(places: Places) -> list[Found]:
     return found
 
 
-def _scanned(places: Places) -> Iterator[Found]:
+def _scanned(places: StoreFolders) -> Iterator[StoredModel]:
     yield from hub_cache.scan(places.hub, HUB)
     for scan, store, roots in (
         (llamacpp.scan, LLAMA, places.llama),
@@ -47,20 +47,20 @@ def _scanned(places: Places) -> Iterator[Found]:
             yield from scan(root, store)
 
 
-def locate(name: str, places: Places | None = None) -> Path:
+def locate(name: str, places: StoreFolders | None = None) -> Path:
     """Return the file to open for a model's name; raise StoreError with advice unless exactly one matches."""
-    return find(name, everything(places or Places.here())).path
+    return find(name, everything(places or StoreFolders.here())).path
 
 
-def find(name: str, models: Sequence[Found]) -> Found:
+def find(name: str, models: Sequence[StoredModel]) -> StoredModel:
     """Return the model with this name; raise NotHere without a usable match, StoreError for several."""
-    found = named(name, models)
+    found = models_named(name, models)
     if found.problem:
         raise NotHere(f"{printable(found.name)} ({found.store}): {found.problem}")
     return found
 
 
-def named(name: str, models: Sequence[Found]) -> Found:
+def models_named(name: str, models: Sequence[StoredModel]) -> StoredModel:
     """Return the model with this name, even if damaged; raise StoreError for several, NotHere for none."""
     found = matches(name, models)
     whole = [each for each in found if not each.problem] or found
@@ -73,24 +73,24 @@ def named(name: str, models: Sequence[Found]) -> Found:
     return whole[0]
 
 
-def matches(name: str, models: Sequence[Found]) -> list[Found]:
+def matches(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
     """Return one store's models with this name, by the first rule that matches any."""
     wanted = name.lower()
     base, _, quant = wanted.partition(":")
 
-    def is_name(each: Found) -> bool:
+    def is_name(each: StoredModel) -> bool:
         return wanted in (each.name.lower(), each.name.lower().removesuffix(":latest"))
 
-    def is_repo(each: Found) -> bool:
+    def is_repo(each: StoredModel) -> bool:
         return base in (each.repo.lower(), f"hf.co/{each.repo.lower()}") and bool(each.repo)
 
-    def is_short(each: Found) -> bool:
+    def is_short(each: StoredModel) -> bool:
         return base != "" and base in (each.repo.lower().rpartition("/")[2], _title(each.name))
 
-    def is_file(each: Found) -> bool:
+    def is_file(each: StoredModel) -> bool:
         return wanted in {file.lower().rpartition("/")[2] for file in each.files}
 
-    rules: tuple[tuple[Callable[[Found], bool], str], ...] = (
+    rules: tuple[tuple[Callable[[StoredModel], bool], str], ...] = (
         (is_name, ""), (is_repo, quant), (is_short, quant), (is_file, ""),
     )  # fmt: skip
     for rule, asked in rules:
@@ -106,7 +106,7 @@ def _title(name: str) -> str:
     return name.lower().partition(":")[0].rpartition("/")[2]
 
 
-def nearest(name: str, models: Sequence[Found]) -> str:
+def nearest_models(name: str, models: Sequence[StoredModel]) -> str:
     """Return the model with the closest spelling, or ""."""
     known = {form: each.name for each in models for form in (each.name.lower(), _title(each.name))}
     near = get_close_matches(name.lower(), list(known), 1, _ALIKE)
@@ -118,8 +118,8 @@ def is_path(name: str) -> bool:
     return name.endswith(ENDING) or name.startswith(("/", "./", "../", "~")) or name.count("/") > 2 or "\\" in name
 
 
-def _unknown(name: str, models: Sequence[Found]) -> NotHere:
-    shown, near = printable(name, 300), nearest(name, models)
+def _unknown(name: str, models: Sequence[StoredModel]) -> NotHere:
+    shown, near = printable(name, 300), nearest_models(name, models)
     hint = f"; did you mean {printable(near)}?" if near else ""
     reference = REFERENCE.fullmatch(name)
     if is_path(name) and not (reference and reference[2]):

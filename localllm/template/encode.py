@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from localllm.tokenizer.tokenizer import SpecialGuard
 
 
-class Encoder(Protocol):
+class ChatTokenizer(Protocol):
     """The part of a tokenizer's interface that is needed here."""
 
     @property
@@ -51,7 +51,7 @@ class ChatEncoder:
     count everywhere. With `parse_content` all special tokens count everywhere.
     """
 
-    def __init__(self, tokenizer: Encoder, source: str, parse_content: bool = False) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, source: str, parse_content: bool = False) -> None:
         self._tokenizer, self._parse_content = tokenizer, parse_content
         special = tokenizer.special
         control = frozenset(token for token in special.values() if tokenizer.is_control(token))
@@ -77,6 +77,6 @@ class ChatEncoder:
         return ids
 
 
-def encode_chat(tokenizer: Encoder, text: str, source: str = "") -> list[int]:
+def encode_chat(tokenizer: ChatTokenizer, text: str, source: str = "") -> list[int]:
     """Return the ids of a conversation rendered by a template with this source."""
     return ChatEncoder(tokenizer, source).encode(text)

@@ -133,9 +133,9 @@ def _marked(message: Message) -> Message:
     Reasoning is set under all key names that templates use, as in transformers.
     """
     role = message["role"]
-    thought = next((message[name] for name in _THOUGHTS if message.get(name) is not None), None)
-    if thought is not None:
-        message = {"thinking": thought, **message, "reasoning_content": thought}
+    reasoning = next((message[name] for name in _THOUGHTS if message.get(name) is not None), None)
+    if reasoning is not None:
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     content = given(message, MODEL if role in _MODELS else GIVEN)
     return content | {
         key: given(message[key], mark) for key, mark in (("role", OWN), ("name", GIVEN)) if key in message

@@ -209,7 +209,7 @@ PRE_RULES: Mapping[str, PreRule] = {name: rule for names, rule in _ROWS for name
 def pre_rule(name: str) -> PreRule:
     """Return the rule named by `tokenizer.ggml.pre`; raise TokenizerError if unknown: guessing gives wrong ids."""
     if name not in PRE_RULES:
-        advice = (f"; the nearest known is {nearest(name)}, and ", Setting("force", True), " takes it")
+        advice = (f"; the nearest known is {nearest_known(name)}, and ", Setting("force", True), " takes it")
         raise TokenizerError(Notice(unknown_rule(name), *advice))
     return PRE_RULES[name]
 
@@ -218,7 +218,7 @@ def unknown_rule(name: str) -> str:
     return f"tokenizer.ggml.pre '{printable(name)}' is not supported"
 
 
-def nearest(name: str) -> str:
+def nearest_known(name: str) -> str:
     """Return the known name with the closest spelling; "default", as for files without a name, if none is close."""
     if name in PRE_RULES:
         return name

@@ -57,12 +57,13 @@ class Tokenizer:
         self.note = vocab.note
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], force: bool = False) -> Tokenizer:
+    def from_metadata(cls, metadata: Mapping[str, Any], nearest_rule: bool = False) -> Tokenizer:
         """Return the tokenizer of a file's metadata; raise TokenizerError for a missing, invalid or unsupported key.
 
-        With `force`, use the known rule with the name nearest to the file's `tokenizer.ggml.pre`; `note` reports this.
+        With `nearest_rule`, use the known rule with the name nearest to the file's `tokenizer.ggml.pre`; `note` reports
+        this.
         """
-        return cls(read_vocab(metadata, force))
+        return cls(read_vocab(metadata, nearest_rule))
 
     @cached_property
     def special(self) -> Mapping[str, int]:

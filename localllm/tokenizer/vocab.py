@@ -15,7 +15,7 @@ import numpy as np
 from localllm.tokenizer.dna import shown_tokens
 from localllm.tokenizer.errors import TokenizerError
 from localllm.tokenizer.kinds import LETTERS, NO_TEXT_MODELS, PLAIN, SPACES, VOCAB_KINDS, VocabKind
-from localllm.tokenizer.pretokenize import PreRule, nearest, pre_rule, unknown_rule
+from localllm.tokenizer.pretokenize import PreRule, nearest_known, pre_rule, unknown_rule
 
 # Kinds of token, as bits: a token may become control in addition to the file's type.
 UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 2, 4, 8, 16, 32
@@ -105,10 +105,10 @@ def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
     return metadata.get(_KEY + "model", "none") not in NO_TEXT_MODELS
 
 
-def read_vocab(metadata: Mapping[str, Any], force: bool = False) -> Vocab:
+def read_vocab(metadata: Mapping[str, Any], nearest_rule: bool = False) -> Vocab:
     """Read the vocabulary from a file's metadata; raise TokenizerError that names a missing or invalid key.
 
-    With `force`, use the nearest known rule for an unknown one.
+    With `nearest_rule`, use the nearest known rule for an unknown one.
     """
     model = _typed(metadata, _KEY + "model", str, "a string")
     if model in NO_TEXT_MODELS:
@@ -117,7 +117,7 @@ def read_vocab(metadata: Mapping[str, Any], force: bool = False) -> Vocab:
         raise TokenizerError(f"{_KEY}model '{model}' is not supported; supported: {', '.join(VOCAB_KINDS)}")
     kind = VOCAB_KINDS[model]
     named = kind.pre or _typed(metadata, _KEY + "pre", str, "a string", "") or "default"
-    taken = nearest(named) if force and kind.merges else named
+    taken = nearest_known(named) if nearest_rule and kind.merges else named
     rule = pre_rule(taken) if kind.merges else None
     tokens = _tokens(metadata)
     ids = dict(zip(tokens, range(len(tokens)), strict=True))

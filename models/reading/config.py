@@ -65,8 +65,8 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
     row, keys = ARCHITECTURES[architecture], Keys(metadata, architecture + ".")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
     blocks *= (passes := read_passes(keys, blocks) if row.loops else 1)
-    heads_after = keys.integer("nextn_predict_layers", head, blocks - 1, default=0) - head
-    layers = blocks - heads_after
+    nextn_layers = keys.integer("nextn_predict_layers", head, blocks - 1, default=0) - head
+    layers = blocks - nextn_layers
     width = keys.integer("embedding_length", 1, MAX_WIDTH)
     context_length = keys.integer("context_length", 1, MAX_CONTEXT)
     if row.sliding is not None and row.sliding.depth not in (0, layers):
@@ -147,7 +147,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         decoder=_decoder(keys, layers) if row.decoder else None,
         attends=attends,
         recurs=recurs,
-        heads_after=heads_after,
+        nextn_layers=nextn_layers,
         causal=(causal := _causal(keys, row)),
         activation=read_activation(keys, row),
         pooling=_pooling(keys, "pooling_type", "last" if causal else "mean"),

@@ -13,7 +13,7 @@ from itertools import accumulate
 from localllm.plan.attention import Append, Attention, Rotate
 from localllm.plan.fused import Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, RotateEnds
 from localllm.plan.operation import Operation
-from localllm.plan.operations import Add, Columns, Glu, Join, Linear, Norm
+from localllm.plan.operations import Add, Concat, Glu, Linear, Norm, Slice
 from localllm.plan.plan import Plan
 from localllm.plan.values import Value
 
@@ -123,13 +123,13 @@ def fuse_ends(plan: Plan, keep: Collection[Value] = ()) -> Plan:
     made = {value.index: number for number, op in enumerate(plan.operations) for value in op.outputs}
     changed: dict[int, list[Operation]] = {}
     for number, join in enumerate(plan.operations):
-        if not isinstance(join, Join):
+        if not isinstance(join, Concat):
             continue
         others, rotation = plan.operations[made[join.a.index]], plan.operations[made[join.b.index]]
-        if not isinstance(others, Columns) or not isinstance(rotation, Rotate):
+        if not isinstance(others, Slice) or not isinstance(rotation, Rotate):
             continue
         ends = plan.operations[made[rotation.x.index]]
-        if not isinstance(ends, Columns) or not _halves(others, ends, join, rotation):
+        if not isinstance(ends, Slice) or not _halves(others, ends, join, rotation):
             continue
         parts = others, rotation, ends
         if all(uses[op.out.index] == 1 for op in parts):
@@ -138,7 +138,7 @@ def fuse_ends(plan: Plan, keep: Collection[Value] = ()) -> Plan:
     return _rewritten(plan, changed)
 
 
-def _halves(first: Columns, last: Columns, join: Join, rotation: Rotate) -> bool:
+def _halves(first: Slice, last: Slice, join: Concat, rotation: Rotate) -> bool:
     """Return whether these are the two parts of each head of one value, with the last part rotated."""
     size = last.x.width // last.groups
     return (

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Generic, TypeVar
 
-from localllm.plan.attention import Append, Attention, SelectPositions
+from localllm.plan.attention import Append, Attention, IndexerTopK
 from localllm.plan.fused import Fused
-from localllm.plan.matrix_scan import MatrixScan
+from localllm.plan.matrix_scan import Wkv
 from localllm.plan.operation import Operation
 from localllm.plan.operations import Receive, Send
 from localllm.plan.plan import Plan
@@ -24,7 +24,7 @@ from localllm.plan.values import Value
 
 Place = TypeVar("Place", bound=Hashable)
 # Operations with a cache layer.
-Layered = Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool
+Layered = Append | IndexerTopK | Attention | Convolve | LinearAttention | SelectiveScan | Wkv | Pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.quant.compiled.jit import compiled
-from localllm.quant.compiled.simd import LANES, Lanes, absolute, load, pick, root, splat, store
+from localllm.quant.compiled.simd import LANES, Lanes, absolute, load_lanes, pick, root, splat, store
 from localllm.quant.format import F32, U8
 
 
@@ -33,24 +33,24 @@ def take_importance(importance: F32, first: int, n: int, wt: F32) -> None:
 def square_sum(xt: F32, at: int, size: int) -> Lanes:
     total = splat(np.float32(0))
     for i in range(at, at + size):
-        value = load(xt, i)
+        value = load_lanes(xt, i)
         total = total + value * value
     return total
 
 
 @compiled
-def weigh(xt: F32, wt: F32, mean: Lanes) -> None:
+def weigh_block(xt: F32, wt: F32, mean: Lanes) -> None:
     """Multiply wt (k, 16) by sqrt(mean + x * x), which combines importance and magnitude."""
     for i in range(len(xt)):
-        value = load(xt, i)
-        store(wt, i, load(wt, i) * root(mean + value * value))
+        value = load_lanes(xt, i)
+        store(wt, i, load_lanes(wt, i) * root(mean + value * value))
 
 
 @compiled
 def total(wt: F32, at: int, size: int) -> Lanes:
     result = splat(np.float32(0))
     for i in range(at, at + size):
-        result = result + load(wt, i)
+        result = result + load_lanes(wt, i)
     return result
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.quant.compiled.blocks import larger, put_half, square_sum, take, take_importance, weigh
+from localllm.quant.compiled.blocks import larger, put_half, square_sum, take, take_importance, weigh_block
 from localllm.quant.compiled.jit import compiled
-from localllm.quant.compiled.search import TINY, clamp, peak, ratio
-from localllm.quant.compiled.simd import LANES, Lanes, absolute, load, pick, rint, splat, store, store_bytes
+from localllm.quant.compiled.search import TINY, clamp_level, peak, ratio
+from localllm.quant.compiled.simd import LANES, Lanes, absolute, load_lanes, pick, rint, splat, store, store_bytes
 from localllm.quant.format import F32, U8
 
 # Boundaries halfway between neighbouring levels, and the levels except the lowest one.
@@ -48,7 +48,7 @@ def _scale(xt: F32, wt: F32, at: int) -> Lanes:
         inverse = one / (top / splat(-LOWEST)) if attempt == -8 else splat(np.float32(attempt) + LOWEST) / top
         sum_qx = sum_qq = nothing
         for i in range(at, at + 32):
-            value, weight = load(xt, i), load(wt, i)
+            value, weight = load_lanes(xt, i), load_lanes(wt, i)
             level = _level(inverse * value)
             sum_qx, sum_qq = sum_qx + weight * level * value, sum_qq + weight * level * level
         new = ratio(sum_qx, sum_qq)
@@ -65,10 +65,10 @@ def _weights(x: F32, importance: F32, first: int, xt: F32, wt: F32) -> None:
     take(x, first, xt)
     if len(importance):
         take_importance(importance, first, len(x), wt)
-        weigh(xt, wt, square_sum(xt, 0, len(xt)) * splat(np.float32(2 / len(xt))))
+        weigh_block(xt, wt, square_sum(xt, 0, len(xt)) * splat(np.float32(2 / len(xt))))
     else:
         for i in range(len(xt)):
-            store(wt, i, load(xt, i) * load(xt, i))
+            store(wt, i, load_lanes(xt, i) * load_lanes(xt, i))
 
 
 @compiled
@@ -87,7 +87,7 @@ def iq4_nl(x: F32, importance: F32, out: U8) -> np.float32:
         scale = _scale(xt, wt, 0)
         inverse = ratio(splat(np.float32(1)), scale)
         for i in range(32):
-            store_bytes(q, i, _index(inverse * load(xt, i)))
+            store_bytes(q, i, _index(inverse * load_lanes(xt, i)))
         store(d, 0, scale)
         for lane in range(min(LANES, len(x) - first)):
             worst = put_half(d[0, lane], out[first + lane], 0, worst)
@@ -113,11 +113,11 @@ def iq4_xs(x: F32, importance: F32, out: U8) -> np.float32:
         store(halves, 0, d)
         back = ratio(one, d)
         for group in range(8):
-            level = clamp(rint(back * load(scales, group)), low, high)
+            level = clamp_level(rint(back * load_lanes(scales, group)), low, high)
             store_bytes(s, group, level + middle)
             inverse = ratio(one, d * level)
             for i in range(32 * group, 32 * group + 32):
-                store_bytes(q, i, _index(inverse * load(xt, i)))
+                store_bytes(q, i, _index(inverse * load_lanes(xt, i)))
         for lane in range(min(LANES, len(x) - first)):
             row = out[first + lane]
             worst = put_half(halves[0, lane], row, 0, worst)

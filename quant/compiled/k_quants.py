@@ -17,16 +17,16 @@ from localllm.quant.compiled.blocks import (
     take,
     take_importance,
     total,
-    weigh,
+    weigh_block,
 )
 from localllm.quant.compiled.jit import compiled
-from localllm.quant.compiled.search import NAN, TINY, affine, clamp, descent, positive, symmetric
+from localllm.quant.compiled.search import NAN, TINY, affine, clamp_level, descent, positive, symmetric
 from localllm.quant.compiled.simd import (
     LANES,
     Lanes,
     absolute,
     least,
-    load,
+    load_lanes,
     most,
     pick,
     rint,
@@ -43,9 +43,9 @@ def _symmetric_integers(xt: F32, at: int, size: int, d: Lanes, inverse: Lanes, z
     """Compute a group's integers 0 ... 2 * zero - 1 for its stored scale; keep the search's if the scale is 0."""
     low, high, middle = splat(np.float32(-zero)), splat(np.float32(zero - 1)), splat(np.float32(zero))
     for i in range(at, at + size):
-        value = load(xt, i)
+        value = load_lanes(xt, i)
         level = pick(d == splat(np.float32(0)), rint(inverse * value), rint(value / d))
-        store_bytes(q, i, clamp(level, low, high) + middle)
+        store_bytes(q, i, clamp_level(level, low, high) + middle)
 
 
 @compiled
@@ -55,9 +55,9 @@ def _affine_integers(
     """Compute a group's integers 0 ... top for its stored scale and minimum; keep the search's if the scale is 0."""
     nothing, limit = splat(np.float32(0)), splat(np.float32(top))
     for i in range(at, at + size):
-        value = load(xt, i)
+        value = load_lanes(xt, i)
         level = pick(d == nothing, rint(inverse * (value - base)), rint((value + m) / d))
-        store_bytes(q, i, clamp(level, nothing, limit))
+        store_bytes(q, i, clamp_level(level, nothing, limit))
 
 
 @compiled
@@ -65,12 +65,12 @@ def _affine_weights(xt: F32, wt: F32, size: int, weighted: bool) -> None:
     """Compute weights (256, 16) from importance, or from magnitudes only, as ggml does for groups of 32 and of 16."""
     if weighted:
         spread = splat(np.float32(1 / 128 if size == 32 else 1 / 256))
-        weigh(xt, wt, square_sum(xt, 0, 256) * spread)
+        weigh_block(xt, wt, square_sum(xt, 0, 256) * spread)
         return
     for at in range(0, 256, size):
         mean = root(square_sum(xt, at, size) / splat(np.float32(32))) if size == 32 else splat(np.float32(0))
         for i in range(at, at + size):
-            store(wt, i, mean + absolute(load(xt, i)))
+            store(wt, i, mean + absolute(load_lanes(xt, i)))
 
 
 @compiled
@@ -82,10 +82,10 @@ def _levels(values: F32, weights: F32, weighted: bool, top: int, levels: F32, ha
         return
     largest = nothing
     for group in range(len(values)):
-        largest = most(load(values, group), largest)
+        largest = most(load_lanes(values, group), largest)
     back = pick(largest > nothing, limit / largest, nothing)
     for group in range(len(values)):
-        store(levels, group, least(rint(back * load(values, group)), limit))
+        store(levels, group, least(rint(back * load_lanes(values, group)), limit))
     store(half, 0, largest / limit)
 
 
@@ -129,11 +129,13 @@ def _affine_blocks(
     round_halves(d)
     round_halves(m)
     for group in range(groups):
-        level, depth = load(levels, group), load(depths, group)
+        level, depth = load_lanes(levels, group), load_lanes(depths, group)
         store_bytes(s, group, level)
         store_bytes(t, group, depth)
-        scale, low = load(d, 0) * level, load(m, 0) * depth
-        _affine_integers(xt, size * group, size, scale, low, load(inverses, group), load(bases, group), top, q)
+        scale, low = load_lanes(d, 0) * level, load_lanes(m, 0) * depth
+        _affine_integers(
+            xt, size * group, size, scale, low, load_lanes(inverses, group), load_lanes(bases, group), top, q
+        )
 
 
 @compiled
@@ -231,7 +233,7 @@ def q3_k(x: F32, importance: F32, out: U8) -> np.float32:
 def _q3_k_weighted(xt: F32, wt: F32, q: U8, s: U8, d: F32) -> None:
     parts = np.empty((3, 16, LANES), np.float32)
     scales, inverses, sums = parts[0], parts[1], parts[2]
-    weigh(xt, wt, square_sum(xt, 0, 256) * splat(np.float32(1 / 128)))
+    weigh_block(xt, wt, square_sum(xt, 0, 256) * splat(np.float32(1 / 128)))
     for group in range(16):
         scale, inverse = symmetric(xt, wt, 16 * group, 16, 4)
         store(scales, group, scale)
@@ -242,9 +244,9 @@ def _q3_k_weighted(xt: F32, wt: F32, q: U8, s: U8, d: F32) -> None:
     round_halves(d)
     low, high, middle = splat(np.float32(-32)), splat(np.float32(31)), splat(np.float32(32))
     for group in range(16):
-        level = clamp(rint(back * load(scales, group)), low, high)
+        level = clamp_level(rint(back * load_lanes(scales, group)), low, high)
         store_bytes(s, group, level + middle)
-        _symmetric_integers(xt, 16 * group, 16, load(d, 0) * level, load(inverses, group), 4, q)
+        _symmetric_integers(xt, 16 * group, 16, load_lanes(d, 0) * level, load_lanes(inverses, group), 4, q)
 
 
 @compiled
@@ -262,12 +264,16 @@ def _q3_k_plain(xt: F32, found: F32, q: U8, s: U8, d: F32) -> None:
     round_halves(d)
     low, high, middle = splat(np.float32(-32)), splat(np.float32(31)), splat(np.float32(32))
     for group in range(16):
-        level = clamp(rint(back * load(scales, group)), low, high)  # the lowest level for an empty block, as with NaN
+        level = clamp_level(
+            rint(back * load_lanes(scales, group)), low, high
+        )  # the lowest level for an empty block, as with NaN
         store_bytes(s, group, level + middle)
-        scale = load(d, 0) * level
+        scale = load_lanes(d, 0) * level
         for i in range(16 * group, 16 * group + 16):
-            new = clamp(rint(load(xt, i) / scale), splat(np.float32(-4)), splat(np.float32(3))) + splat(np.float32(4))
-            store_bytes(q, i, pick(scale == nothing, load(found, i), new))
+            new = clamp_level(rint(load_lanes(xt, i) / scale), splat(np.float32(-4)), splat(np.float32(3))) + splat(
+                np.float32(4)
+            )
+            store_bytes(q, i, pick(scale == nothing, load_lanes(found, i), new))
 
 
 @compiled
@@ -282,7 +288,7 @@ def q6_k(x: F32, importance: F32, out: U8) -> np.float32:
             take_importance(importance, first, len(x), wt)
         else:
             for i in range(256):
-                store(wt, i, load(xt, i) * load(xt, i))
+                store(wt, i, load_lanes(xt, i) * load_lanes(xt, i))
         largest = nothing
         for group in range(16):
             scale, inverse = symmetric(xt, wt, 16 * group, 16, 32)
@@ -294,10 +300,10 @@ def q6_k(x: F32, importance: F32, out: U8) -> np.float32:
         store(half, 0, pick(empty, nothing, one / back))
         round_halves(half)
         for group in range(16):
-            level = pick(empty, nothing, least(rint(back * load(scales, group)), splat(np.float32(127))))
+            level = pick(empty, nothing, least(rint(back * load_lanes(scales, group)), splat(np.float32(127))))
             store_bytes(s, group, level)
-            inverse = pick(empty, splat(NAN), load(inverses, group))
-            _symmetric_integers(xt, 16 * group, 16, load(half, 0) * level, inverse, 32, q)
+            inverse = pick(empty, splat(NAN), load_lanes(inverses, group))
+            _symmetric_integers(xt, 16 * group, 16, load_lanes(half, 0) * level, inverse, 32, q)
         for lane in range(min(LANES, len(x) - first)):
             row = out[first + lane]
             _pack_q6_k(q, lane, row)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from localllm.quant.compiled.codebook import I32, Codebook
 from localllm.quant.compiled.jit import compiled
-from localllm.quant.compiled.search import clamp
-from localllm.quant.compiled.simd import LANES, fields, load, lowest, numbers, pick, splat, store
+from localllm.quant.compiled.search import clamp_level
+from localllm.quant.compiled.simd import LANES, fields, load_lanes, lowest, numbers, pick, splat, store
 from localllm.quant.compiled.simd import nearest as nearest_each
 from localllm.quant.format import F32
 
@@ -108,13 +108,13 @@ def _try(value: F32, weight: F32, root: F32, at: int, runs: int, count: int, boo
     width = book.points.shape[1]
     nothing, half, one = splat(np.float32(0)), splat(np.float32(0.5)), splat(np.float32(1))
     top, base = splat(np.float32(2 if width == 8 else 7)), splat(np.float32(4 if width == 8 else 8))
-    inverse = load(tried.inverse, 0)
+    inverse = load_lanes(tried.inverse, 0)
     store(tried.scale, 0, one / inverse)
     sum_xq = sum_qq = nothing
     for run in range(runs):
         start, key = at + width * run, nothing
         for i in range(start + width - 1, start - 1, -1):
-            key = key * base + clamp(nearest_each(half * (inverse * splat(value[i]) - one)), nothing, top)
+            key = key * base + clamp_level(nearest_each(half * (inverse * splat(value[i]) - one)), nothing, top)
         store(tried.keys, 0, key)
         for lane in range(count):
             place = book.places[int(tried.keys[0, lane])]

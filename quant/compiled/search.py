@@ -12,7 +12,19 @@ import numpy as np
 
 from localllm.quant.compiled.blocks import larger
 from localllm.quant.compiled.jit import compiled
-from localllm.quant.compiled.simd import Lanes, absolute, any_lane, least, load, most, nearest, pick, rint, splat, store
+from localllm.quant.compiled.simd import (
+    Lanes,
+    absolute,
+    any_lane,
+    least,
+    load_lanes,
+    most,
+    nearest,
+    pick,
+    rint,
+    splat,
+    store,
+)
 from localllm.quant.format import F32
 
 TINY = np.float32(1e-15)  # a group whose largest magnitude is below this is stored as zero
@@ -24,12 +36,12 @@ def peak(xt: F32, at: int, size: int) -> Lanes:
     """Return the value of largest magnitude, with its sign, the first of equals; 0 if all are 0, NaN if one is NaN."""
     top = splat(np.float32(0))
     for i in range(at, at + size):
-        top = larger(load(xt, i), top)
+        top = larger(load_lanes(xt, i), top)
     return top
 
 
 @compiled
-def clamp(q: Lanes, low: Lanes, high: Lanes) -> Lanes:
+def clamp_level(q: Lanes, low: Lanes, high: Lanes) -> Lanes:
     """Clamp q to low ... high; NaN becomes low."""
     return least(most(q, low), high)
 
@@ -57,8 +69,8 @@ def symmetric(xt: F32, wt: F32, at: int, size: int, zero: int) -> tuple[Lanes, L
         inverse = splat(-(np.float32(zero) + np.float32(0.1) * np.float32(step))) / top
         sum_xq = sum_qq = nothing
         for i in range(at, at + size):
-            value, weight = load(xt, i), load(wt, i)
-            q = clamp(rint(inverse * value), low, high)
+            value, weight = load_lanes(xt, i), load_lanes(wt, i)
+            q = clamp_level(rint(inverse * value), low, high)
             sum_xq = sum_xq + weight * value * q
             sum_qq = sum_qq + weight * q * q
         if attempt == 0:
@@ -93,10 +105,10 @@ def affine(
     scratch.
     """
     nothing, limit = splat(np.float32(0)), splat(np.float32(top))
-    low = high = load(xt, at)
+    low = high = load_lanes(xt, at)
     sum_w = sum_x = nothing
     for i in range(at, at + size):
-        value, weight = load(xt, i), load(wt, i)
+        value, weight = load_lanes(xt, i), load_lanes(wt, i)
         low, high = pick(value < low, value, low), pick(value > high, value, high)
         sum_w = sum_w + weight
         sum_x = sum_x + weight * value
@@ -106,16 +118,16 @@ def affine(
     scale = splat(np.float32(1)) / kept
     best = nothing
     for i in range(at, at + size):
-        value = load(xt, i)
-        q = clamp(rint(kept * (value - offset)), nothing, limit)
+        value = load_lanes(xt, i)
+        q = clamp_level(rint(kept * (value - offset)), nothing, limit)
         miss = scale * q + offset - value
-        best = best + load(wt, i) * (miss * miss if squared else absolute(miss))
+        best = best + load_lanes(wt, i) * (miss * miss if squared else absolute(miss))
     for attempt in range(steps):
         inverse = splat(start + step * np.float32(attempt) + np.float32(top)) / (high - offset)
         sum_q = sum_qq = sum_xq = nothing
         for i in range(size):
-            value, weight = load(xt, at + i), load(wt, at + i)
-            q = clamp(rint(inverse * (value - offset)), nothing, limit)
+            value, weight = load_lanes(xt, at + i), load_lanes(wt, at + i)
+            q = clamp_level(rint(inverse * (value - offset)), nothing, limit)
             store(qt, i, q)
             wq = weight * q
             sum_q, sum_qq, sum_xq = sum_q + wq, sum_qq + wq * q, sum_xq + wq * value
@@ -126,8 +138,8 @@ def affine(
         new, new_offset = pick(above, sum_xq / sum_qq, new), pick(above, nothing, new_offset)
         error = nothing
         for i in range(size):
-            miss = new * load(qt, i) + new_offset - load(xt, at + i)
-            error = error + load(wt, at + i) * (miss * miss if squared else absolute(miss))
+            miss = new * load_lanes(qt, i) + new_offset - load_lanes(xt, at + i)
+            error = error + load_lanes(wt, at + i) * (miss * miss if squared else absolute(miss))
         better = (det > nothing) & (error < best)
         kept, base = pick(better, inverse, kept), pick(better, offset, base)
         scale, offset = pick(better, new, scale), pick(better, new_offset, offset)
@@ -145,7 +157,7 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
     nothing, one, limit = splat(np.float32(0)), splat(np.float32(1)), splat(np.float32(top))
     high = nothing
     for i in range(size):
-        value = load(xt, i)
+        value = load_lanes(xt, i)
         high = pick(high > value, high, value)
     kept, best = nothing, nothing
     byte = splat(np.float32(256))
@@ -154,12 +166,12 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
         inverse = splat(np.float32(0.1) * np.float32(step) + np.float32(top)) / high
         scale, error = one / inverse, nothing
         for i in range(size):
-            value = load(xt, i)
+            value = load_lanes(xt, i)
             q = least(nearest(inverse * value), limit)
             if attempt == 0:
                 q = pick(q < nothing, q + byte, q)
             miss = value - scale * q
-            error = error + load(wt, i) * miss * miss
+            error = error + load_lanes(wt, i) * miss * miss
         better = error < best
         if attempt == 0:
             kept, best = inverse, error
@@ -167,7 +179,7 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
             kept, best = pick(better, inverse, kept), pick(better, error, best)
     sum_xq = sum_qq = nothing
     for i in range(size):
-        value, weight = load(xt, i), load(wt, i)
+        value, weight = load_lanes(xt, i), load_lanes(wt, i)
         q = least(nearest(kept * value), limit)
         store(qt, i, pick(q < nothing, q + byte, q))
         sum_xq = sum_xq + weight * value * q
@@ -175,7 +187,7 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
     for _ in range(5):
         moved = nothing > nothing
         for i in range(size):
-            value, weight, q = load(xt, i), load(wt, i), load(qt, i)
+            value, weight, q = load_lanes(xt, i), load_lanes(wt, i), load_lanes(qt, i)
             rest_xq, rest_qq = sum_xq - weight * value * q, sum_qq - weight * q * q
             new = least(nearest(value * rest_qq / rest_xq), limit)
             new_xq, new_qq = rest_xq + weight * value * new, rest_qq + weight * new * new
@@ -188,7 +200,7 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
             break
     empty = high < splat(TINY)
     for i in range(size):
-        store(qt, i, pick(empty, nothing, load(qt, i)))
+        store(qt, i, pick(empty, nothing, load_lanes(qt, i)))
     return pick(empty, nothing, pick(sum_qq <= nothing, nothing, sum_xq / sum_qq))
 
 
@@ -203,18 +215,18 @@ def descent(xt: F32, at: int, size: int, zero: int, qt: F32) -> Lanes:
     inverse = splat(np.float32(-zero)) / top
     sum_xq = sum_qq = nothing
     for i in range(at, at + size):
-        value = load(xt, i)
-        q = clamp(rint(inverse * value), low, high)
+        value = load_lanes(xt, i)
+        q = clamp_level(rint(inverse * value), low, high)
         store(qt, i, q)
         weight = value * value
         sum_xq, sum_qq = sum_xq + weight * value * q, sum_qq + weight * q * q
     for _ in range(5):
         moved = nothing > nothing
         for i in range(at, at + size):
-            value, q = load(xt, i), load(qt, i)
+            value, q = load_lanes(xt, i), load_lanes(qt, i)
             weight = value * value
             rest_xq, rest_qq = sum_xq - weight * value * q, sum_qq - weight * q * q
-            new = clamp(nearest(value * rest_qq / rest_xq), low, high)
+            new = clamp_level(nearest(value * rest_qq / rest_xq), low, high)
             new_xq, new_qq = rest_xq + weight * value * new, rest_qq + weight * new * new
             better = (rest_xq > nothing) & ~(new == q) & (new_qq > nothing)
             better = better & (new_xq * new_xq * sum_qq > sum_xq * sum_xq * new_qq)
@@ -225,5 +237,5 @@ def descent(xt: F32, at: int, size: int, zero: int, qt: F32) -> Lanes:
             break
     empty = absolute(top) < splat(TINY)
     for i in range(at, at + size):
-        store(qt, i, pick(empty, nothing, load(qt, i) + splat(np.float32(zero))))
+        store(qt, i, pick(empty, nothing, load_lanes(qt, i) + splat(np.float32(zero))))
     return pick(empty, nothing, pick(sum_qq <= nothing, nothing, sum_xq / sum_qq))

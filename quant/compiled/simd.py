@@ -117,7 +117,7 @@ def splat(typing: Any, x: Any) -> Any:
 
 
 @intrinsic
-def load(typing: Any, array: Any, row: Any) -> Any:
+def load_lanes(typing: Any, array: Any, row: Any) -> Any:
     def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         vector = builder.load(_row(context, builder, sig.args[0], values[0], values[1], _FLOATS))
         vector.align = 4

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.quant.format import F32, U8
-from localllm.quant.pack import join, planes
+from localllm.quant.pack import join_bits, planes
 
 LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # doubled E2M1
 _BOUNDARIES = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)  # halfway between neighbours; a tie takes the lower level
@@ -71,7 +71,7 @@ def quantize_mxfp4(x: F32, importance: F32 | None) -> U8:
     # log2 rounded to float32, like C's log2f: a number just below a power of two counts as that power
     exponent = np.floor(np.log2(top.astype(np.float64)).astype(np.float32)) + np.float32(125)
     e = np.maximum(exponent, np.float32(0)).astype(np.uint8)
-    q = join(_nearest(blocks, half_e8m0(e)).reshape(-1, 2, 16), 4)
+    q = join_bits(_nearest(blocks, half_e8m0(e)).reshape(-1, 2, 16), 4)
     return np.concatenate([e, q], axis=1).reshape(len(x), -1)
 
 
@@ -79,5 +79,5 @@ def quantize_nvfp4(x: F32, importance: F32 | None) -> U8:
     """Quantize with group scales that map the largest magnitude to 6, 448 at most. ggml ignores importance here."""
     groups = x.reshape(-1, 16)
     scales = to_ue4m3(np.abs(groups).max(axis=1, keepdims=True) / np.float32(6))
-    q = join(_nearest(groups, half_ue4m3(scales)).reshape(-1, 2, 8), 4)
+    q = join_bits(_nearest(groups, half_ue4m3(scales)).reshape(-1, 2, 8), 4)
     return np.concatenate([scales.reshape(-1, 4), q.reshape(-1, 32)], axis=1).reshape(len(x), -1)

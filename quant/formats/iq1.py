@@ -17,7 +17,7 @@ from localllm.quant.format import F32, U8
 from localllm.quant.formats.grids import grid
 from localllm.quant.formats.iq2 import words
 from localllm.quant.kernel import search
-from localllm.quant.pack import half, planes
+from localllm.quant.pack import half_scale, planes
 
 _SHIFT = np.float32(0.125)
 
@@ -28,7 +28,7 @@ def dequantize_iq1_s(blocks: U8) -> F32:
     high = (word[:, :, None] >> np.array([0, 3, 6, 9], np.uint32)) & np.uint32(7)
     points = grid("IQ1S")[blocks[:, 2:34] | (high.reshape(n, 32) << np.uint32(8))]  # (n, 32, 8)
     shift = np.where(word >> np.uint32(15), -_SHIFT, _SHIFT)
-    scale = half(blocks, 0) * (
+    scale = half_scale(blocks, 0) * (
         np.float32(2) * ((word >> np.uint32(12)) & np.uint32(7)).astype(np.float32) + np.float32(1)
     )
     out = points.reshape(n, 8, 32) + shift[:, :, None]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from localllm.quant.format import F32, U8
 from localllm.quant.formats.grids import grid
 from localllm.quant.kernel import search
-from localllm.quant.pack import bits_of, half, planes
+from localllm.quant.pack import bits_of, half_scale, planes
 
 
 def signs(bits: U8) -> F32:
@@ -52,7 +52,7 @@ def _values(points: F32, sign: F32, scale: F32) -> F32:
 
 
 def _scale(blocks: U8, s: NDArray[np.unsignedinteger]) -> F32:
-    return half(blocks, 0) * ((s.astype(np.float32) + np.float32(0.5)) * np.float32(0.25))
+    return half_scale(blocks, 0) * ((s.astype(np.float32) + np.float32(0.5)) * np.float32(0.25))
 
 
 def _nibble_scales(blocks: U8, at: int) -> F32:

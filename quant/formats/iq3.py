@@ -16,7 +16,7 @@ from localllm.quant.format import F32, U8
 from localllm.quant.formats.grids import grid
 from localllm.quant.formats.iq2 import signs, signs_of_codes, words
 from localllm.quant.kernel import search
-from localllm.quant.pack import bits_of, half, planes
+from localllm.quant.pack import bits_of, half_scale, planes
 
 
 def _values(points: F32, sign: F32, scale: F32) -> F32:
@@ -30,14 +30,14 @@ def dequantize_iq3_xxs(blocks: U8) -> F32:
     word = words(blocks, 66, 98, "<u4")  # (n, 8)
     codes = (word[:, :, None] >> np.array([0, 7, 14, 21], np.uint32)) & np.uint32(127)
     s = (word >> np.uint32(28)).astype(np.float32)
-    scale = half(blocks, 0) * ((s + np.float32(0.5)) * np.float32(0.5))
+    scale = half_scale(blocks, 0) * ((s + np.float32(0.5)) * np.float32(0.5))
     return _values(grid("IQ3XXS")[blocks[:, 2:66]], signs_of_codes(codes), scale)
 
 
 def dequantize_iq3_s(blocks: U8) -> F32:
     index = blocks[:, 2:66] | (bits_of(blocks[:, 66:74]).astype(np.uint16) << np.uint16(8))
     s = planes(blocks[:, 106:110, None], 4).reshape(-1, 8).astype(np.float32)
-    scale = half(blocks, 0) * (np.float32(2) * s + np.float32(1))
+    scale = half_scale(blocks, 0) * (np.float32(2) * s + np.float32(1))
     return _values(grid("IQ3S")[index], signs(blocks[:, 74:106]), scale)
 
 

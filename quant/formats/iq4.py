@@ -13,14 +13,14 @@ import numpy as np
 
 from localllm.quant.format import F32, U8
 from localllm.quant.kernel import search
-from localllm.quant.pack import half, planes
+from localllm.quant.pack import half_scale, planes
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def dequantize_iq4_nl(blocks: U8) -> F32:
     values = LEVELS[planes(blocks[:, 2:], 4).reshape(-1, 32)]
-    values *= half(blocks, 0)
+    values *= half_scale(blocks, 0)
     return values
 
 
@@ -30,7 +30,7 @@ def dequantize_iq4_xs(blocks: U8) -> F32:
     high = planes(blocks[:, 2:4, None], 2).reshape(n, 8)
     s = (low | (high << 4)).astype(np.float32) - np.float32(32)
     values = LEVELS[planes(blocks[:, 8:].reshape(n, 8, 16), 4).reshape(n, 8, 32)]
-    values *= (half(blocks, 0) * s)[:, :, None]
+    values *= (half_scale(blocks, 0) * s)[:, :, None]
     return values.reshape(n, 256)
 
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.quant.format import F32, U8
-from localllm.quant.pack import bits_of, half, half_bytes, reciprocal, round_away, sequential_sum
+from localllm.quant.pack import bits_of, half_bytes, half_scale, reciprocal, round_away, sequential_sum
 
 _SHIFTS = np.array([0, 2, 4, 6], np.uint8)
 
 
 def dequantize_q1_0(blocks: U8) -> F32:
-    d = half(blocks, 0)
+    d = half_scale(blocks, 0)
     return np.where(bits_of(blocks[:, 2:]).view(np.bool_), d, -d)
 
 
 def dequantize_q2_0(blocks: U8) -> F32:
     q = (blocks[:, 2:, None] >> _SHIFTS) & 3
-    return (q.reshape(-1, 64).astype(np.float32) - np.float32(1)) * half(blocks, 0)
+    return (q.reshape(-1, 64).astype(np.float32) - np.float32(1)) * half_scale(blocks, 0)
 
 
 def quantize_q1_0(x: F32, importance: F32 | None) -> U8:

@@ -11,13 +11,13 @@ import numpy as np
 
 from localllm.quant.format import F32, U8
 from localllm.quant.kernel import search
-from localllm.quant.pack import half, planes
+from localllm.quant.pack import half_scale, planes
 
 
 def dequantize(blocks: U8) -> F32:
     n = len(blocks)
-    scale = half(blocks, 80) * (blocks[:, :16] & 15)
-    minimum = half(blocks, 82) * (blocks[:, :16] >> 4)
+    scale = half_scale(blocks, 80) * (blocks[:, :16] & 15)
+    minimum = half_scale(blocks, 82) * (blocks[:, :16] >> 4)
     out = planes(blocks[:, 16:80].reshape(n, 2, 32), 2).reshape(n, 16, 16).astype(np.float32)
     out *= scale[:, :, None]
     out -= minimum[:, :, None]

@@ -12,13 +12,13 @@ import numpy as np
 
 from localllm.quant.format import F32, U8
 from localllm.quant.kernel import search
-from localllm.quant.pack import half, planes
+from localllm.quant.pack import half_scale, planes
 
 
 def dequantize(blocks: U8) -> F32:
     n = len(blocks)
     s = planes(blocks[:, 96:104], 4).reshape(n, 16) | (planes(blocks[:, 104:108], 2).reshape(n, 16) << 4)
-    scale = half(blocks, 108) * (s.astype(np.float32) - np.float32(32))
+    scale = half_scale(blocks, 108) * (s.astype(np.float32) - np.float32(32))
     q = planes(blocks[:, :32], 1)  # (n, 8, 32)
     q <<= 2
     q |= planes(blocks[:, 32:96].reshape(n, 2, 32), 2).reshape(n, 8, 32)

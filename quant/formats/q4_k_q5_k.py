@@ -15,7 +15,7 @@ import numpy as np
 
 from localllm.quant.format import F32, U8
 from localllm.quant.kernel import search
-from localllm.quant.pack import half, planes
+from localllm.quant.pack import half_scale, planes
 
 
 def scales_and_minimums(b: U8) -> tuple[U8, U8]:
@@ -29,8 +29,8 @@ def scales_and_minimums(b: U8) -> tuple[U8, U8]:
 def _values(blocks: U8, q: U8) -> F32:
     s, t = scales_and_minimums(blocks[:, 4:16])
     out = q.reshape(-1, 8, 32).astype(np.float32)
-    out *= (half(blocks, 0) * s)[:, :, None]
-    out -= (half(blocks, 2) * t)[:, :, None]
+    out *= (half_scale(blocks, 0) * s)[:, :, None]
+    out -= (half_scale(blocks, 2) * t)[:, :, None]
     return out.reshape(-1, 256)
 
 

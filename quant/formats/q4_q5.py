@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.quant.format import F32, U8
-from localllm.quant.pack import bits_of, half, half_bytes, join, lowest, peak, planes, reciprocal
+from localllm.quant.pack import bits_of, half_bytes, half_scale, join_bits, lowest, peak, planes, reciprocal
 from localllm.quant.search import row_weights, search_affine, search_symmetric
 
 
@@ -43,19 +43,19 @@ def _affine(q: U8, d: F32, m: F32) -> F32:
 
 
 def dequantize_q4_0(blocks: U8) -> F32:
-    return _symmetric(_nibbles(blocks, 2), half(blocks, 0), 8)
+    return _symmetric(_nibbles(blocks, 2), half_scale(blocks, 0), 8)
 
 
 def dequantize_q4_1(blocks: U8) -> F32:
-    return _affine(_nibbles(blocks, 4), half(blocks, 0), half(blocks, 2))
+    return _affine(_nibbles(blocks, 4), half_scale(blocks, 0), half_scale(blocks, 2))
 
 
 def dequantize_q5_0(blocks: U8) -> F32:
-    return _symmetric(_five_bits(blocks, 2), half(blocks, 0), 16)
+    return _symmetric(_five_bits(blocks, 2), half_scale(blocks, 0), 16)
 
 
 def dequantize_q5_1(blocks: U8) -> F32:
-    return _affine(_five_bits(blocks, 4), half(blocks, 0), half(blocks, 2))
+    return _affine(_five_bits(blocks, 4), half_scale(blocks, 0), half_scale(blocks, 2))
 
 
 def _quantize_symmetric(x: F32, importance: F32 | None, zero: int) -> tuple[F32, U8]:
@@ -89,7 +89,7 @@ def _rows(parts: list[U8], x: F32) -> U8:
 
 
 def _low(q: U8) -> U8:
-    return join((q & np.uint8(15)).reshape(-1, 2, 16), 4)
+    return join_bits((q & np.uint8(15)).reshape(-1, 2, 16), 4)
 
 
 def _fifth(q: U8) -> U8:

@@ -11,7 +11,7 @@ import numpy as np
 
 from localllm.quant.format import F32, U8
 from localllm.quant.kernel import search
-from localllm.quant.pack import half, planes
+from localllm.quant.pack import half_scale, planes
 
 
 def dequantize(blocks: U8) -> F32:
@@ -21,7 +21,7 @@ def dequantize(blocks: U8) -> F32:
     q |= planes(blocks[:, :128].reshape(n, 2, 64), 4).reshape(n, 256)
     out = q.reshape(n, 16, 16).astype(np.float32)
     out -= np.float32(32)
-    out *= (half(blocks, 208) * blocks[:, 192:208].view(np.int8))[:, :, None]
+    out *= (half_scale(blocks, 208) * blocks[:, 192:208].view(np.int8))[:, :, None]
     return out.reshape(n, 256)
 
 

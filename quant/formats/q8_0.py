@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.quant.format import F32, U8
-from localllm.quant.pack import half, half_bytes, reciprocal, round_away
+from localllm.quant.pack import half_bytes, half_scale, reciprocal, round_away
 
 
 def dequantize(blocks: U8) -> F32:
     out = blocks[:, 2:].view(np.int8).astype(np.float32)
-    out *= half(blocks, 0)
+    out *= half_scale(blocks, 0)
     return out
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.quant.format import F32, U8
-from localllm.quant.pack import half, half_bytes, join, planes, reciprocal, round_away
+from localllm.quant.pack import half_bytes, half_scale, join_bits, planes, reciprocal, round_away
 
 _RUNS = ((0, 32, 5), (32, 48, 5), (48, 52, 4))  # first byte, last byte + 1, digits per byte
 _POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
@@ -25,13 +25,13 @@ def dequantize_tq1_0(blocks: U8) -> F32:
     parts = [blocks[:, None, start:stop] * _POWERS[:digits, None] for start, stop, digits in _RUNS]  # modulo 256
     shifted = np.concatenate([part.reshape(n, -1) for part in parts], axis=1)  # (n, 256)
     t = (shifted.astype(np.uint16) * np.uint16(3)) >> np.uint16(8)
-    return (t.astype(np.float32) - np.float32(1)) * half(blocks, 52)
+    return (t.astype(np.float32) - np.float32(1)) * half_scale(blocks, 52)
 
 
 def dequantize_tq2_0(blocks: U8) -> F32:
     n = len(blocks)
     t = planes(blocks[:, :64].reshape(n, 2, 32), 2).reshape(n, 256)
-    return (t.astype(np.float32) - np.float32(1)) * half(blocks, 64)
+    return (t.astype(np.float32) - np.float32(1)) * half_scale(blocks, 64)
 
 
 def _ternary(x: F32) -> tuple[U8, U8]:
@@ -59,5 +59,5 @@ def quantize_tq1_0(x: F32, importance: F32 | None) -> U8:
 
 def quantize_tq2_0(x: F32, importance: F32 | None) -> U8:
     d, t = _ternary(x)
-    q = join(t.reshape(-1, 2, 4, 32), 2).reshape(-1, 64)
+    q = join_bits(t.reshape(-1, 2, 4, 32), 2).reshape(-1, 64)
     return np.concatenate([q, d], axis=1).reshape(len(x), -1)

@@ -75,7 +75,7 @@ def attend(h: Heads) -> Build:
     slopes = MemoryWeight.of("slopes", 2.0 ** -np.arange(1, h.heads + 1)) if h.slopes else None
 
     def build(r: Recorder, x: Value) -> Value:
-        q, k, v = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts))
+        q, k, v = (r.slice(x, int(start), int(stop)) for start, stop in pairwise(cuts))
         r.append(k, v, h.kv_heads)
         how = (h.window, h.softcap, sinks, slopes, h.chunked, h.causal, distances(h))
         return r.attention(q, 0, h.heads, h.head_dim**-0.5, *how)

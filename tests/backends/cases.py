@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from localllm.plan import Recorder, Rope, RopeStyle, Value
-from localllm.plan.connections import connect_width
+from localllm.plan.connections import hyper_connection_width
 from tests.backends.rounding import (
     Slack,
     blended,
@@ -55,8 +55,8 @@ def table(width: int) -> MemoryWeight:
 def turned_ends(r: Recorder, x: Value, style: RopeStyle, size: int, n_rot: int, again: bool) -> Value:
     """Build a rotation at the end of each of three heads. `again`: x is read afterwards too."""
     rope = Rope(style, n_rot, tuple(500.0 ** (-2 * i / n_rot) for i in range(n_rot // 2)), 1.25, 0.1, 7)
-    ends = r.rotate(r.columns(x, size - n_rot, size, 3), n_rot, rope)
-    y = r.join(r.columns(x, 0, size - n_rot, 3), ends, 3)
+    ends = r.rotate(r.slice(x, size - n_rot, size, 3), n_rot, rope)
+    y = r.concat(r.slice(x, 0, size - n_rot, 3), ends, 3)
     return r.add(y, r.scale(x, 0.5)) if again else y
 
 
@@ -74,10 +74,10 @@ def first(width: int) -> MemoryWeight:
 
 def connect(r: Recorder, x: Value, streams: int, parts: int) -> Value:
     """Return hyper-connection coefficients from the first numbers of a row."""
-    width, name = connect_width(streams, parts), f"of {streams} in {parts}"
+    width, name = hyper_connection_width(streams, parts), f"of {streams} in {parts}"
     scale = MemoryWeight.of(f"scale {name}", [0.5, 1.0, -0.75][:parts])
     bias = MemoryWeight.of(f"bias {name}", np.sin(np.arange(width)))
-    return r.connect(r.columns(x, 0, width), streams, scale, bias, 1e-3, 1.5, 1e-2, 4)
+    return r.hyper_connection(r.slice(x, 0, width), streams, scale, bias, 1e-3, 1.5, 1e-2, 4)
 
 
 BLENDS = MemoryWeight.of("blends", np.cos(np.arange(50.0)))
@@ -115,19 +115,19 @@ CASES: dict[str, Case] = {
     "xielu": Case(45, lambda r, x: r.xielu(r.scale(x, 0.25), 0.8, 0.6, 0.5, -1e-6), xielu),
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
     "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
-    "columns": Case(50, lambda r, x: r.columns(x, 7, 40), exact),
-    "join": Case(50, lambda r, x: r.join(x, r.scale(x, 2.0)), exact),
-    "join slices": Case(60, lambda r, x: r.join(r.columns(x, 1, 20, 3), x, 3), exact),
+    "columns": Case(50, lambda r, x: r.slice(x, 7, 40), exact),
+    "join": Case(50, lambda r, x: r.concat(x, r.scale(x, 2.0)), exact),
+    "join slices": Case(60, lambda r, x: r.concat(r.slice(x, 1, 20, 3), x, 3), exact),
     "join slices of one number, and what they came from": Case(
-        33, lambda r, x: r.add(r.join(x, r.scale(x, 0.5), 33), r.join(x, x, 3)), exact
+        33, lambda r, x: r.add(r.concat(x, r.scale(x, 0.5), 33), r.concat(x, x, 3)), exact
     ),
-    "columns, one of each slice": Case(60, lambda r, x: r.columns(x, 2, 3, 12), exact),
-    "weigh": Case(37, lambda r, x: r.weigh(x, vector(37, "weigh")), exact),
-    "mix": Case(60, lambda r, x: r.mix(x, 3, r.columns(x, 0, 12)), mixed),
-    "mix on a base": Case(64, lambda r, x: r.mix(x, 4, r.columns(x, 3, 19), r.scale(x, 0.5)), mixed),
+    "columns, one of each slice": Case(60, lambda r, x: r.slice(x, 2, 3, 12), exact),
+    "weigh": Case(37, lambda r, x: r.mul(x, vector(37, "weigh")), exact),
+    "mix": Case(60, lambda r, x: r.mix(x, 3, r.slice(x, 0, 12)), mixed),
+    "mix on a base": Case(64, lambda r, x: r.mix(x, 4, r.slice(x, 3, 19), r.scale(x, 0.5)), mixed),
     "mix by the same numbers": Case(28, lambda r, x: r.mix(x, 1, vector(5, "mix")), mixed),
     "blend": Case(
-        50, lambda r, x: r.blend(r.join(r.scale(x, -0.5), r.columns(x, 0, 50)), x, BLENDS, 1e-5), blended(50)
+        50, lambda r, x: r.blend(r.concat(r.scale(x, -0.5), r.slice(x, 0, 50)), x, BLENDS, 1e-5), blended(50)
     ),
     "blend with one": Case(64, lambda r, x: r.blend(r.scale(x, 2.0), x, vector(64, "own"), 1e-5), blended(64)),
     "connect, to read": Case(50, lambda r, x: connect(r, x, 5, 1), connected),
@@ -136,13 +136,13 @@ CASES: dict[str, Case] = {
     "connect three streams": Case(50, lambda r, x: connect(r, x, 3, 3), connected),
     "connect nine streams": Case(120, lambda r, x: connect(r, x, 9, 3), connected),
     "situ": Case(40, lambda r, x: r.glu(r.scale(x, 2.0), x, "situ", 1.5), situated),
-    "match": Case(50, lambda r, x: r.match(x, r.columns(x, 3, 40), 1e-5), sized(50)),
+    "match": Case(50, lambda r, x: r.match(x, r.slice(x, 3, 40), 1e-5), sized(50)),
     "match slices": Case(51, lambda r, x: r.match(r.scale(x, 3.0), x, 1e-5, 3), sized(17)),
     "match what is all but zero": Case(32, lambda r, x: r.match(r.scale(x, 1e-9), x, 1e-5), sized(32)),
-    "excess": Case(90, lambda r, x: r.excess(x, 1.5), exceeding),
-    "excess below the mean": Case(33, lambda r, x: r.excess(x, -0.5), exceeding),
+    "excess": Case(90, lambda r, x: r.gaussian_top_k(x, 1.5), exceeding),
+    "excess below the mean": Case(33, lambda r, x: r.gaussian_top_k(x, -0.5), exceeding),
     "columns of slices, and what they came from": Case(
-        96, lambda r, x: r.add(r.columns(x, 3, 24, 4), r.columns(r.scale(x, 0.5), 0, 21, 4)), exact
+        96, lambda r, x: r.add(r.slice(x, 3, 24, 4), r.slice(r.scale(x, 0.5), 0, 21, 4)), exact
     ),
 }
 for width, groups in ((7, 1), (64, 1), (100, 1), (60, 3), (128, 8), (35, 5)):
@@ -152,8 +152,8 @@ for width, groups in ((7, 1), (64, 1), (100, 1), (60, 3), (128, 8), (35, 5)):
     )
 weight = MemoryWeight.of("rms of each", random.standard_normal((3, 20)))
 NUMBERS = vector(60)
-CASES["multiply"] = Case(60, lambda r, x: r.multiply(x, NUMBERS), exact)
-CASES["multiply, by head"] = Case(60, lambda r, x, w=weight: r.multiply(x, w, 3), exact)
+CASES["multiply"] = Case(60, lambda r, x: r.scale_columns(x, NUMBERS), exact)
+CASES["multiply, by head"] = Case(60, lambda r, x, w=weight: r.scale_columns(x, w, 3), exact)
 CASES["rms 60 in 3 with weights of their own"] = Case(60, lambda r, x, w=weight: r.rms_norm(x, w, 1e-5, 3), rms(20))
 for shape, groups, bias in (((64,), 1, True), ((45,), 1, True), ((9,), 1, False), ((20,), 3, True), ((3, 20), 3, True)):
     weight = MemoryWeight.of("layer", random.standard_normal(shape))
@@ -163,7 +163,7 @@ for shape, groups, bias in (((64,), 1, True), ((45,), 1, True), ((9,), 1, False)
         lambda r, x, w=weight, b=added, g=groups: r.layer_norm(x, w, b, 1e-5, g),
         layer(groups, weight, added),
     )
-for style in ("norm", "neox"):
+for style in ("interleaved", "neox"):
     for head_dim, n_rot in ((8, 8), (16, 16), (20, 20), (64, 64), (80, 80), (96, 40), (10, 6), (12, 2), (128, 128)):
         frequencies = tuple(500.0 ** (-2 * i / n_rot) for i in range(n_rot // 2))
         CASES[f"rotate {style}, {n_rot} of {head_dim}"] = Case(
@@ -232,7 +232,7 @@ def products(r: Recorder, x: Value, **widths: int) -> list[Value]:
     """Return small products of x, one per width. If x is as wide as all of them, return slices of x."""
     if x.width == sum(widths.values()):
         cuts = np.cumsum([0, *widths.values()])
-        return [r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts)]
+        return [r.slice(x, int(start), int(stop)) for start, stop in pairwise(cuts)]
     seeded = np.random.RandomState(3)
     made = {name: 0.3 * seeded.standard_normal((width, x.width)) for name, width in widths.items()}
     return [r.linear(x, MemoryWeight.of(name, values)) for name, values in made.items()]
@@ -298,15 +298,15 @@ def selective_scan(width: int, state_dim: int) -> Build:
     return build
 
 
-def matrix_scan(heads: int, key_dim: int, dim: int, erases: bool, before: bool) -> Build:
+def wkv(heads: int, key_dim: int, dim: int, erases: bool, before: bool) -> Build:
     def build(r: Recorder, x: Value) -> Value:
         keys = heads * key_dim
         q, k, v, w, p, a = products(r, x, q=keys, k=keys, v=heads * dim, w=keys, p=keys, a=keys)
         decay, unit = r.activate(w, "sigmoid"), MemoryWeight.of("unit", np.full(key_dim, key_dim**-0.5))
         if not erases:
-            return r.matrix_scan(q, k, v, decay, heads, before)
+            return r.wkv(q, k, v, decay, heads, before)
         probe = r.rms_norm(p, unit, 1e-6, heads)
-        return r.matrix_scan(q, k, v, decay, heads, before, probe, r.glu(a, probe, "sigmoid"))
+        return r.wkv(q, k, v, decay, heads, before, probe, r.glu(a, probe, "sigmoid"))
 
     return build
 
@@ -327,7 +327,7 @@ RECURRENT: dict[str, Build] = {
     "n-grams, quantized": ngrams("Q4_K", 256, 4, 1),
     "n-grams, one head": ngrams("F16", 7, 2, 1),
     "selective scan": selective_scan(40, 10),
-    "matrix scan": matrix_scan(3, 10, 40, erases=False, before=False),
-    "matrix scan, read first": matrix_scan(2, 18, 100, erases=False, before=True),
-    "matrix scan that erases": matrix_scan(3, 33, 17, erases=True, before=False),
+    "matrix scan": wkv(3, 10, 40, erases=False, before=False),
+    "matrix scan, read first": wkv(2, 18, 100, erases=False, before=True),
+    "matrix scan that erases": wkv(3, 33, 17, erases=True, before=False),
 }

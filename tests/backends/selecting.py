@@ -61,9 +61,9 @@ def select(s: Selecting) -> Build:
     cuts = np.cumsum([0, *s.widths])
 
     def build(r: Recorder, x: Value) -> Value:
-        q, k, weights = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts[3:]))
+        q, k, weights = (r.slice(x, int(start), int(stop)) for start, stop in pairwise(cuts[3:]))
         own = weights if s.weighted else None
-        return r.select_positions(q, own, r.append_index(k), s.index_heads, s.count, s.block, s.local, s.pooled)
+        return r.indexer_top_k(q, own, r.append_index(k), s.index_heads, s.count, s.block, s.local, s.pooled)
 
     return build
 
@@ -74,9 +74,9 @@ def attend_selected(s: Selecting, values: str = "own") -> Build:
 
     def build(r: Recorder, x: Value) -> Value:
         selection = select(s)(r, x)
-        q, k, v = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts[:4]))
+        q, k, v = (r.slice(x, int(start), int(stop)) for start, stop in pairwise(cuts[:4]))
         if values != "own":
-            v = r.columns(k, 0, h.value_dim or h.head_dim)
+            v = r.slice(k, 0, h.value_dim or h.head_dim)
         layer = r.append(k, v, h.kv_heads, prefix=values == "prefix")
         return r.attention(q, layer, h.heads, h.head_dim**-0.5, selection=selection, slices=s.groups)
 
@@ -121,16 +121,16 @@ def attend_pools(p: Pooling) -> Build:
     sinks = MemoryWeight.of("sinks", np.linspace(-1.0, 1.0, h.heads)) if h.sinks else None
 
     def build(r: Recorder, x: Value) -> Value:
-        parts = [r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts)]
+        parts = [r.slice(x, int(start), int(stop)) for start, stop in pairwise(cuts)]
         q, k, v, far_k, far_v, index_q, index_k, weights = parts
         if p.prefix:
-            v, far_v = (r.columns(keys, 0, v.width) for keys in (k, far_k))
+            v, far_v = (r.slice(keys, 0, v.width) for keys in (k, far_k))
         near = r.append(k, v, h.kv_heads, prefix=p.prefix)
         far = r.append(far_k, far_v, h.kv_heads, p.every, p.prefix)
         selection = None
         if p.count:
             keys = r.append_index(index_k, p.every)
-            selection = r.select_positions(index_q, weights, keys, 2, p.count, p.every, pooled=True)
+            selection = r.indexer_top_k(index_q, weights, keys, 2, p.count, p.every, pooled=True)
         return r.attention(q, near, h.heads, h.head_dim**-0.5, h.window, sinks=sinks, selection=selection, pools=far)
 
     return build

@@ -56,8 +56,8 @@ def side_by_side(weight: MemoryWeight) -> Build:
         parts = [
             replace(weight, name=str(n), shape=(rows, columns), rows=weight.rows[n * rows :][:rows]) for n in (0, 1)
         ]
-        a, b = (r.linear(r.columns(x, n * columns, (n + 1) * columns), part) for n, part in enumerate(parts))
-        return r.join(a, b)
+        a, b = (r.linear(r.slice(x, n * columns, (n + 1) * columns), part) for n, part in enumerate(parts))
+        return r.concat(a, b)
 
     return build
 
@@ -148,15 +148,15 @@ NONE: dict[str, Build] = {
     "softplus": lambda r, x: r.glu(x, r.scale(x, 0.0), "softplus"),
     "swiglu within limits": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_clamp", 2.5),
     "silu within limits": lambda r, x: r.glu(x, r.scale(x, 0.0), "silu_clamp", 0.75),
-    "columns": lambda r, x: r.columns(x, 1, 6, 4),
-    "weigh": lambda r, x: r.weigh(x, vector(24)),
+    "columns": lambda r, x: r.slice(x, 1, 6, 4),
+    "weigh": lambda r, x: r.mul(x, vector(24)),
     "mix": lambda r, x: r.mix(x, 4, vector(8, "mix")),
-    "blend": lambda r, x: r.blend(r.join(x, x), x, vector(24), 1e-5),
-    "connect": lambda r, x: r.connect(x, 4, vector(3, "scale"), vector(24), 1e-6, 2.0, 0.0, 3),
+    "blend": lambda r, x: r.blend(r.concat(x, x), x, vector(24), 1e-5),
+    "connect": lambda r, x: r.hyper_connection(x, 4, vector(3, "scale"), vector(24), 1e-6, 2.0, 0.0, 3),
     "situ": lambda r, x: r.glu(x, r.scale(x, 0.0), "situ", 1.5),
     "match": lambda r, x: r.match(x, r.scale(x, 2.0), 1e-5, 2),
-    "excess": lambda r, x: r.excess(x, 0.5),
-    "join": lambda r, x: r.join(x, x, 4),
+    "excess": lambda r, x: r.gaussian_top_k(x, 0.5),
+    "join": lambda r, x: r.concat(x, x, 4),
     "swiglu of gpt-oss": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_oai"),
     "rms": lambda r, x: r.rms_norm(x, vector(24), 1e-5),
     "layer": lambda r, x: r.layer_norm(x, vector(24), None, 1e-5),

@@ -132,7 +132,7 @@ def test_batches_that_cut_a_text(plan: Plan) -> None:
 def test_it_runs_whole_on_one_device(plan: Plan) -> None:
     layers = len(plan.starts)
     assert layers == 3 + 2 + 1
-    assert set(sides(plan, Placement(layers))) == {"card"}
+    assert set(sides(plan, Placement(layers))) == {"gpu"}
     assert set(sides(plan, Placement(layers - 1))) == {"host"}
 
 

@@ -17,7 +17,7 @@ import pytest
 from localllm.backends.base import Backend, CacheTypes, Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
-from localllm.models import ModelError, architecture_of, read_config, record, record_head, record_heads
+from localllm.models import ModelError, architecture_of, read_config, record, record_mtp_head, record_mtp_heads
 from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.support import chunks
 from tests.models.headed import HEADED, Headed
@@ -44,7 +44,7 @@ def plans(name: str, number: int = 1, without: tuple[str, ...] = ()) -> tuple[Pl
     tensors = {name: tensor for name, tensor in held.items() if not name.endswith(without)} if without else held
     architecture = architecture_of(metadata)
     config = read_config(metadata, architecture.name)
-    head = record_head(read_config(metadata, architecture.name, number), architecture, tensors)
+    head = record_mtp_head(read_config(metadata, architecture.name, number), architecture, tensors)
     return record(config, architecture, tensors, every_row=True), head
 
 
@@ -117,7 +117,7 @@ def test_what_a_head_lacks_is_the_model_s(cpu: CpuBackend) -> None:
         for own, of in ((own, held[f"{of}.weight"]) for own, of in pairs.items())
     }
     architecture = architecture_of(metadata)
-    full = record_head(read_config(metadata, architecture.name, head=1), architecture, same)
+    full = record_mtp_head(read_config(metadata, architecture.name, head=1), architecture, same)
     _, less = plans(name, without=tuple(f"nextn.{own}.weight" for own in pairs))
     assert full.tensors - less.tensors == {f"{layer}{own}.weight" for own in pairs}
     rows = np.random.default_rng(1).standard_normal((39, 128)).astype(np.float32)
@@ -129,10 +129,10 @@ def test_files_without_heads() -> None:
     metadata, tensors = KIT["qwen35-mtp"].loaded()
     architecture = architecture_of(metadata)
     held = {name: tensor for name, tensor in tensors.items() if "nextn" not in name}
-    assert len(record_heads(metadata, architecture, tensors)) == 1
-    assert not record_heads(metadata, architecture, held)
+    assert len(record_mtp_heads(metadata, architecture, tensors)) == 1
+    assert not record_mtp_heads(metadata, architecture, held)
     with pytest.raises(ModelError, match=r"blk\.4\.nextn\.enorm\.weight: the file does not hold this tensor"):
-        record_head(read_config(metadata, "qwen35", head=1), architecture, held)
+        record_mtp_head(read_config(metadata, "qwen35", head=1), architecture, held)
     with pytest.raises(ModelError, match=r"qwen35.nextn_predict_layers: expected .* from 2"):
         read_config(metadata, "qwen35", head=2)
 
@@ -143,8 +143,8 @@ def test_a_file_of_heads_alone() -> None:
     held = {name: tensor for name, tensor in tensors.items() if not re.match(r"blk\.[0-3]\.", name)}
     with pytest.raises(ModelError, match=r"blk\.4\.nextn\.eh_proj\.weight: the file holds next-token heads and no"):
         record(read_config(metadata, architecture.name), architecture, held)
-    (head,) = record_heads(metadata, architecture, held)
-    assert head.tensors == record_heads(metadata, architecture, tensors)[0].tensors
+    (head,) = record_mtp_heads(metadata, architecture, held)
+    assert head.tensors == record_mtp_heads(metadata, architecture, tensors)[0].tensors
 
 
 def test_heads_that_cannot_be() -> None:
@@ -152,8 +152,8 @@ def test_heads_that_cannot_be() -> None:
     architecture, key = architecture_of(metadata), "qwen35.attention.head_count_kv"
     config = read_config({**metadata, key: np.array([2, 2, 2, 2, 0], np.int32)}, "qwen35", head=1)
     with pytest.raises(ModelError, match=f"{key}: expected heads in layer 4"):
-        record_head(config, architecture, tensors)
+        record_mtp_head(config, architecture, tensors)
     metadata, tensors = KIT["nemotron_h_moe-dense"].loaded()
     config = read_config({**metadata, "nemotron_h_moe.nextn_predict_layers": 1}, "nemotron_h_moe", head=1)
     with pytest.raises(ModelError, match="nextn_predict_layers: heads of models whose layers have one part"):
-        record_head(config, architecture_of(metadata), tensors)
+        record_mtp_head(config, architecture_of(metadata), tensors)

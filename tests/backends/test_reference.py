@@ -113,7 +113,7 @@ def test_linear_scales_the_product_and_not_the_bias() -> None:
     close(run(lambda r, x: r.linear(x, weight(w), weight(b, "b"), 0.25)), truth)
 
 
-@pytest.mark.parametrize(("style", "pairs"), [("norm", [(0, 1), (2, 3)]), ("neox", [(0, 2), (1, 3)])])
+@pytest.mark.parametrize(("style", "pairs"), [("interleaved", [(0, 1), (2, 3)]), ("neox", [(0, 2), (1, 3)])])
 def test_rotate_turns_pairs_and_leaves_the_rest(style: Any, pairs: list[tuple[int, int]]) -> None:
     """The head has 8 dimensions, 4 of them rotated."""
     truth = X.copy()
@@ -127,15 +127,15 @@ def test_rotate_turns_pairs_and_leaves_the_rest(style: Any, pairs: list[tuple[in
 
 def test_rotate_turns_every_head_alike() -> None:
     swapped = [4, 5, 6, 7, 0, 1, 2, 3]
-    rotated = run(lambda r, x: r.rotate(x, 4, Rope("norm", 4, (1.0, 0.1))))
+    rotated = run(lambda r, x: r.rotate(x, 4, Rope("interleaved", 4, (1.0, 0.1))))
     r = Recorder()
     x = r.embed(weight(TABLE[:, swapped], "table"))
-    other = bind_reference(r.finish(r.rotate(x, 4, Rope("norm", 4, (1.0, 0.1)))))
+    other = bind_reference(r.finish(r.rotate(x, 4, Rope("interleaved", 4, (1.0, 0.1)))))
     np.testing.assert_array_equal(Driver(other).step([(0, TOKENS)]), rotated[:, swapped])
 
 
 def test_rope_temperature_grows_with_the_logarithm_of_whole_lengths() -> None:
-    rope = Rope("norm", 2, (0.0,), 2.0, 0.5, 10)
+    rope = Rope("interleaved", 2, (0.0,), 2.0, 0.5, 10)
     cos, sin = rope_table(rope, np.array([0, 9, 10, 29, 30], np.int32))
     np.testing.assert_allclose(cos[:, 0], 2.0 * (1.0 + 0.5 * np.log([1, 1, 2, 3, 4])), rtol=1e-15)
     assert not sin.any()

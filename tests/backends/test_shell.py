@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from localllm.backends.base import Backend, BackendError, Executable, Limits, Picks
+from localllm.backends.base import Backend, BackendError, Executable, Limits, TopKExecutable
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
 from localllm.backends.shell import ROPE_STEP, RopeTables, Shell
@@ -56,8 +56,8 @@ def test_a_closed_executable_refuses_every_call_and_its_logits_stay(backend: Bac
     executable.close()
     np.testing.assert_array_equal(logits, before)
     calls = list(CALLS.values())
-    if isinstance(executable, Picks):
-        calls += [lambda e: e.step_largest(BATCH, 5), lambda e: e.result_largest(5)]
+    if isinstance(executable, TopKExecutable):
+        calls += [lambda e: e.step_top_k(BATCH, 5), lambda e: e.result_top_k(5)]
     for call in calls:
         with pytest.raises(BackendError, match="this executable is closed; bind the plan again"):
             call(executable)
@@ -128,7 +128,7 @@ def test_a_plan_of_several_stages_has_no_single_step(backend: Backend) -> None:
 
 
 def test_rope_tables_grow_by_whole_steps_up_to_the_last_position_each_row_once() -> None:
-    ropes = [Rope("neox", 4, (1.0, 0.5)), Rope("norm", 2, (1.0,))]
+    ropes = [Rope("neox", 4, (1.0, 0.5)), Rope("interleaved", 2, (1.0,))]
     filled: list[tuple[Rope, int, int]] = []
     tables = RopeTables(ropes, 2 * ROPE_STEP + 10, lambda *row: filled.append(row))
     found = []

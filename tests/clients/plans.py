@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.answer.grammars import Format
+from localllm.answer.grammars import AnswerFormat
 from localllm.answer.writer import written_call
 
 MARK = "PLAN:"
@@ -50,7 +50,7 @@ def plan(*steps: Step) -> str:
     return f"Do what the plan says.\n{MARK} {json.dumps(steps)}\n"
 
 
-def answer_to(prompt: str, format_: Format) -> str:
+def answer_to(prompt: str, format_: AnswerFormat) -> str:
     """Return the scripted model's answer to a prompt, in its own format of reasoning and tool calls."""
     place = prompt.rfind(MARK)
     if place < 0:

@@ -32,16 +32,16 @@ class Planned(Sampler):
         self._left: list[int] | None = None  # remaining tokens of the answer, the next one last
 
     @property
-    def looks_at(self) -> int:
+    def required_top_k(self) -> int:
         return 0
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         if self._left is None:
-            words = self._model.tokenizer
-            prompt = words.decode(self._history, special=True)
+            tokenizer = self._model.tokenizer
+            prompt = tokenizer.decode(self._history, special=True)
             text = answer_to(prompt, find_format(self._model.template[0].source))
-            assert words.eos is not None
-            self._left = [*words.encode(text, add_special=False, parse_special=True), words.eos][::-1]
+            assert tokenizer.eos is not None
+            self._left = [*tokenizer.encode(text, add_special=False, parse_special=True), tokenizer.eos][::-1]
         token = self._left.pop() if self._left else int(logits.argmax())
         assert np.isfinite(logits[token]), f"the grammar does not allow {self._model.tokenizer.piece(token)!r}"
         return token

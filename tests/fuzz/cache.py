@@ -114,7 +114,7 @@ def use(path: Path, model: localllm.Model) -> str:
     session = model.session()
     try:
         session.evaluate([1, 2, 3], logits=False)
-        kept = prompt_cache.read(path, model)
+        kept = prompt_cache.read_prompt_cache(path, model)
         if any(not 0 <= token < model.vocabulary for token in kept.tokens):
             raise Wrong("tokens outside of the vocabulary were taken")
         try:

@@ -115,7 +115,7 @@ def install() -> None:
         module.Arena = FencedArena  # type: ignore[attr-defined]
     Buffers.commit = _commit  # type: ignore[method-assign,assignment]
     Buffers.address = _address  # type: ignore[method-assign]
-    for name in ("vector", "expert_vectors"):
+    for name in ("dense_vector", "expert_vectors"):
         setattr(localllm.backends.cpu.weights, name, _then_moved(getattr(localllm.backends.cpu.weights, name)))
     localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows as stored in the file
     for module in (localllm.backends.cpu.storage, localllm.backends.cpu.inputs, localllm.backends.cpu.sharing):

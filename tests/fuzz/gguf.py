@@ -277,13 +277,13 @@ def _refuses_foreign_tokens(model: localllm.Model) -> None:
 
 
 def _tokenize(model: localllm.Model) -> None:
-    words = model.tokenizer
-    assert words is not None
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
     for sentence in _SENTENCES:
         for special in (False, True):
             ids = model.tokenize(sentence, parse_special=special)
-            if ids and not 0 <= min(ids) <= max(ids) < words.vocab_size:
-                raise Wrong(f"ids {min(ids)} to {max(ids)} in a vocabulary of {words.vocab_size}")
+            if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
+                raise Wrong(f"ids {min(ids)} to {max(ids)} in a vocabulary of {tokenizer.vocab_size}")
             model.detokenize(ids)
-    for token in range(min(words.vocab_size, 300)):
-        words.piece(token)
+    for token in range(min(tokenizer.vocab_size, 300)):
+        tokenizer.piece(token)

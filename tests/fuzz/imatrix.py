@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from localllm.calibration import imatrix
-from localllm.calibration.imatrix import Entry, Imatrix
+from localllm.calibration.imatrix import Imatrix, ImatrixEntry
 from localllm.quantize.jobs import metadata
 from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong
@@ -26,11 +26,11 @@ class Kind:
 
     def __init__(self, home: Path) -> None:
         sums = np.linspace(0, 9, 128, dtype=np.float32)
-        entries = {"blk.0.attn_q.weight": Entry(sums[None, :64], np.array([3], np.int64))}
-        entries["blk.0.ffn_up_exps.weight"] = Entry(sums.reshape(4, 32), np.array([3, 0, 1, 2], np.int64))
+        entries = {"blk.0.attn_q.weight": ImatrixEntry(sums[None, :64], np.array([3], np.int64))}
+        entries["blk.0.ffn_up_exps.weight"] = ImatrixEntry(sums.reshape(4, 32), np.array([3, 0, 1, 2], np.int64))
         good = Imatrix(entries, 1, 512, ("text",))
         for name in ("i.dat", "i.gguf"):
-            imatrix.write(home / name, good)
+            imatrix.write_imatrix(home / name, good)
         self._dat, self._gguf = (home / "i.dat").read_bytes(), decode((home / "i.gguf").read_bytes())
 
     def make(self, random: Random, folder: Path) -> Case:
@@ -79,7 +79,7 @@ def _float32(random: Random) -> float:
 
 
 def use(path: Path) -> str:
-    found = imatrix.read(path)
+    found = imatrix.read_imatrix(path)
     for name in found.entries:
         for experts, columns in _SHAPES:
             try:
@@ -91,7 +91,7 @@ def use(path: Path) -> str:
     metadata({}, 0, found, path.name)
     for suffix in (".dat", ".gguf"):
         again = path.with_name("again" + suffix)
-        imatrix.write(again, found)
-        if set(imatrix.read(again).entries) != set(found.entries):
+        imatrix.write_imatrix(again, found)
+        if set(imatrix.read_imatrix(again).entries) != set(found.entries):
             raise Wrong(f"written as {suffix} it has other entries")
     return "read"

@@ -91,7 +91,7 @@ def image_of(model: Model, more: Mapping[str, Any], path: Path) -> Image:
         key: np.array(value) if type(value) is list and type(value[0]) is bool else value
         for key, value in {**metadata, **more}.items()
     }
-    write_gguf(path, keys, tensors, force=True)
+    write_gguf(path, keys, tensors, overwrite=True)
     return decode(path.read_bytes())
 
 

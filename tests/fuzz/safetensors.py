@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from localllm.confined import ResourceLimits, folder_tokenizer
 from localllm.convert import open_checkpoint, tokenizer_keys
 from localllm.gguf import open_gguf, write_gguf
-from localllm.quantize.conversion import Settings, conversion
+from localllm.quantize.conversion import ConversionSettings, conversion
 from localllm.quantize.jobs import copy_jobs, metadata
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from tests.fuzz import values
@@ -153,16 +153,19 @@ def _change_header(random: Random, header: dict[str, Any]) -> str:
 def use(source: Path, target: Path) -> str:
     """Convert a folder as `quantize IN COPY` does, and open the file."""
     path = target / "model.gguf"
-    with open_checkpoint(source) as model, conversion(copy_jobs(model), model.tensors, Settings(1)) as tensors:
+    with (
+        open_checkpoint(source) as model,
+        conversion(copy_jobs(model), model.tensors, ConversionSettings(1)) as tensors,
+    ):
         write_gguf(path, metadata(model.stored, None, None, ""), tensors)
     with open_gguf(path) as file:
         for tensor in file.tensors.values():
             tensor.read(0, tensor.rows)
         if not has_tokenizer(file.metadata):
             return "converted"
-        words = Tokenizer.from_metadata(file.metadata)
-        ids = words.encode(_SENTENCE, parse_special=True)
-        if ids and not 0 <= min(ids) <= max(ids) < words.vocab_size:
-            raise Wrong(f"ids {min(ids)} to {max(ids)} in a vocabulary of {words.vocab_size}")
-        words.decode(ids)
+        tokenizer = Tokenizer.from_metadata(file.metadata)
+        ids = tokenizer.encode(_SENTENCE, parse_special=True)
+        if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
+            raise Wrong(f"ids {min(ids)} to {max(ids)} in a vocabulary of {tokenizer.vocab_size}")
+        tokenizer.decode(ids)
         return "converted"

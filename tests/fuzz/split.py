@@ -48,7 +48,7 @@ def _part(path: Path, index: int) -> bytes:
     if not index:
         keys |= {"general.architecture": "llama", "llama.block_count": 2, "tokenizer.ggml.tokens": ["a", "b", "c"]}
     tensors = [(f"blk.{index}.{name}.weight", "I8", (2, 32), bytes([index] * 64)) for name in ("a", "b")]
-    write_gguf(path, keys, tensors, force=True)
+    write_gguf(path, keys, tensors, overwrite=True)
     return path.read_bytes()
 
 

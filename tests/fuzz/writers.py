@@ -22,7 +22,7 @@ from localllm.backends.cpu.isa import Isa, host
 from localllm.backends.cpu.jit import Kernel, Library
 from localllm.cache import prompt_cache
 from localllm.calibration import imatrix
-from localllm.calibration.imatrix import Entry, Imatrix
+from localllm.calibration.imatrix import Imatrix, ImatrixEntry
 from localllm.evaluation import Windows
 from localllm.evaluation.logits_file import save_base
 from localllm.gguf import write_gguf
@@ -71,11 +71,11 @@ class Kind:
     def _writer(self, name: str, size: int, force: bool) -> Writer:
         def gguf(path: Path, number: int) -> None:
             data = bytes([number]) * size
-            write_gguf(path, {"number": number}, [("x", "I8", (size,), data)], force=force)
+            write_gguf(path, {"number": number}, [("x", "I8", (size,), data)], overwrite=force)
 
         def matrix(path: Path, number: int) -> None:
-            entry = Entry(np.full((1, size), 1 + number, np.float32), np.array([1], np.int64))
-            imatrix.write(path, Imatrix({"x": entry}, 1, 1, ("a",)), force)
+            entry = ImatrixEntry(np.full((1, size), 1 + number, np.float32), np.array([1], np.int64))
+            imatrix.write_imatrix(path, Imatrix({"x": entry}, 1, 1, ("a",)), force)
 
         def base(path: Path, number: int) -> None:
             windows = Windows(np.full((1, 16), number, np.int32))

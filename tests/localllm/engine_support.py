@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from localllm.backends.base import Backend, CacheTypes, Largest, Limits
-from localllm.cache import SLACK, BlockPool, CacheFull, Sequence
-from localllm.engine import Engine, Rows
+from localllm.backends.base import Backend, CacheTypes, Limits, TopK
+from localllm.cache import SLACK, BlockPool, CacheFull, CacheSequence
+from localllm.engine import Engine, SequenceRows
 from localllm.plan import BLOCK, Plan
 from tests.backends import support
 from tests.models.kit import KIT
@@ -61,18 +61,18 @@ def engine_of(backend: Backend, plan: Plan, limits: Limits, cache: str = "f16") 
 class Live:
     """A sequence, the rest of its prompt, and its results so far."""
 
-    sequence: Sequence
+    sequence: CacheSequence
     tokens: list[int] = field(default_factory=list)
     prompt: list[int] = field(default_factory=list)
     compared: bool = True
     logits: dict[int, np.ndarray] = field(default_factory=dict)  # by position
     largest: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
-    def note(self, part: Rows, logits: np.ndarray, largest: Largest) -> None:
+    def note(self, part: SequenceRows, logits: np.ndarray, largest: TopK) -> None:
         count = {"none": 0, "last": 1, "all": len(part.tokens)}[part.wanted]
-        assert len(largest.ids if part.largest else logits) == count
+        assert len(largest.ids if part.top_k else logits) == count
         for row, at in enumerate(range(len(self.tokens) - count, len(self.tokens))):
-            if part.largest:
+            if part.top_k:
                 self.largest[at] = largest.ids[row].copy(), largest.logits[row].copy()
             else:
                 self.logits[at] = logits[row].copy()
@@ -138,7 +138,7 @@ class Schedule:
             self.end(one)
 
     def step(self) -> None:
-        parts: list[tuple[Live, Rows]] = []
+        parts: list[tuple[Live, SequenceRows]] = []
         rows = wanted = 0
         for number in self.random.permutation(len(self.live)).tolist():
             one = self.live[number]
@@ -174,7 +174,7 @@ class Schedule:
         self.counts["mixed"] += 1 in lengths and max(lengths) > 1
         self.counts["together"] = max(self.counts["together"], len(parts))
 
-    def part(self, one: Live) -> Rows:
+    def part(self, one: Live) -> SequenceRows:
         """Return the next chunk of a prompt; then a decoded token, or a few to verify."""
         if one.prompt:
             count = min(len(one.prompt), self.random.randint(1, (self.long if one.compared else self.longest) + 1))
@@ -182,7 +182,7 @@ class Schedule:
         else:
             tokens = self.tokens(self.random.choice([1, 1, 1, 1, 2, 5]))
         wanted = self.random.choice(["none", "last", "last", "all"])
-        return Rows(one.sequence, tokens, wanted, int(self.random.choice([0, 0, 4])))
+        return SequenceRows(one.sequence, tokens, wanted, int(self.random.choice([0, 0, 4])))
 
     def end(self, one: Live) -> None:
         self.live.remove(one)
@@ -208,7 +208,7 @@ def alone(engine: Engine, tokens: list[int], size: int) -> np.ndarray:
     """Return logits (T, vocabulary) of one sequence in a separate engine, `size` tokens at a time."""
     sequence = engine.add()
     parts = [
-        engine.step([Rows(sequence, tokens[at : at + size], "all")])[0].logits.copy()
+        engine.step([SequenceRows(sequence, tokens[at : at + size], "all")])[0].logits.copy()
         for at in range(0, len(tokens), size)
     ]
     engine.release(sequence)

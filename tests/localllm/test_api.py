@@ -95,14 +95,14 @@ def test_options_of_a_chat_reach_it(model: localllm.Model) -> None:
 
     told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
     assert length("Hello!", system_prompt="Be brief.") == length(told) > length("Hello!")
-    words = model.tokenizer
-    assert words is not None
-    end = max(words.eog)
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    end = max(tokenizer.eog)
     bias = {end: 1e6}
     assert text(model.chat("Hello!", max_tokens=4, temperature=0, logit_bias=bias)) == ""
     pieces = list(model.chat("Hello!", max_tokens=4, temperature=0, logit_bias=bias, ignore_eos=True))
     assert [piece.token for piece in pieces[:-1]] == [end] * 4
-    assert length(words.text(end), parse_special_in_content=True) < length(words.text(end))
+    assert length(tokenizer.text(end), parse_special_in_content=True) < length(tokenizer.text(end))
 
 
 def test_variables_of_the_chat_template_count(tmp_path: Path) -> None:

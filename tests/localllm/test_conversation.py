@@ -25,7 +25,7 @@ GREEDY = api.SamplingOptions(temperature=0.0, frequency_penalty=0.5, repeat_last
 class Script:
     """A sampler that produces scripted answers, one after another."""
 
-    looks_at, options = 0, GREEDY
+    required_top_k, options = 0, GREEDY
 
     def __init__(self, *answers: Sequence[int]) -> None:
         self.tokens = [token for answer in answers for token in answer]
@@ -97,10 +97,12 @@ def finish(reply: Reply) -> tuple[str, Usage]:
 
 def by_bytes(model: api.Model, text: str) -> list[int]:
     """Return the text as tokens of one byte each, unlike any tokenizer, followed by the end of the turn."""
-    words = model.tokenizer
-    assert words is not None
-    single = {words.piece(token): token for token in range(words.vocab_size) if len(words.piece(token)) == 1}
-    end = words.id("<|im_end|>")
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    single = {
+        tokenizer.piece(token): token for token in range(tokenizer.vocab_size) if len(tokenizer.piece(token)) == 1
+    }
+    end = tokenizer.id("<|im_end|>")
     assert end is not None
     return [single[bytes([byte])] for byte in text.encode()] + [end]
 
@@ -255,7 +257,7 @@ def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
 class Euros:
     """Samples the three bytes of a character repeatedly, based on the tokens so far."""
 
-    looks_at, options = 0, GREEDY
+    required_top_k, options = 0, GREEDY
 
     def __init__(self, count: int) -> None:
         self.history: list[int] = []

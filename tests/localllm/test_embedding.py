@@ -49,7 +49,7 @@ def write_embedder(path: Path, name: str, extra: dict[str, Any] | None = None, k
         "tokenizer.ggml.seperator_token_id": SEP,
         **(extra or {}),
     }
-    write_gguf(path, keys, tensors, force=True)
+    write_gguf(path, keys, tensors, overwrite=True)
     return path
 
 

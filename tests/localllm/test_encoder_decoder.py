@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import localllm
-from localllm.engine import Rows
+from localllm.engine import SequenceRows
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.scheduler.request import Request
 from localllm.server.served import Served
-from localllm.server.shelf import Shelf
+from localllm.server.shelf import ModelRegistry
 from tests.localllm import t5
 from tests.localllm.scheduler.support import ask, scheduled
 from tests.localllm.server.test_together import client, opened
@@ -91,22 +91,22 @@ def test_sequences_fork_and_go_back(model: Model) -> None:
     border = len(ids) - 1
     whole = answer(model, LONG, 12)
     first, other = engine.add(), engine.add()
-    engine.step([Rows(other, [*model.tokenize("z"), t5.START, *whole[:3]])])
-    [result, _] = engine.step([Rows(first, ids), Rows(other, whole[3:4])])
+    engine.step([SequenceRows(other, [*model.tokenize("z"), t5.START, *whole[:3]])])
+    [result, _] = engine.step([SequenceRows(first, ids), SequenceRows(other, whole[3:4])])
     assert int(result.logits.argmax()) == whole[0]
     assert first.border == border
     second = engine.fork(first)
     for number, token in enumerate(whole[:-1]):  # fork and origin alternate, with another text's answer
-        rows = [Rows(second, [token]), Rows(first, [token]), Rows(other, [token])]
+        rows = [SequenceRows(second, [token]), SequenceRows(first, [token]), SequenceRows(other, [token])]
         results = engine.step(rows)
         assert [int(one.logits.argmax()) for one in results[:2]] == [whole[number + 1]] * 2
         np.testing.assert_array_equal(results[0].logits, results[1].logits)
     assert engine.truncate(first, border + 4) == border + 4
-    [result] = engine.step([Rows(first, whole[3:6], "all")])
+    [result] = engine.step([SequenceRows(first, whole[3:6], "all")])
     assert result.logits.argmax(axis=1).tolist() == whole[4:7]
     assert engine.truncate(second, border) == 0  # the encoder's text is kept whole, with the token after it
     assert second.border == 0
-    [result] = engine.step([Rows(second, [*ids, *whole[:2]], (border, border + 2))])
+    [result] = engine.step([SequenceRows(second, [*ids, *whole[:2]], (border, border + 2))])
     assert result.logits.argmax(axis=1).tolist() == [whole[0], whole[2]]
     for sequence in (first, second, other):
         engine.release(sequence)
@@ -122,7 +122,7 @@ def test_wrong_steps_change_nothing(model: Model) -> None:
         ([*ids, t5.START], (1, len(ids)), "has no logits of the text that it answers"),
     ):
         with pytest.raises(LocalLLMError, match=problem):
-            engine.step([Rows(sequence, tokens, wanted)])  # type: ignore[arg-type]
+            engine.step([SequenceRows(sequence, tokens, wanted)])  # type: ignore[arg-type]
         assert (sequence.length, sequence.border) == (0, 0)
     with pytest.raises(LocalLLMError, match="cannot score or continue one"):
         model.logits(ids)
@@ -149,10 +149,10 @@ def test_requests_together_and_alone(model: Model) -> None:
 
 
 def test_the_server(path: Path) -> None:
-    shelf = Shelf([("t5", path)], lambda path: opened(path, cache_type_k="f32", cache_type_v="f32"))
+    registry = ModelRegistry([("t5", path)], lambda path: opened(path, cache_type_k="f32", cache_type_v="f32"))
 
     async def run() -> None:
-        async with client(shelf) as one:
+        async with client(registry) as one:
             greedy = {"prompt": PROMPTS[0], "temperature": 0}
             body = (await one.post("/v1/completions", json={**greedy, "max_tokens": 15})).json()
             assert body["choices"][0]["text"].startswith(t5.ANSWERS[PROMPTS[0]])
@@ -183,10 +183,10 @@ def test_the_server_embeds(name: str, tmp_path: Path) -> None:
     def load(path: Path) -> Served:
         return opened(path, embeddings=True, cache_type_k="f32", cache_type_v="f32")
 
-    shelf = Shelf([(name, path)], load, embeds=True)
+    registry = ModelRegistry([(name, path)], load, embeds=True)
 
     async def run() -> None:
-        async with client(shelf) as one:
+        async with client(registry) as one:
             texts = ["a cat", LONG]
             body = (await one.post("/v1/embeddings", json={"input": texts, "model": name})).json()
             ids = [(await one.post("/tokenize", json={"content": text, "add_special": True})).json() for text in texts]

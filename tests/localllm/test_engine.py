@@ -12,7 +12,7 @@ from localllm.backends.base import Backend, BackendError, Limits
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.cache import CacheFull
-from localllm.engine import ContextFull, Engine, Rows, StepTooLarge, largest_of
+from localllm.engine import ContextFull, Engine, SequenceRows, StepTooLarge, top_k_of
 from localllm.errors import LocalLLMError
 from localllm.plan import BLOCK
 from tests.backends.gpu.conftest import pocl
@@ -96,11 +96,11 @@ def test_decoded_rows_on_a_card_get_the_bits_they_have_alone(card: Backend, name
 def test_largest_of_says_what_the_device_says() -> None:
     """Ties are ordered by id, NaN comes first, and zeros have one sign."""
     logits = np.array([[1, 3, 3, -np.inf, 2], [5, np.nan, 5, np.nan, np.inf], [-0.0, 0.0, -1, -0.0, -2]], np.float32)
-    found = largest_of(logits, 3)
+    found = top_k_of(logits, 3)
     assert found.ids.tolist() == [[1, 2, 4], [1, 3, 4], [0, 1, 3]]
     assert found.ids.dtype == np.int32
     assert not np.signbit(found.logits[2]).any()
-    assert largest_of(logits, 9).ids.shape == (3, 5)
+    assert top_k_of(logits, 9).ids.shape == (3, 5)
 
 
 # -- what does not fit -----------------------------------------------------------------------------------------------
@@ -108,18 +108,18 @@ def test_largest_of_says_what_the_device_says() -> None:
 
 def test_a_step_that_does_not_fit_the_cache_changes_nothing(small: Engine) -> None:
     one, two = small.add(), small.add()
-    small.step([Rows(one, [1] * 40), Rows(two, [2] * 40)])
+    small.step([SequenceRows(one, [1] * 40), SequenceRows(two, [2] * 40)])
     assert (small.free_blocks, small.room(one)) == (2, 3 * BLOCK - 40)
     fork = small.fork(one)  # shares its block: if both write, it takes one more
     live = [Live(one), Live(two), Live(fork)]
     before = state(small, live)
-    wanted = [Rows(one, [1] * 25), Rows(two, [2] * 25), Rows(fork, [3] * 2)]
+    wanted = [SequenceRows(one, [1] * 25), SequenceRows(two, [2] * 25), SequenceRows(fork, [3] * 2)]
     assert not small.fits([(part.sequence, len(part.tokens)) for part in wanted])
     with pytest.raises(CacheFull, match="52 more tokens do not fit, 25 do") as error:
         small.step(wanted)
     assert error.value.fit == 25
     assert state(small, live) == before
-    small.step([Rows(one, [1]), Rows(two, [2]), Rows(fork, [3])])
+    small.step([SequenceRows(one, [1]), SequenceRows(two, [2]), SequenceRows(fork, [3])])
     assert [s.length for s in (one, two, fork)] == [41, 41, 41]
     assert small.free_blocks == 1
 
@@ -127,31 +127,34 @@ def test_a_step_that_does_not_fit_the_cache_changes_nothing(small: Engine) -> No
 def test_the_last_that_shares_a_block_needs_no_copy(small: Engine) -> None:
     """Four blocks hold four sequences that continue from the same tokens, but not a fifth."""
     first = small.add()
-    small.step([Rows(first, [1, 2, 3])])
+    small.step([SequenceRows(first, [1, 2, 3])])
     four = [first, *(small.fork(first) for _ in range(3))]
     fifth = small.fork(first)
     assert not small.fits([(one, 1) for one in [*four, fifth]])
     small.release(fifth)
     assert small.fits([(one, 1) for one in four])
-    small.step([Rows(one, [n]) for n, one in enumerate(four)])
+    small.step([SequenceRows(one, [n]) for n, one in enumerate(four)])
     assert small.free_blocks == 0
 
 
 def test_more_than_a_step_or_a_sequence_takes(small: Engine) -> None:
     one, two = small.add(), small.add()
     for rows, says in (
-        ([Rows(one, [1] * 41), Rows(two, [1] * 40)], "81 tokens, 2 of them with logits.* up to 80 and 16"),
-        ([Rows(one, [1] * 16, "all"), Rows(two, [1])], "17 tokens, 17 of them with logits"),
+        (
+            [SequenceRows(one, [1] * 41), SequenceRows(two, [1] * 40)],
+            "81 tokens, 2 of them with logits.* up to 80 and 16",
+        ),
+        ([SequenceRows(one, [1] * 16, "all"), SequenceRows(two, [1])], "17 tokens, 17 of them with logits"),
     ):
         with pytest.raises(StepTooLarge, match=says):
             small.step(rows)
-    for rows in ([], [Rows(one, [])]):
+    for rows in ([], [SequenceRows(one, [])]):
         with pytest.raises(LocalLLMError, match="at least one"):
             small.step(rows)
-    small.step([Rows(one, [1] * 80)])
-    small.step([Rows(one, [1] * 80)])
+    small.step([SequenceRows(one, [1] * 80)])
+    small.step([SequenceRows(one, [1] * 80)])
     with pytest.raises(ContextFull, match="the context of 192 tokens is full: 160 are held and 33 more do not fit"):
-        small.step([Rows(two, [1]), Rows(one, [1] * 33)])
+        small.step([SequenceRows(two, [1]), SequenceRows(one, [1] * 33)])
     assert not small.fits([(one, 33)])
     assert (one.length, two.length, small.room(one)) == (160, 0, 32)
 
@@ -159,10 +162,10 @@ def test_more_than_a_step_or_a_sequence_takes(small: Engine) -> None:
 def test_a_step_that_fails_takes_all_its_tokens_back(small: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """If copies of shared blocks fail too, the next step makes them."""
     one = small.add()
-    small.step([Rows(one, [1, 2, 3])])
+    small.step([SequenceRows(one, [1, 2, 3])])
     two, other = small.fork(one), small.add()
     with pytest.raises(BackendError, match="tokens must be"):
-        small.step([Rows(one, [4]), Rows(two, [5]), Rows(other, [10_000])])
+        small.step([SequenceRows(one, [4]), SequenceRows(two, [5]), SequenceRows(other, [10_000])])
     assert [s.length for s in (one, two, other)] == [3, 3, 0]
     third = small.fork(one)
 
@@ -172,9 +175,9 @@ def test_a_step_that_fails_takes_all_its_tokens_back(small: Engine, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(small.executable, "copy_blocks", fails)
         with pytest.raises(BackendError, match="today"):
-            small.step([Rows(third, [4]), Rows(two, [5])])
+            small.step([SequenceRows(third, [4]), SequenceRows(two, [5])])
     assert [s.length for s in (one, two, third)] == [3, 3, 3]
-    found = small.step([Rows(third, [6]), Rows(two, [7])])
+    found = small.step([SequenceRows(third, [6]), SequenceRows(two, [7])])
     together = [result.logits.copy() for result in found]
     for sequence in (one, two, third, other):
         small.release(sequence)
@@ -189,7 +192,7 @@ def test_a_block_still_to_be_copied_is_copied_before_it_is_filled(
     tokens = [1, 2, 3, 4, 5] * 14
     truth = alone(small, [*tokens, 6], 16)[-1:]
     one = small.add()
-    small.step([Rows(one, tokens)])
+    small.step([SequenceRows(one, tokens)])
     two = small.fork(one)
 
     def fails(*_: Any) -> None:
@@ -198,11 +201,11 @@ def test_a_block_still_to_be_copied_is_copied_before_it_is_filled(
     with monkeypatch.context() as patched:
         patched.setattr(small.executable, "copy_blocks", fails)
         with pytest.raises(BackendError, match="today"):
-            small.step([Rows(two, [6])])
+            small.step([SequenceRows(two, [6])])
     last = one.blocks[-1]
     small.release(one)
     other = small.add()
     with small.taking(other, [0] * BLOCK):
         assert other.blocks == [last]
         small.executable.write_blocks(0, np.array([last]), small.executable.read_blocks(0, np.array([last])) * 0)
-    np.testing.assert_array_equal(small.step([Rows(two, [6])])[0].logits, truth)
+    np.testing.assert_array_equal(small.step([SequenceRows(two, [6])])[0].logits, truth)

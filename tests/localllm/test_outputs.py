@@ -38,7 +38,7 @@ def test_what_exists_is_replaced_only_when_told(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="a: exists; give another name, or force=True"), new_file(path):
         pytest.fail("nothing is to be written")
     assert path.read_bytes() == b"old"
-    with new_file(path, force=True) as file:
+    with new_file(path, overwrite=True) as file:
         file.write(b"new")
         assert path.read_bytes() == b"old"
     assert (path.read_bytes(), file.size) == (b"new", 3)
@@ -72,7 +72,7 @@ def test_a_dangling_link_counts_as_there(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("nowhere")
     with pytest.raises(OutputError, match="exists"):
         check_target(tmp_path / "a", False)
-    with new_file(tmp_path / "a", force=True) as file:
+    with new_file(tmp_path / "a", overwrite=True) as file:
         file.write(b"new")
     assert not (tmp_path / "a").is_symlink()
     assert not (tmp_path / "nowhere").exists()
@@ -81,7 +81,7 @@ def test_a_dangling_link_counts_as_there(tmp_path: Path) -> None:
 def test_a_link_is_replaced_and_not_what_it_means(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"precious")
     (tmp_path / "a").symlink_to("file")
-    with new_file(tmp_path / "a", force=True) as file:
+    with new_file(tmp_path / "a", overwrite=True) as file:
         file.write(b"new")
     assert (tmp_path / "file").read_bytes() == b"precious"
     assert (tmp_path / "a").read_bytes() == b"new"
@@ -106,7 +106,7 @@ def test_a_file_keeps_the_permissions_of_the_one_before(tmp_path: Path) -> None:
     (tmp_path / "secret").touch(mode=0o600)
     (tmp_path / "link").symlink_to("secret")
     for name in ("new", "secret", "link"):
-        with new_file(tmp_path / name, force=True) as file:
+        with new_file(tmp_path / name, overwrite=True) as file:
             file.write(b"x")
     plain = (tmp_path / "plain").stat().st_mode
     assert [(tmp_path / name).stat().st_mode for name in ("new", "link")] == [plain, plain]  # a link has no mode
@@ -122,7 +122,7 @@ def test_an_error_of_the_writer_leaves_nothing_and_passes(tmp_path: Path, error:
     (tmp_path / "a").write_bytes(b"old")
 
     def write() -> None:
-        with new_file(tmp_path / "a", force=True) as file:
+        with new_file(tmp_path / "a", overwrite=True) as file:
             file.write(b"new" * 10_000)
             raise error("ours")
 
@@ -142,7 +142,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path, size:
     (tmp_path / "a").write_bytes(b"old")
 
     def write() -> None:
-        with new_file(tmp_path / "a", force=True) as file:
+        with new_file(tmp_path / "a", overwrite=True) as file:
             file.write(bytes(size))
 
     with full_disk(size // 3), pytest.raises(OutputError, match=f"^{tmp_path}/a: cannot be written: File too large$"):

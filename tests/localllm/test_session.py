@@ -56,7 +56,7 @@ def session(model: localllm.Model) -> Iterator[Session]:
 class Script:
     """A sampler that returns scripted tokens."""
 
-    looks_at = 0
+    required_top_k = 0
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens)
@@ -160,7 +160,7 @@ def test_the_sampler_hears_of_prompt_and_answer(fresh: localllm.Model) -> None:
 def test_the_next_turn_evaluates_only_what_is_new(fresh: localllm.Model) -> None:
     first = say(fresh, [80, 81, 82], prompt=range(10, 60), max_tokens=3)
     assert end_of(first).usage.reused_tokens == 0
-    assert end_of(first).held == 52  # the last token has not been evaluated yet
+    assert end_of(first).cached_tokens == 52  # the last token has not been evaluated yet
     assert cached(fresh) == [[*range(10, 60), 80, 81]]
     longer = [*range(10, 60), 80, 81, 82, 90, 91]
     second = end_of(say(fresh, [83], prompt=longer, max_tokens=1)).usage

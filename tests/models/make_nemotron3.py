@@ -72,7 +72,9 @@ def main() -> None:
         NewTensor(name, "F32", shape, values(name, shape, NAME).reshape(-1, shape[-1]).view(np.uint8))
         for name, shape in shapes(arguments.latent).items()
     ]
-    write_gguf(arguments.out, metadata | {f"{NAME}.{key}": value for key, value in keys.items()}, tensors, force=True)
+    write_gguf(
+        arguments.out, metadata | {f"{NAME}.{key}": value for key, value in keys.items()}, tensors, overwrite=True
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from localllm.backends.base import CacheTypes
 from localllm.backends.reference import ReferenceBackend
 from localllm.models import ModelError
-from localllm.plan import Attention, CacheLayer, Plan, SelectPositions
+from localllm.plan import Attention, CacheLayer, IndexerTopK, Plan
 from tests.backends.support import bind
 from tests.models import make_deepseek4
 from tests.models.kit import KIT
@@ -41,7 +41,7 @@ def driver(plan: Plan) -> Driver:
 
 
 def test_layers_have_a_window_pools_of_4_and_pools_of_128(plan: Plan) -> None:
-    (chooser,) = [op for op in plan.operations if isinstance(op, SelectPositions)]
+    (chooser,) = [op for op in plan.operations if isinstance(op, IndexerTopK)]
     assert (chooser.count, chooser.block) == (8, 4)
     reads = [op for op in plan.operations if isinstance(op, Attention)]
     cached = [[plan.attention_layer(layer) for layer in op.state] for op in reads]

@@ -14,7 +14,7 @@ from localllm.backends import reference_operations
 from localllm.backends.base import Backend, CacheTypes, Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
-from localllm.models import Head, ModelError, Pooler, architecture_of, read_config, record, unit
+from localllm.models import ModelError, Pooler, PoolingHead, architecture_of, read_config, record, unit
 from localllm.models.distances import bucket
 from localllm.plan import Attention, Plan
 from tests.models.kit import EMBEDDERS
@@ -28,7 +28,7 @@ LIMITS = Limits(rows=96, logit_rows=96, blocks=4, positions=128)
 def pooler_of(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> Pooler:
     architecture = architecture_of(metadata)
     config = read_config(metadata, architecture.name)
-    return Pooler(config, Head.of(config, architecture, tensors))
+    return Pooler(config, PoolingHead.of(config, architecture, tensors))
 
 
 def driver(backend: Backend, plan: Plan, sequences: int = 1) -> Driver:

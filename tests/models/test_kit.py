@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from localllm.backends import reference_operations
-from localllm.backends.reference_state import State
+from localllm.backends.reference_state import ReferenceState
 from localllm.models import ARCHITECTURES
 from localllm.models.architecture import ExpertGating
 from localllm.plan import Norm
@@ -41,7 +41,7 @@ def test_phimoe_but_for_its_norms_and_router(monkeypatch: pytest.MonkeyPatch) ->
     """llama.cpp uses RMS norms with biases and a softmax; `hf_all.npz` has transformers' logits of the real ones."""
     own, norm = ARCHITECTURES["phimoe"], reference_operations._norm
 
-    def rms_with_bias(state: State, op: Norm) -> None:
+    def rms_with_bias(state: ReferenceState, op: Norm) -> None:
         norm(state, replace(op, kind="rms"))
 
     def difference() -> float:

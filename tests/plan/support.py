@@ -24,14 +24,14 @@ MODELS = {**VARIANTS, **FAMILIES, **{name: KIT[name].loaded for name in OF_KIT}}
 def _columns() -> Plan:
     r = Recorder()
     x = r.embed(MemoryWeight.of("table", np.arange(37.0 * 24).reshape(37, 24)))
-    return r.finish(r.join(r.columns(x, 1, 5, 3), x, 3))
+    return r.finish(r.concat(r.slice(x, 1, 5, 3), x, 3))
 
 
 def _connect() -> Plan:
     r = Recorder()
     x = r.embed(MemoryWeight.of("table", np.arange(37.0 * 24).reshape(37, 24) / 888))
     scale, bias = MemoryWeight.of("scale", np.ones(3)), MemoryWeight.of("bias", np.zeros(24))
-    return r.finish(r.connect(x, 4, scale, bias, 1e-6, iterations=2))
+    return r.finish(r.hyper_connection(x, 4, scale, bias, 1e-6, iterations=2))
 
 
 def _pool() -> Plan:

@@ -11,7 +11,7 @@ import pytest
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.reference import _dequantize
 from localllm.backends.reference_operations import OPERATIONS
-from localllm.backends.reference_state import State
+from localllm.backends.reference_state import ReferenceState
 from localllm.plan import (
     BLOCK,
     Append,
@@ -74,7 +74,7 @@ def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
     every, found = [layer.every if isinstance(layer, CacheLayer) else 1 for layer in plan.layers], []
     for op in plan.operations:
         own = Touched(values), Touched(weights), Touched({**keys, **stores})
-        state = State(batch, own[0], own[1], own[2], kept, EXACT, EXACT, own[2], frozenset(), every)  # type: ignore[arg-type]
+        state = ReferenceState(batch, own[0], own[1], own[2], kept, EXACT, EXACT, own[2], frozenset(), every)  # type: ignore[arg-type]
         OPERATIONS[type(op)](state, op)
         values = dict(own[0])
         found.append((op, *own))
@@ -154,9 +154,9 @@ def test_attention_counts_more_for_every_position_it_sees() -> None:
 def test_pools_are_chosen_by_their_scores_alone(weighted: bool) -> None:
     """In no model does a pool's position affect its choice, so backends need no rule for that."""
     r, x = recorded()
-    weights = r.columns(x, 0, 2) if weighted else None
-    layer = r.append_index(r.columns(x, 0, 8))
+    weights = r.slice(x, 0, 2) if weighted else None
+    layer = r.append_index(r.slice(x, 0, 8))
     with pytest.raises(AssertionError, match="pools are chosen by their scores alone, not 1 by their place"):
-        r.select_positions(x, weights, layer, 2, 3, 4, 1, pooled=True)
-    r.select_positions(x, weights, layer, 2, 3, 4, 0, pooled=True)
-    r.select_positions(x, weights, layer, 2, 3, 4, 1)
+        r.indexer_top_k(x, weights, layer, 2, 3, 4, 1, pooled=True)
+    r.indexer_top_k(x, weights, layer, 2, 3, 4, 0, pooled=True)
+    r.indexer_top_k(x, weights, layer, 2, 3, 4, 1)

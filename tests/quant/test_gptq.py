@@ -65,14 +65,16 @@ def test_feedback_beats_rounding_alone(name: str) -> None:
     """The output error on the inputs of the Hessian is below plain and importance-weighted rounding."""
     squares = (np.diagonal(HESSIAN) / len(X)).astype(np.float32)
     plain, weighted = error(quant.quantize(W, name), name), error(quant.quantize(W, name, squares), name)
-    assert error(gptq.quantize(W, HESSIAN, name), name) < 0.75 * min(plain, weighted)
+    assert error(gptq.gptq_quantize(W, HESSIAN, name), name) < 0.75 * min(plain, weighted)
 
 
 @pytest.mark.parametrize("name", ["Q2_0", "TQ2_0", "Q1_0", "Q4_0"])
 def test_it_is_never_worse_than_rounding_by_importance(name: str) -> None:
     """Feedback harms the coarsest formats, because their errors are as large as the remaining weights."""
     squares = (np.diagonal(HESSIAN) / len(X)).astype(np.float32)
-    assert error(gptq.quantize(W, HESSIAN, name), name) <= error(quant.quantize(W, name, squares), name) * (1 + 1e-6)
+    assert error(gptq.gptq_quantize(W, HESSIAN, name), name) <= error(quant.quantize(W, name, squares), name) * (
+        1 + 1e-6
+    )
 
 
 def test_output_error_is_the_squared_error_of_the_outputs() -> None:
@@ -86,14 +88,14 @@ def test_columns_that_do_not_hang_together_are_rounded_to_the_nearest() -> None:
     alone = [quant.quantize(W[:, i : i + 32].copy(), "Q4_1", np.ones(32, np.float32)) for i in range(0, COLUMNS, 32)]
     scale, offset = (part.reshape(W.shape) for part in grid(np.concatenate(alone, axis=1).reshape(-1, 20), "Q4_1"))
     nearest = np.clip(np.rint((W - offset) / scale), 0, 15) * scale + offset
-    found = quant.dequantize(gptq.quantize(W, np.eye(COLUMNS), "Q4_1"), "Q4_1")
+    found = quant.dequantize(gptq.gptq_quantize(W, np.eye(COLUMNS), "Q4_1"), "Q4_1")
     np.testing.assert_allclose(found, nearest, atol=1e-5)
 
 
 def test_dead_inputs_and_few_rows_do_no_harm() -> None:
     few = X[:5].copy()
     few[:, 7] = 0
-    rows = gptq.quantize(W, few.T @ few, "Q4_0")
+    rows = gptq.gptq_quantize(W, few.T @ few, "Q4_0")
     assert np.isfinite(quant.dequantize(rows, "Q4_0")).all()
     assert np.abs(quant.dequantize(rows, "Q4_0") - W).max() < 4
 

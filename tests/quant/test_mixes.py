@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from localllm.quant import QuantError
-from localllm.quant.mixes import ALIASES, MIXES, Geometry, Options, allows, choose, find, in_order
+from localllm.quant.mixes import ALIASES, MIXES, Geometry, MixOptions, allows, choose_formats, find, in_order
 
 CASES = json.loads(gzip.decompress(Path(__file__).with_name("mixes.json.gz").read_bytes()))
 OPTIONS = {
-    "": Options(),
-    "imatrix": Options(imatrix=True),
-    "pure": Options(pure=True),
-    "leave-output": Options(leave_output=True),
-    "types": Options(output="Q5_K", embedding="Q3_K"),
-    "regex": Options(overrides=((re.compile("attn_v"), "Q8_0"), (re.compile(r"blk\.[01]\.ffn_.*"), "Q6_K"))),
+    "": MixOptions(),
+    "imatrix": MixOptions(imatrix=True),
+    "pure": MixOptions(pure=True),
+    "leave-output": MixOptions(leave_output=True),
+    "types": MixOptions(output="Q5_K", embedding="Q3_K"),
+    "regex": MixOptions(overrides=((re.compile("attn_v"), "Q8_0"), (re.compile(r"blk\.[01]\.ffn_.*"), "Q6_K"))),
 }
 
 
-def formats(case: dict[str, Any], kind: str, options: Options) -> str | None:
+def formats(case: dict[str, Any], kind: str, options: MixOptions) -> str | None:
     tensors = [(name, tuple(shape), now) for name, shape, now in case["tensors"]]
     try:
-        return " ".join(c.format for c in choose(find(kind), Geometry(**case["geometry"]), tensors, options))
+        return " ".join(c.format for c in choose_formats(find(kind), Geometry(**case["geometry"]), tensors, options))
     except QuantError:
         return None
 
@@ -78,7 +78,7 @@ def test_types_below_three_bits_need_an_importance_matrix() -> None:
     tensors = [("token_embd.weight", (32, 256), "F16"), ("blk.0.ffn_up.weight", (256, 256), "F16")]
     geometry = Geometry("llama", 2, 4, 4)
     for name in MIXES:
-        needs = [c.needs_imatrix for c in choose(find(name), geometry, tensors, Options(pure=True))]
+        needs = [c.needs_imatrix for c in choose_formats(find(name), geometry, tensors, MixOptions(pure=True))]
         assert needs == [False, name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "Q2_K_S")]
 
 
@@ -86,7 +86,9 @@ def test_mxfp4_is_ours_and_means_every_matrix() -> None:
     tensors = [("token_embd.weight", (32, 256), "F16"), ("blk.0.ffn_up.weight", (256, 256), "F16")]
     found = [
         c.format
-        for c in choose(find("MXFP4"), Geometry("llama", 2), [*tensors, ("output.weight", (32, 256), "F16")], Options())
+        for c in choose_formats(
+            find("MXFP4"), Geometry("llama", 2), [*tensors, ("output.weight", (32, 256), "F16")], MixOptions()
+        )
     ]
     assert found == ["MXFP4", "MXFP4", "Q6_K"]
 
@@ -98,17 +100,21 @@ def test_rows_that_fill_no_block_fall_back() -> None:
     kinds = {"Q4_K_S": ["Q4_K", "Q5_0", "F16"], "IQ4_XS": ["IQ4_XS", "IQ4_NL", "F16"], "Q8_0": ["Q8_0", "Q8_0", "F16"]}
     for kind, expected in kinds.items():
         tensors = [(f"blk.9.x{n}.weight", (4, n), "F32") for n in (256, 288, 40)]
-        assert [c.format for c in choose(find(kind), Geometry("llama", 10), tensors, Options())] == expected
+        assert [c.format for c in choose_formats(find(kind), Geometry("llama", 10), tensors, MixOptions())] == expected
     with pytest.raises(
         QuantError, match=r"x\.weight': rows of 96 values do not fill blocks of 128, and Q1_0 has no fallback"
     ):
-        choose(find("Q1_0"), Geometry("llama", 1), [("x.weight", (4, 96), "F32")], Options())
+        choose_formats(find("Q1_0"), Geometry("llama", 1), [("x.weight", (4, 96), "F32")], MixOptions())
 
 
 def test_the_first_override_that_is_found_counts_and_floats_may_be_overridden() -> None:
-    options = Options(overrides=((re.compile("up"), "Q6_K"), (re.compile("ffn"), "Q8_0")))
+    options = MixOptions(overrides=((re.compile("up"), "Q6_K"), (re.compile("ffn"), "Q8_0")))
     tensors = [(f"blk.0.ffn_{what}.weight", (256, 256), "F32") for what in ("up", "down", "gate")]
-    assert [c.format for c in choose(find("F16"), Geometry("llama", 1), tensors, options)] == ["Q6_K", "Q8_0", "Q8_0"]
+    assert [c.format for c in choose_formats(find("F16"), Geometry("llama", 1), tensors, options)] == [
+        "Q6_K",
+        "Q8_0",
+        "Q8_0",
+    ]
 
 
 def test_tensors_are_ordered_as_llama_quantize_orders_them() -> None:

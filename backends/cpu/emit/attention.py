@@ -5,7 +5,7 @@ from __future__ import annotations
 from localllm.backends.cpu.arguments import RowsOrNone
 from localllm.backends.cpu.kernels import attention as kernels
 from localllm.backends.cpu.kernels import indexer
-from localllm.backends.cpu.lowering import Lowering, index_shape_of, shape_of, vector
+from localllm.backends.cpu.lowering import Lowering, index_shape_of, shape_of, vector_of
 from localllm.backends.cpu.places import (
     COUNTER,
     PARTIALS,
@@ -18,7 +18,7 @@ from localllm.backends.cpu.places import (
     output_to,
     rows_in,
 )
-from localllm.plan import Attention, SelectPositions, Value
+from localllm.plan import Attention, IndexerTopK, Value
 
 
 def attention(low: Lowering, op: Attention) -> None:
@@ -31,12 +31,12 @@ def attention(low: Lowering, op: Attention) -> None:
         RowsOrNone(address=BufferOf(chosen), stride=chosen.stride) if chosen else RowsOrNone(address=0, stride=0)
     )
     far = op.layer if op.pools is None else op.pools
-    work, sinks, scratch = WorkOf(shape, op.window, rows), vector(op.sinks), low.scratch_rows["attention"]
+    work, sinks, scratch = WorkOf(shape, op.window, rows), vector_of(op.sinks), low.scratch_rows["attention"]
     arguments = kernels.AttentionArguments(
         step=step, q=rows_in(q), y=output_to(y), k_cache=CacheOf(op.layer, "keys"),
         v_cache=CacheOf(op.layer, "keys" if shape.once else "values"), scale=op.scale, counter=COUNTER,
         scratch=scratch, work=work,
-        window=window, softcap=op.softcap, sinks=sinks, selection=selection, slopes=vector(op.slopes),
+        window=window, softcap=op.softcap, sinks=sinks, selection=selection, slopes=vector_of(op.slopes),
         partials=PARTIALS, distances=EdgedOf(op.distances, kernels.EDGE) if op.distances else 0,
         pools_step=StepOf(low.limits.own_blocks(low.plan.attention_layer(far)), rows),
         pool_keys=CacheOf(far, "keys"), pool_values=CacheOf(far, "keys" if shape.once else "values"),
@@ -49,7 +49,7 @@ def attention(low: Lowering, op: Attention) -> None:
     low.call(kernels.merge(shape), merging, "tasks", "attention")
 
 
-def select_positions(low: Lowering, op: SelectPositions) -> None:
+def indexer_top_k(low: Lowering, op: IndexerTopK) -> None:
     q, y, layer = low.floats(op.q), low.make(op.out), low.plan.attention_layer(op.layer)
     shape = index_shape_of(low.plan, op, low.cache)
     arguments = indexer.IndexerArguments(
@@ -59,7 +59,7 @@ def select_positions(low: Lowering, op: SelectPositions) -> None:
         room=shape.room(low.limits.positions),
     )  # fmt: skip
     low.call(indexer.score(shape), arguments, "tasks", "indexer")
-    low.call(indexer.choose(shape), arguments, "tasks", "indexer")
+    low.call(indexer.choose_positions(shape), arguments, "tasks", "indexer")
 
 
 def _rows_or_none(low: Lowering, value: Value | None) -> RowsOrNone:

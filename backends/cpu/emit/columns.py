@@ -6,15 +6,15 @@ from localllm.backends.allocation import Buffer
 from localllm.backends.cpu.kernels import columns as kernels
 from localllm.backends.cpu.lowering import Lowering
 from localllm.backends.cpu.places import CountOf, output_to, rows_in
-from localllm.plan import Columns, Join, Rows
+from localllm.plan import Concat, Rows, Slice
 
 
-def columns(low: Lowering, op: Columns) -> None:
+def slice_columns(low: Lowering, op: Slice) -> None:
     x, count = low.floats(op.x), op.stop - op.start
     copy_columns(low, op.x.rows, x, low.make(op.out), op.groups, count, (op.start, op.x.width // op.groups), (0, count))
 
 
-def join(low: Lowering, op: Join) -> None:
+def concat(low: Lowering, op: Concat) -> None:
     sources, y, first = [low.floats(x) for x in (op.a, op.b)], low.make(op.out), 0
     for value, x in zip((op.a, op.b), sources, strict=True):
         count = value.width // op.groups
@@ -31,4 +31,4 @@ def copy_columns(
         x=rows_in(x), y=output_to(y), rows=CountOf(rows), groups=groups, count=count, x_first=4 * source[0],
         x_step=4 * source[1], y_first=4 * target[0], y_step=4 * target[1],
     )  # fmt: skip
-    low.call(kernels.columns(), arguments, rows, "columns")
+    low.call(kernels.copy_columns(), arguments, rows, "columns")

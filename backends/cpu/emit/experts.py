@@ -13,7 +13,7 @@ from localllm.backends.cpu.buffers import activation_stride, float_stride
 from localllm.backends.cpu.emit.products import NOTHING
 from localllm.backends.cpu.kernels import experts as kernels
 from localllm.backends.cpu.kernels import rowwise
-from localllm.backends.cpu.lowering import Lowering, copies, vector
+from localllm.backends.cpu.lowering import Lowering, copies, vector_of
 from localllm.backends.cpu.panels import panel_count
 from localllm.backends.cpu.places import (
     COUNTER,
@@ -21,7 +21,7 @@ from localllm.backends.cpu.places import (
     CountOf,
     ExpertVectorsOf,
     ListOf,
-    PanelsOf,
+    RepackedOf,
     output_to,
     rows_in,
 )
@@ -79,7 +79,7 @@ def _route(low: Lowering, op: Experts) -> _Pairs:
     stride = 3 * 4 * (-(-count // LANES) * LANES)
     routing = kernels.RouteArguments(
         logits=rows_in(low.floats(op.router)), choices=pairs.choices, weights=pairs.weights, experts=count,
-        scale=op.scale, bias=vector(op.choice_bias), rows=CountOf(rows),
+        scale=op.scale, bias=vector_of(op.choice_bias), rows=CountOf(rows),
         scratch=Rows(address=low.list(stride * low.threads), stride=stride), groups=op.groups,
         groups_used=op.groups_used, given=given,
     )  # fmt: skip
@@ -99,12 +99,12 @@ def _multiply(low: Lowering, stack: Stack, x: Buffer, y: Buffer, per_row: int, p
     width = panel_count(weight.shape[1]) * LANES
     unpacks = weight.format in INTEGER_PANELS
     arguments = kernels.ExpertsArguments(
-        weights=PanelsOf(weight), blocks=panels.blocks, panels=panels.panels, panel_bytes=panels.panel_bytes,
+        weights=RepackedOf(weight), blocks=panels.blocks, panels=panels.panels, panel_bytes=panels.panel_bytes,
         chunk=panels.tile_chunk(low.threads) if unpacks else panels.chunk(low.threads),
         scratch=low.scratch_rows["unpacked weights"], x=rows_in(x), y=output_to(y), counter=COUNTER,
         bias=ExpertVectorsOf(stack.bias, width) if stack.bias else 0, experts=weight.shape[0],
         expert_bytes=panels.expert_bytes, starts=pairs.starts, order=pairs.order, pairs_per_row=per_row,
-        scales=vector(stack.scale), bias_stride=4 * width,
+        scales=vector_of(stack.scale), bias_stride=4 * width,
     )  # fmt: skip
     low.call(kernels.multiply(weight.format), arguments, "tasks", weight.name)
 

@@ -13,7 +13,7 @@ from localllm.backends.cpu.places import (
     COUNTER,
     BufferOf,
     CountOf,
-    PanelsOf,
+    RepackedOf,
     StepOf,
     VectorOf,
     output_to,
@@ -29,7 +29,7 @@ NOTHING = RowsOrNone(address=0, stride=0)
 def embed(low: Lowering, op: Embed) -> None:
     panels = low.panels[op.table.name]
     arguments = matrix.EmbedArguments(
-        step=StepOf(), weights=PanelsOf(op.table), blocks=panels.blocks, panel_bytes=panels.panel_bytes,
+        step=StepOf(), weights=RepackedOf(op.table), blocks=panels.blocks, panel_bytes=panels.panel_bytes,
         last=op.table.shape[0] - 1, y=output_to(low.make(op.out)),
     )  # fmt: skip
     low.call(matrix.embed(op.table.format, op.positions), arguments, "batch", "embed")
@@ -50,7 +50,7 @@ def _linear(low: Lowering, op: Linear, out: Value, x: Buffer, residual: Buffer |
     panels = low.panels[op.weight.name]
     added = NOTHING if residual is None else RowsOrNone(address=BufferOf(residual), stride=residual.stride)
     arguments = linear.LinearArguments(
-        weights=PanelsOf(op.weight), blocks=panels.blocks, panels=panels.panels, panel_bytes=panels.panel_bytes,
+        weights=RepackedOf(op.weight), blocks=panels.blocks, panels=panels.panels, panel_bytes=panels.panel_bytes,
         chunk=panels.chunk(low.threads), tile_chunk=panels.tile_chunk(low.threads),
         scratch=low.scratch_rows["unpacked weights"], x=rows_in(x), y=output_to(low.make(out)),
         bias=VectorOf(op.bias, 2 * LANES) if op.bias else 0, residual=added, scale=op.scale,
@@ -65,7 +65,7 @@ def head_linear(low: Lowering, op: HeadLinear) -> None:
     x, y, padded = low.operand(op.x, op.weight), low.make(op.out), panels.panels * LANES
     target = y if rows == padded else low.values.take(op.x.rows, float_stride(heads * padded))
     arguments = heads_.HeadLinearArguments(
-        weights=PanelsOf(op.weight), blocks=panels.blocks, panels=panels.panels, panel_bytes=panels.panel_bytes,
+        weights=RepackedOf(op.weight), blocks=panels.blocks, panels=panels.panels, panel_bytes=panels.panel_bytes,
         chunk=panels.tile_chunk(low.threads) if op.weight.format in INTEGER_PANELS else panels.chunk(low.threads),
         scratch=low.scratch_rows["unpacked weights"], x=rows_in(x), y=output_to(target), bias=0, counter=COUNTER,
         heads=heads, head_bytes=panels.expert_bytes, y_head=4 * padded, rows=CountOf(op.x.rows),

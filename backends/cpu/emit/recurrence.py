@@ -6,11 +6,11 @@ from localllm.backends.cpu.arguments import Rows
 from localllm.backends.cpu.kernels import channels, pooling, scan
 from localllm.backends.cpu.kernels import matrix_scan as matrices
 from localllm.backends.cpu.kernels import recurrence as kernels
-from localllm.backends.cpu.lowering import Lowering, vector
+from localllm.backends.cpu.lowering import Lowering, vector_of
 from localllm.backends.cpu.places import COUNTER, CacheOf, ColumnsOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
-from localllm.backends.cpu.stores import whole
-from localllm.plan import Convolve, LinearAttention, MatrixScan, Pool, SelectiveScan
+from localllm.backends.cpu.stores import whole_strips
+from localllm.plan import Convolve, LinearAttention, Pool, SelectiveScan, Wkv
 
 
 def _step(low: Lowering, layer: int) -> StepOf:
@@ -21,7 +21,7 @@ def convolve(low: Lowering, op: Convolve) -> None:
     x, width = low.floats(op.x), op.x.width
     arguments = kernels.ConvolveArguments(
         step=_step(low, op.layer), x=rows_in(x), y=output_to(low.make(op.out)), weight=ColumnsOf(op.weight, LANES),
-        bias=vector(op.bias), store=CacheOf(op.layer, "keys"), zeros=low.list(4 * whole(width)),
+        bias=vector_of(op.bias), store=CacheOf(op.layer, "keys"), zeros=low.list(4 * whole_strips(width)),
     )  # fmt: skip
     # Domain "select", because a row reads rows that other threads made.
     low.call(kernels.convolve(width, op.weight.shape[1]), arguments, "select", "convolve")
@@ -32,7 +32,7 @@ def linear_attention(low: Lowering, op: LinearAttention) -> None:
     # a kernel does not read a None input
     sizes, strength = (q if x is None else low.floats(x) for x in (op.step, op.strength))
     step, of, keys = _step(low, op.layer), op.store, CacheOf(op.layer, "keys")
-    emits = channels.ChannelHead if of.channels else kernels.Head
+    emits = channels.ChannelHead if of.channels else kernels.RecurrenceHead
     append = kernels.KeysArguments(step=step, k=rows_in(k), keys=keys)
     stores = channels.append_key_rows(of) if of.channels else kernels.append_keys(of.key_heads, of.key_dim)
     low.call(stores, append, "batch", "append keys")
@@ -40,7 +40,7 @@ def linear_attention(low: Lowering, op: LinearAttention) -> None:
     arguments = kernels.AttendArguments(
         step=step, q=rows_in(q), k=rows_in(k), v=rows_in(v), step_sizes=rows_in(sizes), strength=rows_in(strength),
         y=output_to(low.make(op.out)), keys=keys, states=CacheOf(op.layer, "values"), rate=VectorOf(op.rate, LANES),
-        skip=vector(op.skip), counter=COUNTER, scratch=Rows(address=low.list(size * low.threads), stride=size),
+        skip=vector_of(op.skip), counter=COUNTER, scratch=Rows(address=low.list(size * low.threads), stride=size),
     )  # fmt: skip
     kind = kernels.Attending(of, op.delta, op.tiled, op.step is not None, op.strength is not None)
     low.call(kernels.linear_attention(kind, emits), arguments, "tasks", "linear attention")
@@ -57,16 +57,16 @@ def selective_scan(low: Lowering, op: SelectiveScan) -> None:
     low.call(scan.selective_scan(op.store), arguments, "tasks", "selective scan")
 
 
-def matrix_scan(low: Lowering, op: MatrixScan) -> None:
+def wkv(low: Lowering, op: Wkv) -> None:
     q, v, k, decay, *erasing = map(low.floats, op.inputs)
     probe, erase = erasing or (k, k)
-    arguments = matrices.MatrixArguments(
+    arguments = matrices.WkvArguments(
         step=_step(low, op.layer), q=rows_in(q), k=rows_in(k), v=rows_in(v), decay=rows_in(decay), probe=rows_in(probe),
         erase=rows_in(erase), y=output_to(low.make(op.out)), rows=CacheOf(op.layer, "keys"),
         states=CacheOf(op.layer, "values"), counter=COUNTER,
     )  # fmt: skip
     low.call(matrices.append_matrices(op.store), arguments, "batch", "append scanned")
-    low.call(matrices.matrix_scan(op.store, op.before), arguments, "tasks", "matrix scan")
+    low.call(matrices.wkv(op.store, op.before), arguments, "tasks", "matrix scan")
 
 
 def pool(low: Lowering, op: Pool) -> None:

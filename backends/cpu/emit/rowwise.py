@@ -6,7 +6,7 @@ from localllm.backends.cpu.cache_layout import layout_of
 from localllm.backends.cpu.kernels import append, rowwise
 from localllm.backends.cpu.kernels import rotate as rotate_
 from localllm.backends.cpu.kernels.common import PlanKernel
-from localllm.backends.cpu.lowering import Lowering, vector
+from localllm.backends.cpu.lowering import Lowering, vector_of
 from localllm.backends.cpu.places import CacheOf, CountOf, RopeOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
 from localllm.plan import (
@@ -29,7 +29,7 @@ from localllm.plan import (
 def norm(low: Lowering, op: Norm) -> None:
     x, y = low.floats(op.x), low.make(op.out)
     arguments = rowwise.NormArguments(
-        x=rows_in(x), y=output_to(y), weight=VectorOf(op.weight, LANES), bias=vector(op.bias),
+        x=rows_in(x), y=output_to(y), weight=VectorOf(op.weight, LANES), bias=vector_of(op.bias),
         width=op.x.width // op.groups, groups=op.groups, eps=op.eps, rows=CountOf(op.x.rows),
         group_stride=4 * op.weight.shape[-1] if len(op.weight.shape) > 1 else 0, copies=low.copies(op.out),
     )  # fmt: skip

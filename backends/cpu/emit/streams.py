@@ -8,25 +8,25 @@ from localllm.backends.cpu.kernels import connections
 from localllm.backends.cpu.kernels import streams as kernels
 from localllm.backends.cpu.kernels.streams import (
     BlendArguments,
-    ExcessArguments,
+    GaussianTopKArguments,
     MatchArguments,
     MixArguments,
-    WeighArguments,
+    MulArguments,
 )
 from localllm.backends.cpu.lowering import Lowering
 from localllm.backends.cpu.places import BufferOf, CountOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import Blend, Connect, Excess, Match, Mix, Value, Weigh
+from localllm.plan import Blend, GaussianTopK, HyperConnection, Match, Mix, Mul, Value
 
 
-def weigh(low: Lowering, op: Weigh) -> None:
+def mul(low: Lowering, op: Mul) -> None:
     x = low.floats(op.x)
     low.values.release(op.x)
-    arguments = WeighArguments(
+    arguments = MulArguments(
         x=rows_in(x), y=output_to(low.make(op.out)), weight=VectorOf(op.weight, LANES), width=op.out.width,
         rows=CountOf(op.out.rows),
     )  # fmt: skip
-    low.call(kernels.weigh(), arguments, op.out.rows, "weigh")
+    low.call(kernels.mul(), arguments, op.out.rows, "weigh")
 
 
 def mix(low: Lowering, op: Mix) -> None:
@@ -61,13 +61,13 @@ def blend(low: Lowering, op: Blend) -> None:
     low.call(kernels.blend(), arguments, op.out.rows, "blend")
 
 
-def connect(low: Lowering, op: Connect) -> None:
-    arguments = connections.ConnectArguments(
+def hyper_connection(low: Lowering, op: HyperConnection) -> None:
+    arguments = connections.HyperConnectionArguments(
         x=rows_in(low.floats(op.x)), y=output_to(low.make(op.out)), scale=VectorOf(op.scale, LANES),
         bias=VectorOf(op.bias, LANES), eps=op.eps, magnitude=op.magnitude, written_eps=op.written_eps,
         iterations=op.iterations, rows=CountOf(op.out.rows),
     )  # fmt: skip
-    low.call(connections.connect(op.streams, op.parts), arguments, op.out.rows, "connect")
+    low.call(connections.hyper_connection(op.streams, op.parts), arguments, op.out.rows, "connect")
 
 
 def match(low: Lowering, op: Match) -> None:
@@ -79,11 +79,11 @@ def match(low: Lowering, op: Match) -> None:
     low.call(kernels.match(), arguments, op.out.rows, "match")
 
 
-def excess(low: Lowering, op: Excess) -> None:
+def gaussian_top_k(low: Lowering, op: GaussianTopK) -> None:
     x = low.floats(op.x)
     low.values.release(op.x)  # the last pass reads a number before it writes it
-    arguments = ExcessArguments(
+    arguments = GaussianTopKArguments(
         x=rows_in(x), y=output_to(low.make(op.out)), width=op.out.width, deviations=op.deviations,
         rows=CountOf(op.out.rows),
     )  # fmt: skip
-    low.call(kernels.excess(), arguments, op.out.rows, "excess")
+    low.call(kernels.gaussian_top_k(), arguments, op.out.rows, "excess")

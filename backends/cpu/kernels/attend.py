@@ -12,7 +12,18 @@ from functools import reduce
 from operator import add
 
 from localllm.backends.cpu import dot
-from localllm.backends.cpu.cache import FOUR, GROUP, PANELS, Blocks, CacheRow, Floats, fifth_bits, groups, head, rotate
+from localllm.backends.cpu.cache import (
+    FOUR,
+    GROUP,
+    PANELS,
+    Blocks,
+    CacheRow,
+    Floats,
+    fifth_bits,
+    head,
+    rotate_keys,
+    value_groups,
+)
 from localllm.backends.cpu.kernels.common import X_BLOCK, X_OFFSET, X_SCALE, X_SUM, f32x16, quantize_block
 from localllm.backends.cpu.memory import LINE, aligned
 from localllm.backends.cpu.panels import u8x64
@@ -76,10 +87,12 @@ def query_bytes(keys: CacheRow, head_dim: int) -> int:
     """Return the bytes of a query head in the form that `scores` reads."""
     if isinstance(keys, Floats):
         return 4 * keys.width(head_dim)
-    return aligned(groups(head_dim) * X_BLOCK)
+    return aligned(value_groups(head_dim) * X_BLOCK)
 
 
-def prepare(f: Function, keys: CacheRow, x: Value, scale: Value, out: Value, scratch: Value, head_dim: int) -> None:
+def prepare_queries(
+    f: Function, keys: CacheRow, x: Value, scale: Value, out: Value, scratch: Value, head_dim: int
+) -> None:
     """Multiply the float32 query head at x by `scale` and convert it for `scores`; `scratch` holds a padded head."""
     if isinstance(keys, Floats):
         wide = f.splat(scale * keys.factor)
@@ -88,10 +101,10 @@ def prepare(f: Function, keys: CacheRow, x: Value, scale: Value, out: Value, scr
         return
     parts = head(f, x, head_dim)
     if keys.type.rotated:
-        parts = rotate(f, parts, head_dim)
+        parts = rotate_keys(f, parts, head_dim)
     for number, part in enumerate(parts):
         f.store(scratch + 4 * LANES * number, part)
-    with f.loop(0, groups(head_dim)) as group:
+    with f.loop(0, value_groups(head_dim)) as group:
         block = out + group * X_BLOCK
         quantize_block(f, scratch + group * (4 * GROUP), block)
         for slot in (X_SCALE, X_SUM):
@@ -155,7 +168,7 @@ def _block_scores(
 
     The chain adds sum * query scale * key scale and minimum * (sum of the query).
     """
-    size, stride, count = LANES * row.group_bytes, query_bytes(row, head_dim), groups(head_dim)
+    size, stride, count = LANES * row.group_bytes, query_bytes(row, head_dim), value_groups(head_dim)
     totals = [[f.var(f.zeros(f32x16)) for _ in range(side)] for _ in range(together)]
     with f.loop(0, count) as group:
         lines = _lines(reach, panel // side * count + group, PANELS // side * count)
@@ -211,7 +224,7 @@ def _word(f: Function, row: Blocks, group: Value, word: int) -> list[tuple[Value
 # -- values ----------------------------------------------------------------------------------------------------------
 
 
-def weigh(
+def weigh_values(
     f: Function, row: CacheRow, weights: Value, values: Value, outputs: Value, shrink: Value, scratch: Value, rows: int,
     head_dim: int, count: Value, reach: Reach | None,
 ) -> None:  # fmt: skip
@@ -263,7 +276,7 @@ def _weigh_blocks(
     The largest of the 64 becomes all ones, so each is rounded by at most 2^-15 of the largest. Minimums are summed
     separately and added last.
     """
-    width, count = row.width(head_dim), groups(head_dim)
+    width, count = row.width(head_dim), value_groups(head_dim)
     together = divisor(rows, SCALED if f.isa.registers == 32 else 1)
     with f.loop(0, rows, together) as base, f.loop(0, count) as group:
         at = values + group * (BLOCK * row.group_bytes)

@@ -31,12 +31,20 @@ from localllm.backends.cpu.arguments import (
     Struct,
     Target,
 )  # fmt: skip
-from localllm.backends.cpu.cache import Blocks, rotate
-from localllm.backends.cpu.cache_rows import gather_keys, gather_values, panels_of, row_bytes
-from localllm.backends.cpu.kernels.attend import FLOOR, LOWEST, Reach, prepare, query_bytes, scores, weigh
-from localllm.backends.cpu.kernels.attention_shape import Shape, scratch
+from localllm.backends.cpu.cache import Blocks, rotate_keys
+from localllm.backends.cpu.cache_rows import cache_row_bytes, gather_keys, gather_values, panels_of
+from localllm.backends.cpu.kernels.attend import (
+    FLOOR,
+    LOWEST,
+    Reach,
+    prepare_queries,
+    query_bytes,
+    scores,
+    weigh_values,
+)
+from localllm.backends.cpu.kernels.attention_shape import AttentionShape, scratch
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, kernel, tanh, tasks
-from localllm.backends.cpu.kernels.softmax import State, exp_negative, softmax
+from localllm.backends.cpu.kernels.softmax import SoftmaxState, exp_negative, softmax
 from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
 from localllm.plan import BLOCK, rows_of_block
 
@@ -88,7 +96,8 @@ class _Rows:
     """Emits the attention of `tokens` rows of the batch, from row `first` on."""
 
     def __init__(
-        self, f: Function, a: MergeArguments, shape: Shape, first: Value, tokens: int, thread: Value, work: Work,
+        self, f: Function, a: MergeArguments, shape: AttentionShape, first: Value, tokens: int, thread: Value,
+        work: Work,
         head: Value,
     ) -> None:  # fmt: skip
         self.f, self.a, self.shape, self.first, self.tokens = f, a, shape, first, tokens
@@ -136,11 +145,11 @@ class _Rows:
         of_row = work.partitions * (shape.pieces * shape.state_bytes(shape.piece))
         self.partials = a.partials + first * of_row
 
-    def state(self, states: Value, number: Value) -> State:
+    def state(self, states: Value, number: Value) -> SoftmaxState:
         """Return one of several states that are adjacent in memory."""
-        return State(states + number * self.shape.state_bytes(self.rows), self.rows, self.shape.width)
+        return SoftmaxState(states + number * self.shape.state_bytes(self.rows), self.rows, self.shape.width)
 
-    def partial(self, partition: Value, head: Value) -> State:
+    def partial(self, partition: Value, head: Value) -> SoftmaxState:
         """Return the result of a split task for a partition and a piece."""
         return self.state(self.partials, partition * self.shape.pieces + head)
 
@@ -156,10 +165,10 @@ class _Rows:
         with f.loop(0, heads) as number, f.loop(0, self.rows) as row:
             out = self.queries + (number * self.rows + row) * size
             x, scale = self.head_row(a.q, head + number, row, shape.head_dim), a.scale
-            prepare(f, shape.keys, x, scale, out, self.head, shape.head_dim)
+            prepare_queries(f, shape.keys, x, scale, out, self.head, shape.head_dim)
 
     def block(
-        self, a: AttentionArguments, number: Value, head: Value, fresh: Value, queries: Value, state: State
+        self, a: AttentionArguments, number: Value, head: Value, fresh: Value, queries: Value, state: SoftmaxState
     ) -> None:  # fmt: skip
         """Add one more cache block to the state of a piece; `fresh` if the previous piece read other rows."""
         f, shape = self.f, self.shape
@@ -197,7 +206,7 @@ class _Rows:
         scores(f, shape.keys, queries, keys, self.scores, self.rows, shape.head_dim, count, seen, due)
         softmax(f, self.scores, state, self.shrink)
         coming = Reach(keys + key_bytes, key_bytes) if one else None  # prefetches the next head
-        weigh(
+        weigh_values(
             f, shape.values, self.scores, values, state.outputs, self.shrink, self.scaled, self.rows, shape.value_dim,
             count, coming,
         )  # fmt: skip
@@ -229,9 +238,9 @@ class _Rows:
             rows = rows_of_block(every)
             block = f.load_i32(self.table(step), position // BLOCK) * shape.kv_heads + head
             row = block * rows + position % BLOCK // every % rows
-            f.store(self.entries + j * 8, keys + row * row_bytes(shape.keys, shape.head_dim))
+            f.store(self.entries + j * 8, keys + row * cache_row_bytes(shape.keys, shape.head_dim))
             of_values = (shape.keys, shape.head_dim) if shape.once else (shape.values, shape.value_dim)
-            f.store(self.entries + (j * 8 + 8 * BLOCK), values + row * row_bytes(*of_values))
+            f.store(self.entries + (j * 8 + 8 * BLOCK), values + row * cache_row_bytes(*of_values))
 
         if not shape.every:
             store(step, a.k_cache, a.v_cache, _integer(f, self.selection + (listed * 4 + 4)))
@@ -261,11 +270,11 @@ class _Rows:
         with self.f.loop(0, heads) as i:
             self.state(self.final, i).clear(self.f)
 
-    def merge(self, i: Value, other: State) -> None:
+    def merge(self, i: Value, other: SoftmaxState) -> None:
         """Merge the state of a partition into the state of piece i of the task."""
         self.state(self.final, i).merge(self.f, other, self.shrink)
 
-    def finish(self, head: Value, final: State) -> None:
+    def finish(self, head: Value, final: SoftmaxState) -> None:
         """Write y of all query rows of a piece from its merged state."""
         f, a, shape = self.f, self.a, self.shape
         with f.loop(0, self.rows) as row:
@@ -280,13 +289,13 @@ class _Rows:
             outputs = final.outputs + row * (4 * shape.width)
             parts = [f.load(outputs + 4 * d, f32x16) * inverse for d in range(0, shape.width, LANES)]
             if shape.values.type.rotated:
-                parts = rotate(f, parts, shape.value_dim)
+                parts = rotate_keys(f, parts, shape.value_dim)
             target = self.head_row(a.y, head, row, shape.value_dim)
             for part, d in zip(parts, range(0, shape.value_dim, LANES), strict=False):
                 f.store_lanes(target + 4 * d, part, min(LANES, shape.value_dim - d))
 
 
-def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
+def attention(shape: AttentionShape) -> PlanKernel[AttentionArguments]:
     """Emit y = softmax(scale * q k^T) v for every row, with the options of `plan.Attention` in the shape.
 
     If the work is split, the kernel writes the states of the partitions, and `merge` computes y from them.
@@ -324,7 +333,7 @@ def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
     return kernel(f"attention_{shape.name}", AttentionArguments, body)
 
 
-def merge(shape: Shape) -> PlanKernel[MergeArguments]:
+def merge(shape: AttentionShape) -> PlanKernel[MergeArguments]:
     """Write y for split rows. A task is one piece of a tile; unsplit rows need none."""
 
     def body(f: Function, a: MergeArguments, thread: Value, threads: Value) -> None:
@@ -342,7 +351,7 @@ def merge(shape: Shape) -> PlanKernel[MergeArguments]:
 
 
 def _tile(
-    f: Function, a: MergeArguments, shape: Shape, tile: Value, thread: Value, work: Work, head: Value
+    f: Function, a: MergeArguments, shape: AttentionShape, tile: Value, thread: Value, work: Work, head: Value
 ) -> Iterator[_Rows]:
     """Yield the rows of a tile: all at once if the tile is full, otherwise one by one."""
     list_ = work.tile_rows

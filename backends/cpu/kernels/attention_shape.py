@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from localllm.backends.cpu.cache import CACHE, CacheRow
 from localllm.backends.cpu.kernels.attend import SCALED, query_bytes
-from localllm.backends.cpu.kernels.softmax import row_bytes, state_bytes
+from localllm.backends.cpu.kernels.softmax import partial_row_bytes, state_bytes
 from localllm.backends.cpu.memory import aligned
 from localllm.plan import BLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AttentionShape:
     """The parameters that a kernel is compiled for."""
 
     head_dim: int  # width of a key
@@ -123,14 +123,14 @@ class Scratch:
     size: int
 
 
-def scratch(shape: Shape) -> Scratch:
+def scratch(shape: AttentionShape) -> Scratch:
     rows = shape.piece * shape.tokens
     sizes = (
         shape.pieces * rows * query_bytes(shape.keys, shape.head_dim),
         4 * aligned(shape.head_dim + 32),
         rows * BLOCK * 4,
         SCALED * BLOCK * 4,
-        2 * row_bytes(rows),
+        2 * partial_row_bytes(rows),
         shape.of_head * shape.state_bytes(rows),
         shape.of_head * shape.state_bytes(rows),
         2 * 8 * BLOCK if shape.gathered else 0,
@@ -143,6 +143,6 @@ def scratch(shape: Shape) -> Scratch:
     return Scratch(*offsets)
 
 
-def scratch_bytes(shape: Shape) -> int:
+def scratch_bytes(shape: AttentionShape) -> int:
     """Return the bytes of one thread's scratch."""
     return scratch(shape).size

@@ -20,7 +20,7 @@ class ReadArguments(Struct):
     piece: Int64  # bytes
 
 
-def read() -> PlanKernel[ReadArguments]:
+def read_memory() -> PlanKernel[ReadArguments]:
     """Load pieces * piece bytes from `start`; the threads share the pieces."""
 
     def body(f: Function, a: ReadArguments, thread: Value, threads: Value) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, exp, f32x16, kernel, own_rows
-from localllm.backends.cpu.kernels.recurrence import Head, KeysArguments, Reads
+from localllm.backends.cpu.kernels.recurrence import KeysArguments, Reads, RecurrenceHead
 from localllm.backends.cpu.simd import F32, LANES, Function, Value, Variable
-from localllm.backends.cpu.stores import key_bytes, whole
+from localllm.backends.cpu.stores import key_bytes, whole_strips
 from localllm.plan import BLOCK, StateLayer
 
 LEAST = 1e-30  # smaller products become 0, before subnormal numbers slow down multiplication
@@ -30,7 +30,7 @@ def _line(f: Function, at: Value, width: int) -> list[Value]:
 
 def append_key_rows(of: StateLayer) -> PlanKernel[KeysArguments]:
     """Write the keys of every row, channels as lanes."""
-    row_bytes = 4 * whole(of.key_dim)
+    row_bytes = 4 * whole_strips(of.key_dim)
 
     def body(f: Function, a: KeysArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
@@ -45,23 +45,23 @@ def append_key_rows(of: StateLayer) -> PlanKernel[KeysArguments]:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelHead(Head):
+class ChannelHead(RecurrenceHead):
     """Emits the steps of one head with a separate decay per channel."""
 
     @staticmethod
     def scratch_bytes(of: StateLayer) -> int:
         """Return the size of a block's decayed keys and start decay, or of the update weights, a query and a key."""
-        line = 4 * whole(of.key_dim)
+        line = 4 * whole_strips(of.key_dim)
         return max((BLOCK + 1) * line, 2 * line + 8 * BLOCK)
 
     @property
     def line_bytes(self) -> int:
-        return 4 * whole(self.of.key_dim)
+        return 4 * whole_strips(self.of.key_dim)
 
     def whole_products(self) -> list[Variable]:
         """Return one variable per channel vector: the product of no decays yet."""
         one = self.f.constant(f32x16, 1.0)
-        return [self.f.var(one) for _ in range(whole(self.of.key_dim) // LANES)]
+        return [self.f.var(one) for _ in range(whole_strips(self.of.key_dim) // LANES)]
 
     def fade(self, product: Variable, decay: Value) -> None:
         f = self.f

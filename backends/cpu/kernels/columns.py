@@ -19,7 +19,7 @@ class ColumnsArguments(Struct):
     y_step: Int64
 
 
-def columns() -> PlanKernel[ColumnsArguments]:
+def copy_columns() -> PlanKernel[ColumnsArguments]:
     """Emit the copy of `count` numbers of each group. Nothing after them is overwritten."""
 
     def body(f: Function, a: ColumnsArguments, thread: Value, threads: Value) -> None:

@@ -13,7 +13,7 @@ from localllm.backends.cpu.kernels.common import PlanKernel, exp, f32x16, kernel
 from localllm.backends.cpu.simd import F32, LANES, Function, Value
 
 
-class ConnectArguments(Struct):
+class HyperConnectionArguments(Struct):
     x: Rows
     y: Output
     scale: Address
@@ -25,11 +25,11 @@ class ConnectArguments(Struct):
     rows: Address
 
 
-def connect(streams: int, parts: int) -> PlanKernel[ConnectArguments]:
+def hyper_connection(streams: int, parts: int) -> PlanKernel[HyperConnectionArguments]:
     """Emit the coefficients of `streams` streams, at most 16."""
     assert streams <= LANES, f"{streams} streams"
 
-    def body(f: Function, a: ConnectArguments, thread: Value, threads: Value) -> None:
+    def body(f: Function, a: HyperConnectionArguments, thread: Value, threads: Value) -> None:
         eps = f.splat(a.eps)
         scales = [f.broadcast(a.scale + 4 * part, F32) for part in range(parts)]
         with own_rows(f, f.load_int(a.rows), thread, threads) as row:
@@ -50,7 +50,7 @@ def connect(streams: int, parts: int) -> PlanKernel[ConnectArguments]:
                     for i in range(streams):
                         f.store(y + 4 * (2 * streams + i * streams + j), f.lane(weights, i))
 
-    return kernel(f"connect_{streams}_{parts}", ConnectArguments, body)
+    return kernel(f"connect_{streams}_{parts}", HyperConnectionArguments, body)
 
 
 def _few(f: Function, place: Value, count: int) -> Value:
@@ -72,7 +72,7 @@ def _softmax(f: Function, z: Value, count: int) -> Value:
     return e / _sum(f, e, count)
 
 
-def _balanced(f: Function, a: ConnectArguments, mixing: list[Value], streams: int, eps: Value) -> list[Value]:
+def _balanced(f: Function, a: HyperConnectionArguments, mixing: list[Value], streams: int, eps: Value) -> list[Value]:
     """Divide the columns by their sums, then alternately rows and columns. A vector is a row."""
     held = [f.var(weights) for weights in mixing]
     with f.loop(0, a.iterations) as number:

@@ -19,7 +19,7 @@ from functools import reduce
 from localllm.backends.base import Limits
 from localllm.backends.cpu.arguments import Address, Int64, Output, Rows, RowsOrNone, Struct, Target
 from localllm.backends.cpu.cache import CACHE, CacheRow
-from localllm.backends.cpu.kernels.attend import prepare, query_bytes, scores
+from localllm.backends.cpu.kernels.attend import prepare_queries, query_bytes, scores
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, i32x16, kernel, tasks
 from localllm.backends.cpu.memory import aligned
 from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
@@ -47,7 +47,7 @@ class IndexerArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class IndexerShape:
     """The parameters that a kernel is compiled for; `plan.SelectPositions` defines them."""
 
     heads: int
@@ -102,16 +102,16 @@ class Shape:
         return -(-blocks // LANES) * LANES if self.coarse else blocks * BLOCK
 
 
-def scratch_bytes(shape: Shape, limits: Limits) -> int:
+def scratch_bytes(shape: IndexerShape, limits: Limits) -> int:
     return shape.offsets[-1] + 4 * shape.together * shape.groups * shape.room(limits.positions)
 
 
-def shared_bytes(shape: Shape, limits: Limits, rows: RowsOf) -> int:
+def shared_bytes(shape: IndexerShape, limits: Limits, rows: RowsOf) -> int:
     most = limits.rows if rows == "batch" else limits.logit_rows
     return 4 * min(most, SPLIT_ROWS) * shape.groups * shape.room(limits.positions)
 
 
-def score(shape: Shape) -> PlanKernel[IndexerArguments]:
+def score(shape: IndexerShape) -> PlanKernel[IndexerArguments]:
     """Score the positions of every row; with many rows, also select."""
 
     def body(f: Function, a: IndexerArguments, thread: Value, threads: Value) -> None:
@@ -146,7 +146,7 @@ def score(shape: Shape) -> PlanKernel[IndexerArguments]:
     return kernel(f"index_{shape.name}", IndexerArguments, body)
 
 
-def choose(shape: Shape) -> PlanKernel[IndexerArguments]:
+def choose_positions(shape: IndexerShape) -> PlanKernel[IndexerArguments]:
     """Select positions by the scores of a few rows."""
 
     def body(f: Function, a: IndexerArguments, thread: Value, threads: Value) -> None:
@@ -159,7 +159,7 @@ def choose(shape: Shape) -> PlanKernel[IndexerArguments]:
 
 
 def _score(
-    f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Value, rows: int, first: Value, last: Value,
+    f: Function, a: IndexerArguments, shape: IndexerShape, step: Step, row: Value, rows: int, first: Value, last: Value,
     scratch: Value, out: Value,
 ) -> None:  # fmt: skip
     """Write the scores of blocks first .. last to out, float32 (rows, groups, room), for some rows of a sequence."""
@@ -167,7 +167,7 @@ def _score(
     head_at, block_at, _ = shape.offsets
     with f.loop(0, rows) as number, f.loop(0, heads) as head:
         x, to = a.q.row(row + number) + head * (4 * shape.head_dim), scratch + (number * heads + head) * size
-        prepare(f, keys, x, f.constant(F32, 1.0), to, scratch + head_at, shape.head_dim)
+        prepare_queries(f, keys, x, f.constant(F32, 1.0), to, scratch + head_at, shape.head_dim)
     table = step.tables + f.load_i32(step.sequence, row) * step.table_stride
     own, keyed = scratch + block_at, rows_of_block(shape.every)  # float32 (rows, heads, 64); keys per block
     with f.loop(first, last) as block:
@@ -195,7 +195,7 @@ def _highest(f: Function, scores: Value, seen: Value) -> Value:
     return f.reduce(reduce(f.fmax, parts), f.fmax)
 
 
-def _by_position(f: Function, a: IndexerArguments, shape: Shape, row: Value, scores: Value, out: Value) -> None:
+def _by_position(f: Function, a: IndexerArguments, shape: IndexerShape, row: Value, scores: Value, out: Value) -> None:
     """Write the scores (heads, 64) of a block to out, or their weighted sum: one per key of the block."""
     with f.loop(0, rows_of_block(shape.every), LANES) as lane:
         at, to = scores + lane * 4, out + lane * 4
@@ -210,7 +210,7 @@ def _by_position(f: Function, a: IndexerArguments, shape: Shape, row: Value, sco
                 f.store(to + head * (a.room * 4), f.load(at + head * (4 * BLOCK), f32x16))
 
 
-def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Value, found: Value) -> None:
+def _choose(f: Function, a: IndexerArguments, shape: IndexerShape, step: Step, row: Value, found: Value) -> None:
     """Write the row of y from its scores float32 (groups, room), which are overwritten."""
     seen = f.load_i32(step.positions, row) + 1
     with f.loop(0, shape.groups) as group:
@@ -243,7 +243,7 @@ def _choose(f: Function, a: IndexerArguments, shape: Shape, step: Step, row: Val
             f.store(listed + rest * 4, f.constant(F32, 0.0))
 
 
-def _ordered(f: Function, shape: Shape, scores: Value, seen: Value) -> Value:
+def _ordered(f: Function, shape: IndexerShape, scores: Value, seen: Value) -> Value:
     """Convert the scores of a group to int32 in the same order, one per block of positions; return their number."""
     units = (seen + (0 if shape.pooled else shape.block - 1)) // shape.block
     if shape.pooled and shape.every == 1:
@@ -276,7 +276,7 @@ def _ordered(f: Function, shape: Shape, scores: Value, seen: Value) -> Value:
 
 
 @contextmanager
-def _chosen(f: Function, shape: Shape, order: Value, units: Value) -> Iterator[tuple[Value, Value]]:
+def _chosen(f: Function, shape: IndexerShape, order: Value, units: Value) -> Iterator[tuple[Value, Value]]:
     """Loop over all units in order, each with 1 if it is one of the best `count`, else 0."""
 
     def above(test: Callable[[Value], Value]) -> Value:

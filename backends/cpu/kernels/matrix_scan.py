@@ -9,13 +9,13 @@ from __future__ import annotations
 from localllm.backends.cpu.arguments import Address, Output, Rows, Struct, Target
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, kernel, own_rows, tasks
 from localllm.backends.cpu.simd import F32, LANES, Function, Value
-from localllm.backends.cpu.stores import matrix_states, whole
-from localllm.plan import BLOCK, MatrixLayer
+from localllm.backends.cpu.stores import matrix_states, whole_strips
+from localllm.plan import BLOCK, WkvLayer
 
 TILE = 4  # vectors of a state's row that are computed together
 
 
-class MatrixArguments(Struct):
+class WkvArguments(Struct):
     step: Address
     q: Rows
     k: Rows
@@ -29,10 +29,10 @@ class MatrixArguments(Struct):
     counter: Address
 
 
-def append_matrices(of: MatrixLayer) -> PlanKernel[MatrixArguments]:
+def append_matrices(of: WkvLayer) -> PlanKernel[WkvArguments]:
     """Write a row's values to the store, where the scan reads them, also again after a truncation."""
 
-    def body(f: Function, a: MatrixArguments, thread: Value, threads: Value) -> None:
+    def body(f: Function, a: WkvArguments, thread: Value, threads: Value) -> None:
         step, keys = Step.at(a.step), of.heads * of.key_dim
         with own_rows(f, step.rows, thread, threads) as row:
             to = a.rows + f.load_i32(step.slots, row) * matrix_states(of).row
@@ -40,28 +40,28 @@ def append_matrices(of: MatrixLayer) -> PlanKernel[MatrixArguments]:
             sources = [(a.v, of.heads * of.value_dim), (a.k, keys), (a.decay, keys)]
             for rows, size in sources + ([(a.probe, keys), (a.erase, keys)] if of.erases else []):
                 source = rows.row(row)
-                with f.loop(0, 4 * whole(size), 64) as i:
+                with f.loop(0, 4 * whole_strips(size), 64) as i:
                     f.store(to + (i + offset), f.load(source + i, f32x16))
-                offset += 4 * whole(size)
+                offset += 4 * whole_strips(size)
 
-    return kernel(f"append_matrices_{_name(of)}", MatrixArguments, body)
+    return kernel(f"append_matrices_{_name(of)}", WkvArguments, body)
 
 
-def matrix_scan(of: MatrixLayer, before: bool) -> PlanKernel[MatrixArguments]:
+def wkv(of: WkvLayer, before: bool) -> PlanKernel[WkvArguments]:
     """Emit `plan.MatrixScan`."""
-    at, line = matrix_states(of), 4 * whole(of.value_dim)
-    vectors = whole(of.value_dim) // LANES
+    at, line = matrix_states(of), 4 * whole_strips(of.value_dim)
+    vectors = whole_strips(of.value_dim) // LANES
     tiles = [range(first, min(first + TILE, vectors)) for first in range(0, vectors, TILE)]
 
-    def body(f: Function, a: MatrixArguments, thread: Value, threads: Value) -> None:
+    def body(f: Function, a: WkvArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
         with tasks(f, a.counter, step.runs * of.heads, thread, threads) as task:
             head, run = task % of.heads, task // of.heads
             first, last = f.load_i32(step.run_starts, run), f.load_i32(step.run_starts, run + 1)
             table = step.tables + f.load_i32(step.sequence, first) * step.table_stride
             values_at = head * (4 * of.value_dim)
-            keys_at = head * (4 * of.key_dim) + 4 * whole(of.heads * of.value_dim)
-            part = 4 * whole(of.heads * of.key_dim)
+            keys_at = head * (4 * of.key_dim) + 4 * whole_strips(of.heads * of.value_dim)
+            part = 4 * whole_strips(of.heads * of.key_dim)
 
             def follow(row: Value, state: Value, query: Value | None, y: Value | None) -> None:
                 """Apply the stored row to the state; with a query, write the output."""
@@ -118,12 +118,12 @@ def matrix_scan(of: MatrixLayer, before: bool) -> PlanKernel[MatrixArguments]:
                 with f.loop(0, line, 64) as i:
                     f.store(tag + i, f.splat(f.to_float(offset)))
 
-    return kernel(f"matrix_scan_{_name(of)}{'_before' * before}", MatrixArguments, body)
+    return kernel(f"matrix_scan_{_name(of)}{'_before' * before}", WkvArguments, body)
 
 
-def _own(of: MatrixLayer, states: Value, block: Value, head: Value) -> Value:
+def _own(of: WkvLayer, states: Value, block: Value, head: Value) -> Value:
     return states + (block * of.heads + head) * matrix_states(of).size
 
 
-def _name(of: MatrixLayer) -> str:
+def _name(of: WkvLayer) -> str:
     return f"{of.heads}_{of.key_dim}_{of.value_dim}{'_erases' * of.erases}"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from localllm.backends.cpu.arguments import Address, Int64, Output, Rows, Struct, Target
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, exp, f32x16, kernel, own_rows
 from localllm.backends.cpu.simd import LANES, Function, Value
-from localllm.backends.cpu.stores import whole
+from localllm.backends.cpu.stores import whole_strips
 from localllm.plan import BLOCK
 
 _LOWEST = -3.0e38  # initial maximum of scores
@@ -34,7 +34,7 @@ class PoolArguments(Struct):
 
 def append_pooled(width: int) -> PlanKernel[AppendPooledArguments]:
     """Write x and the scores of every row, `width` columns each."""
-    row_bytes = 4 * whole(2 * width)
+    row_bytes = 4 * whole_strips(2 * width)
 
     def body(f: Function, a: AppendPooledArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
@@ -54,7 +54,7 @@ def append_pooled(width: int) -> PlanKernel[AppendPooledArguments]:
 def pool(width: int, parts: int) -> PlanKernel[PoolArguments]:
     """Emit rows of `width` columns, each over `parts` pools."""
     stored = parts * width  # columns of x
-    row_bytes = 4 * whole(2 * stored)
+    row_bytes = 4 * whole_strips(2 * stored)
 
     def body(f: Function, a: PoolArguments, thread: Value, threads: Value) -> None:
         step, size, store, bias = Step.at(a.step), a.count, a.store, a.bias
@@ -62,7 +62,7 @@ def pool(width: int, parts: int) -> PlanKernel[PoolArguments]:
             position, y = f.load_i32(step.positions, row), a.y.row(row)
             table = step.tables + f.load_i32(step.sequence, row) * step.table_stride
             ends = ((position + 1) % size).equals(0)
-            with f.when(ends.equals(0)), f.loop(0, whole(width), LANES) as i:
+            with f.when(ends.equals(0)), f.loop(0, whole_strips(width), LANES) as i:
                 f.store(y + i * 4, f.zeros(f32x16))
 
             @contextmanager
@@ -76,7 +76,7 @@ def pool(width: int, parts: int) -> PlanKernel[PoolArguments]:
                     own = bias + number * (4 * stored) + (column * 4 + 4 * width * part)
                     yield f.load(x, f32x16), f.load(x + 4 * stored, f32x16) + f.load(own, f32x16)
 
-            with f.when(ends), f.loop(0, whole(width), LANES) as i:
+            with f.when(ends), f.loop(0, whole_strips(width), LANES) as i:
                 largest = f.var(f.constant(f32x16, _LOWEST))
                 for part in range(parts):
                     with rows(part, i) as (_, score):

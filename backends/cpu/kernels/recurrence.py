@@ -13,7 +13,7 @@ from typing import NamedTuple
 from localllm.backends.cpu.arguments import Address, AddressOrZero, Output, Rows, Struct, Target
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, exp, f32x16, kernel, own_rows, tasks
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
-from localllm.backends.cpu.stores import HeadState, head_state, key_bytes, whole
+from localllm.backends.cpu.stores import HeadState, head_state, key_bytes, whole_strips
 from localllm.plan import BLOCK, StateLayer
 
 TILE = 4  # vectors of a row that are computed together
@@ -32,7 +32,7 @@ class ConvolveArguments(Struct):
 
 def convolve(width: int, size: int) -> PlanKernel[ConvolveArguments]:
     """Emit `plan.Convolve` for K = `size`. Rows of the batch are read from x, older ones from the store."""
-    row_bytes = 4 * whole(width)
+    row_bytes = 4 * whole_strips(width)
 
     def body(f: Function, a: ConvolveArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
@@ -59,7 +59,7 @@ def convolve(width: int, size: int) -> PlanKernel[ConvolveArguments]:
             x, y = a.x.row(row), a.y.row(row)
             sources.append(x)
             to = a.store + f.load_i32(step.slots, row) * row_bytes
-            with f.loop(0, whole(width), LANES) as i:
+            with f.loop(0, whole_strips(width), LANES) as i:
                 total = f.var(f.zeros(f32x16))
                 with f.when(bias.differs(0)):
                     total.set(f.load(f.pointer(bias) + i * 4, f32x16))
@@ -105,7 +105,7 @@ class AttendArguments(Struct):
     rate: Address  # float32 (heads,)
     skip: AddressOrZero  # float32 (heads,)
     counter: Address
-    scratch: Rows  # `Head.scratch_bytes` per thread
+    scratch: Rows  # `RecurrenceHead.scratch_bytes` per thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Attending:
         return f"{of.heads}_{of.key_heads}_{of.key_dim}_{of.value_dim}{said}{'_channels' * of.channels}"
 
 
-def linear_attention(kind: Attending, emits: type[Head]) -> PlanKernel[AttendArguments]:
+def linear_attention(kind: Attending, emits: type[RecurrenceHead]) -> PlanKernel[AttendArguments]:
     """Emit `plan.LinearAttention`."""
     of = kind.of
     heads, group = of.heads, of.heads // of.key_heads
@@ -163,7 +163,7 @@ class Reads(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RecurrenceHead:
     """Emits the steps of one head with a single decay."""
 
     f: Function
@@ -188,11 +188,11 @@ class Head:
 
     @property
     def row_bytes(self) -> int:
-        return 4 * whole(self.of.value_dim)
+        return 4 * whole_strips(self.of.value_dim)
 
     def tiles(self) -> list[tuple[int, int]]:
         """Return (offset in bytes, vectors) of the pieces of a row that are computed together."""
-        vectors = whole(self.of.value_dim) // LANES
+        vectors = whole_strips(self.of.value_dim) // LANES
         return [(64 * first, min(TILE, vectors - first)) for first in range(0, vectors, TILE)]
 
     def own(self, block: Value) -> Value:

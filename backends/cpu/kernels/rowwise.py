@@ -143,7 +143,7 @@ class QuantizeArguments(Struct):
     copies: Copies  # quantized copies of x
 
 
-def quantize() -> PlanKernel[QuantizeArguments]:
+def quantize_rows() -> PlanKernel[QuantizeArguments]:
     """Convert float32 rows to quantized activations."""
 
     def body(f: Function, a: QuantizeArguments, thread: Value, threads: Value) -> None:

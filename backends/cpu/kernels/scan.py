@@ -5,7 +5,7 @@ from __future__ import annotations
 from localllm.backends.cpu.arguments import Address, Output, Rows, Struct, Target
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, exp, f32x16, kernel, own_rows, tasks
 from localllm.backends.cpu.simd import F32, LANES, Function, Value
-from localllm.backends.cpu.stores import scan_states, whole
+from localllm.backends.cpu.stores import scan_states, whole_strips
 from localllm.plan import BLOCK, ScanLayer
 
 
@@ -25,7 +25,7 @@ class ScanArguments(Struct):
 
 def append_scanned(of: ScanLayer) -> PlanKernel[ScanArguments]:
     """Write the inputs, steps and B of every row; they are needed again after a truncation."""
-    row_bytes, width = scan_states(of.width, of.state_dim).row, 4 * whole(of.width)
+    row_bytes, width = scan_states(of.width, of.state_dim).row, 4 * whole_strips(of.width)
 
     def body(f: Function, a: ScanArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
@@ -33,7 +33,7 @@ def append_scanned(of: ScanLayer) -> PlanKernel[ScanArguments]:
             to = a.rows + f.load_i32(step.slots, row) * row_bytes
             for rows, offset, size in ((a.x, 0, of.width), (a.dt, width, of.width), (a.b, 2 * width, of.state_dim)):
                 source = rows.row(row)
-                with f.loop(0, 4 * whole(size), 64) as i:
+                with f.loop(0, 4 * whole_strips(size), 64) as i:
                     f.store(to + (i + offset), f.load(source + i, f32x16))
 
     return kernel(f"append_scanned_{of.width}_{of.state_dim}", ScanArguments, body)
@@ -41,8 +41,8 @@ def append_scanned(of: ScanLayer) -> PlanKernel[ScanArguments]:
 
 def selective_scan(of: ScanLayer) -> PlanKernel[ScanArguments]:
     """Emit `plan.SelectiveScan`. A task is 16 channels of a sequence."""
-    at, width = scan_states(of.width, of.state_dim), 4 * whole(of.width)
-    vectors = whole(of.width) // LANES
+    at, width = scan_states(of.width, of.state_dim), 4 * whole_strips(of.width)
+    vectors = whole_strips(of.width) // LANES
 
     def body(f: Function, a: ScanArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)

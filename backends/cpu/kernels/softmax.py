@@ -40,7 +40,7 @@ def exp_negative(f: Function, x: Value) -> Value:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SoftmaxState:
     """Addresses of the outputs (rows, width), maxima and sums of some query rows."""
 
     outputs: Value
@@ -53,7 +53,7 @@ class State:
 
     @property
     def sums(self) -> Value:
-        return self.maxima + row_bytes(self.rows)
+        return self.maxima + partial_row_bytes(self.rows)
 
     def clear(self, f: Function) -> None:
         with f.loop(0, self.rows * self.width, LANES) as i:
@@ -62,41 +62,41 @@ class State:
             f.store(self.maxima + at, f.constant(f32x16, LOWEST))
             f.store(self.sums + at, f.zeros(f32x16))
 
-    def merge(self, f: Function, other: State, factors: Value) -> None:
+    def merge(self, f: Function, other: SoftmaxState, factors: Value) -> None:
         """Merge `other` into this state; `factors` holds two numbers per row."""
         for at in _vectors(f, self.rows):
             before, coming = (f.load(state.maxima + at, f32x16) for state in (self, other))
             now = f.fmax(before, coming)
             old, new = (exp_negative(f, m - now) for m in (before, coming))
             f.store(factors + at, old)
-            f.store(factors + (at + row_bytes(self.rows)), new)
+            f.store(factors + (at + partial_row_bytes(self.rows)), new)
             f.store(self.maxima + at, now)
             total = f.load(self.sums + at, f32x16) * old
             f.store(self.sums + at, f.fma(f.load(other.sums + at, f32x16), new, total))
         with f.loop(0, self.rows) as row:
             old = f.broadcast(factors + row * 4, F32)
-            new = f.broadcast(factors + (row * 4 + row_bytes(self.rows)), F32)
+            new = f.broadcast(factors + (row * 4 + partial_row_bytes(self.rows)), F32)
             with f.loop(0, self.width, LANES) as d:
                 place = (row * self.width + d) * 4
                 more = f.load(other.outputs + place, f32x16) * new
                 f.store(self.outputs + place, f.fma(f.load(self.outputs + place, f32x16), old, more))
 
 
-def row_bytes(rows: int) -> int:
+def partial_row_bytes(rows: int) -> int:
     """Return the bytes for one number per row, in whole vectors."""
     return aligned(4 * rows)
 
 
 def state_bytes(rows: int, width: int) -> int:
-    return aligned(4 * rows * width) + 2 * row_bytes(rows)
+    return aligned(4 * rows * width) + 2 * partial_row_bytes(rows)
 
 
 def _vectors(f: Function, rows: int) -> Iterator[int | Value]:
     """Return the byte offsets of the vectors of per-row numbers. Lanes without a row are undefined."""
-    return each(f, row_bytes(rows), 4 * LANES)
+    return each(f, partial_row_bytes(rows), 4 * LANES)
 
 
-def softmax(f: Function, scores: Value, state: State, shrink: Value) -> None:
+def softmax(f: Function, scores: Value, state: SoftmaxState, shrink: Value) -> None:
     """Convert scores (rows, 64) to weights exp(score - maximum); update maxima, sums and `shrink`.
 
     `shrink` holds the factors of earlier sums. Several rows are processed together, because each step has a long

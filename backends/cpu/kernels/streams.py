@@ -10,7 +10,7 @@ from localllm.backends.cpu.kernels.common import PlanKernel, exp, f32x16, kernel
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
 
 
-class WeighArguments(Struct):
+class MulArguments(Struct):
     x: Rows
     y: Output
     weight: Address
@@ -18,16 +18,16 @@ class WeighArguments(Struct):
     rows: Address
 
 
-def weigh() -> PlanKernel[WeighArguments]:
+def mul() -> PlanKernel[MulArguments]:
     """Emit y = x * weight."""
 
-    def body(f: Function, a: WeighArguments, thread: Value, threads: Value) -> None:
+    def body(f: Function, a: MulArguments, thread: Value, threads: Value) -> None:
         with own_rows(f, f.load_int(a.rows), thread, threads) as row:
             x, y = a.x.row(row), a.y.row(row)
             with f.loop(0, a.width, LANES) as i:
                 f.store(y + i * 4, f.load(x + i * 4, f32x16) * f.load(a.weight + i * 4, f32x16))
 
-    return kernel("weigh", WeighArguments, body)
+    return kernel("weigh", MulArguments, body)
 
 
 class MixArguments(Struct):
@@ -141,7 +141,7 @@ def match() -> PlanKernel[MatchArguments]:
     return kernel("match", MatchArguments, body)
 
 
-class ExcessArguments(Struct):
+class GaussianTopKArguments(Struct):
     x: Rows
     y: Output
     width: Int64
@@ -149,10 +149,10 @@ class ExcessArguments(Struct):
     rows: Address
 
 
-def excess() -> PlanKernel[ExcessArguments]:
+def gaussian_top_k() -> PlanKernel[GaussianTopKArguments]:
     """Emit y = max(x - (mean + deviations * standard deviation), 0)."""
 
-    def body(f: Function, a: ExcessArguments, thread: Value, threads: Value) -> None:
+    def body(f: Function, a: GaussianTopKArguments, thread: Value, threads: Value) -> None:
         zero = f.zeros(f32x16)
         with own_rows(f, f.load_int(a.rows), thread, threads) as row:
             x, y = a.x.row(row), a.y.row(row)
@@ -165,7 +165,7 @@ def excess() -> PlanKernel[ExcessArguments]:
             with f.loop(0, a.width, LANES) as i:
                 f.store(y + i * 4, f.fmax(zero, f.load(x + i * 4, f32x16) - cutoff))  # in this order NaN stays NaN
 
-    return kernel("excess", ExcessArguments, body)
+    return kernel("excess", GaussianTopKArguments, body)
 
 
 def _squares(f: Function, x: Value, width: Value, mean: Value) -> Value:

@@ -70,7 +70,7 @@ def _pair_factor(f: Function, panel: IntegerPanel, block: Block, number: int) ->
     for group in (2 * number, 2 * number + 1):
         scale, minimum = _scales(panel).of_group(f, block, group)
         factors.append(scale * panel.offset if minimum is None else minimum)
-    return dot.pair(*factors)
+    return dot.pair_products(*factors)
 
 
 def _has_pairs(isa: Isa, panel: IntegerPanel) -> bool:

@@ -68,7 +68,7 @@ def unpack(f: Function, panel: IntegerPanel, source: Block, target: Value) -> No
         if scales is None:
             return 1
         scale, _ = scales.of_group(f, source, group)
-        return f.bits(dot.pair(scale, scale), i16x32)
+        return f.bits(dot.pair_products(scale, scale), i16x32)
 
     zeros = f.zeros(u8x64)
     for group, word, weights in panel.steps(f, source):

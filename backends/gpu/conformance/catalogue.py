@@ -27,14 +27,14 @@ from localllm.plan import (
     Value,
     Weight,
 )
-from localllm.plan.connections import connect_width
+from localllm.plan.connections import hyper_connection_width
 
 VOCABULARY = 67
 LIMITS = Limits(rows=512, logit_rows=128, blocks=16, positions=64 * BLOCK)
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredTensor:
     """A tensor without numbers."""
 
     name: str
@@ -51,15 +51,15 @@ class Sheet:
 
     r: Recorder = field(default_factory=Recorder)
     count: int = 0
-    source: Declared = Declared("source", "F32", (VOCABULARY, 1 << 13))
+    source: DeclaredTensor = DeclaredTensor("source", "F32", (VOCABULARY, 1 << 13))
 
-    def weight(self, *shape: int, format: str = "F32") -> Declared:
+    def weight(self, *shape: int, format: str = "F32") -> DeclaredTensor:
         self.count += 1
-        return Declared(f"weight {self.count}", format, shape)
+        return DeclaredTensor(f"weight {self.count}", format, shape)
 
     def rows(self, width: int) -> Value:
         """Return rows that come from outside the operations under test."""
-        return self.r.columns(self.r.embed(self.source), 0, width)
+        return self.r.slice(self.r.embed(self.source), 0, width)
 
     def stack(self, format: str, *shape: int, extras: bool = False) -> Stack:
         bias = Weight.of(self.weight(*shape[:2])) if extras else None
@@ -107,14 +107,14 @@ def _format(name: str, s: Sheet) -> Value:
     normed = r.rms_norm(x, s.weight(512), 1e-5)
     q, k, v = (r.linear(normed, s.weight(rows, 512, format=name)) for rows in (512, 130, 130))
     gate = r.linear(normed, s.weight(512, 512, format=name), s.weight(512))
-    both = r.glu(r.join(k, v), r.columns(q, 0, 260), "silu")
+    both = r.glu(r.concat(k, v), r.slice(q, 0, 260), "silu")
     x = r.add(x, r.linear(gate, s.weight(512, 512, format=name), s.weight(512), 0.5))
     normed = r.rms_norm(x, s.weight(512), 1e-5)
     gate, up = (r.linear(normed, s.weight(512, 512, format=name)) for _ in range(2))
     hidden = r.glu(gate, up, "silu")
     x = r.add(x, r.linear(hidden, s.weight(512, 512, format=name)))
     heads = r.head_linear(x, s.weight(2, 96, 256, format=name))
-    x = r.add(x, r.linear(r.join(heads, both), s.weight(512, heads.width + both.width)))
+    x = r.add(x, r.linear(r.concat(heads, both), s.weight(512, heads.width + both.width)))
     router = r.linear(x, s.weight(8, 512))
     gates, ups, downs = (s.stack(name, 8, 512, 512, extras=extras) for extras in (False, False, True))
     x = r.add(x, r.experts(x, router, gates, ups, downs, 2, "softmax", True, 1.0, "silu"))
@@ -124,27 +124,27 @@ def _format(name: str, s: Sheet) -> Value:
 def _rows(s: Sheet) -> Value:
     """Record elementwise, rowwise and slicewise operations."""
     r, x, y = s.r, s.rows(320), s.rows(320)
-    for style in ("norm", "neox"):
+    for style in ("interleaved", "neox"):
         for head, rotated in ((64, 64), (80, 32)):
             x = r.rotate(x, head, Rope(style, rotated, tuple(100.0 ** (-2 * i / rotated) for i in range(rotated // 2))))
     for groups in (1, 5):
         x = r.layer_norm(r.rms_norm(x, s.weight(320 // groups), 1e-5, groups), s.weight(320), s.weight(320), 1e-5)
-        x = r.multiply(x, s.weight(320 // groups), groups)
+        x = r.scale_columns(x, s.weight(320 // groups), groups)
     for activation in (*get_args(Activation), "exp", "signed_root"):
         y = r.activate(y, activation)
     for unit in get_args(GluActivation):
         y = r.glu(x, y, unit, 1.5 if unit in ("swiglu_clamp", "silu_clamp", "situ") else 0.0)
-    y = r.glu(r.columns(x, 0, 5), r.softcap(r.clamp(r.scale(y, 0.5), 3.0), 5.0), "sigmoid")
+    y = r.glu(r.slice(x, 0, 5), r.softcap(r.clamp(r.scale(y, 0.5), 3.0), 5.0), "sigmoid")
     x = r.add(x, r.xielu(y, 0.8, 0.6, 0.5, -1e-6))
-    x = r.weigh(r.excess(r.match(x, y, 1e-5, 4), 1.0), s.weight(320))
-    x = r.blend(r.join(x, r.columns(y, 0, 320)), y, s.weight(320), 1e-5)
-    x = r.columns(r.join(x, y, 4), 7, 100, 4)
+    x = r.mul(r.gaussian_top_k(r.match(x, y, 1e-5, 4), 1.0), s.weight(320))
+    x = r.blend(r.concat(x, r.slice(y, 0, 320)), y, s.weight(320), 1e-5)
+    x = r.slice(r.concat(x, y, 4), 7, 100, 4)
     streams = s.rows(4 * 96)
     for parts in (1, 2, 3):
-        width = connect_width(4, parts)
-        shares = r.connect(r.columns(x, 0, width), 4, s.weight(parts), s.weight(width), 1e-5, 2.0, 1e-5, 3)
+        width = hyper_connection_width(4, parts)
+        shares = r.hyper_connection(r.slice(x, 0, width), 4, s.weight(parts), s.weight(width), 1e-5, 2.0, 1e-5, 3)
         if parts == 3:
-            streams = r.mix(streams, 4, r.columns(shares, 8, 24), r.scale(streams, 0.5))
+            streams = r.mix(streams, 4, r.slice(shares, 8, 24), r.scale(streams, 0.5))
     read = r.mix(streams, 4, s.weight(4))
     return r.select_rows(r.add(read, r.embed(s.weight(100, 96), positions=True)))
 
@@ -157,7 +157,7 @@ def _attend(
     r, value = s.r, value or width
     q, k, v = s.rows(heads * width), s.rows(kv_heads * width), s.rows(kv_heads * value)
     if rope:
-        style: RopeStyle = "neox" if rope == "neox" else "norm"
+        style: RopeStyle = "neox" if rope == "neox" else "interleaved"
         turn = Rope(style, width, tuple(1000.0 ** (-2 * i / width) for i in range(width // 2)))
         if rope == "neox":
             q, k = (r.rms_norm(x, s.weight(width), 1e-5, n) for x, n in ((q, heads), (k, kv_heads)))
@@ -171,13 +171,13 @@ def _attend(
 def _heads(s: Sheet) -> Value:
     """Record attention with common head widths, for each cache type."""
     _attend(s, 8, 2, 64, rope="neox")
-    _attend(s, 6, 1, 128, rope="norm")
+    _attend(s, 6, 1, 128, rope="interleaved")
     return s.r.select_rows(_attend(s, 4, 4, 80))
 
 
 def _attention(s: Sheet) -> Value:
     for width in (64, 96, 128, 192, 256, 512):
-        _attend(s, 8, 2, width, rope="neox" if width != 192 else "norm")
+        _attend(s, 8, 2, width, rope="neox" if width != 192 else "interleaved")
     _attend(s, 9, 1, 80, sinks=True, window=100)
     _attend(s, 4, 2, 128, softcap=30.0, window=100)
     _attend(s, 4, 2, 64, slopes=True)
@@ -198,7 +198,7 @@ def _selected(s: Sheet) -> Value:
         keys = r.append_index(s.rows(128), 4 if pooled else 1)
         weights = s.rows(4) if weighted else None
         groups = 4 if weighted else 2
-        chosen = r.select_positions(s.rows(groups * 128), weights, keys, groups, 12, block, int(not pooled), pooled)
+        chosen = r.indexer_top_k(s.rows(groups * 128), weights, keys, groups, 12, block, int(not pooled), pooled)
         if pooled:
             near, far = (r.append(s.rows(128), s.rows(128), 1, every) for every in (1, 4))
             last = r.attention(s.rows(8 * 128), near, 8, 0.1, 20, selection=chosen, pools=far)
@@ -234,6 +234,6 @@ def _recurrent(s: Sheet) -> Value:
     for parts in (1, 2):
         r.pool(s.rows(128), s.rows(128), s.weight(4, 128), parts)
     q, k, v, decay = s.rows(128), s.rows(128), s.rows(128), s.rows(128)
-    r.matrix_scan(q, k, v, decay, 2, True)
+    r.wkv(q, k, v, decay, 2, True)
     q, k, v, decay, probe, erase = (s.rows(128) for _ in range(6))
-    return r.select_rows(r.matrix_scan(q, k, v, decay, 2, False, probe, erase))
+    return r.select_rows(r.wkv(q, k, v, decay, 2, False, probe, erase))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError, CacheTypes, Limits
-from localllm.backends.gpu.conformance.samples import EXPERTS, PERIOD, inputs
+from localllm.backends.gpu.conformance.samples import EXPERTS, PERIOD, sample_inputs
 from localllm.backends.gpu.conformance.segments import Segment
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.executable import GpuExecutable
@@ -28,23 +28,23 @@ from localllm.plan import (
     Append,
     Attention,
     Batch,
-    Columns,
+    Concat,
     Convolve,
     Embed,
-    Excess,
     Experts,
+    GaussianTopK,
     HeadLinear,
-    Join,
     Linear,
     LinearAttention,
-    MatrixScan,
     Operation,
     Plan,
     Pool,
     Rows,
     SelectiveScan,
     Send,
+    Slice,
     Value,
+    Wkv,
     flattened,
 )
 from localllm.printable import printable
@@ -92,7 +92,7 @@ class Wrong(Exception):
     """A device gives wrong results; the message says how."""
 
 
-def run(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> Outcome:
+def run_segments(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> Outcome:
     """Check a segment.
 
     Raise BackendError if the device cannot start, for example for lack of memory; failures after that are reported in
@@ -161,7 +161,7 @@ def limit_of(segment: Segment, cache: CacheTypes) -> float:
         return TWICE_ROUNDED
     if segment.rounds:
         return ROUNDED
-    if any(isinstance(op, LinearAttention | SelectiveScan | MatrixScan | Pool | Convolve | Excess) for op in flat):
+    if any(isinstance(op, LinearAttention | SelectiveScan | Wkv | Pool | Convolve | GaussianTopK) for op in flat):
         return DIFFERENCES
     return max(STORED.get(name, STORED_IN_BLOCKS) for name in (cache.keys, cache.values)) if segment.stored else CLOSE
 
@@ -246,7 +246,9 @@ class _Check:
     def _received(self, at: int, count: int) -> list[F32]:
         """Return rows for every received value; if the reference is slow, DISTINCT rows that repeat."""
         counts, pairs = self._counts(self._few(count)), zip(self._segment.received, self._segment.kinds, strict=True)
-        found = {value: inputs(kind, (value.index, at, count), counts[value.rows], value) for value, kind in pairs}
+        found = {
+            value: sample_inputs(kind, (value.index, at, count), counts[value.rows], value) for value, kind in pairs
+        }
         for op in self._flat:
             if isinstance(op, Append) and op.v is not None and op.k in found and op.v in found:
                 layer = self._segment.plan.attention_layer(op.layer)
@@ -318,7 +320,7 @@ class _Check:
             return [rows.copy() for rows in found]
         logits = ours.result().copy()
         wanted = min(WANTED, logits.shape[1])
-        picked = ours.result_largest(wanted)
+        picked = ours.result_top_k(wanted)
         order = np.argsort(-logits, axis=1, kind="stable")[:, :wanted]
         if not np.isnan(logits).any() and not np.array_equal(picked.ids, order):
             raise Wrong(f"{count} rows: the largest logits are not those that the device has computed")
@@ -451,9 +453,9 @@ class _Reference(ReferenceExecutable):
             made.append(replace(op, out=rows, weight=op.weight.part(0, PERIOD), bias=bias))
             while rows.width < op.out.width:
                 twice = value(2 * rows.width, op.out)
-                made.append(Join(twice, rows, rows, 1))
+                made.append(Concat(twice, rows, rows, 1))
                 rows = twice
-            made.append(Columns(op.out, rows, 1, 0, op.out.width))
+            made.append(Slice(op.out, rows, 1, 0, op.out.width))
         return replace(plan, operations=tuple(made), values=tuple(values))
 
     def _of_few(self, stack: Any) -> Any:

@@ -148,7 +148,7 @@ INPUTS: dict[str, Input] = {
 }
 
 
-def inputs(kind: str, seed: object, rows: int, value: Value) -> F32:
+def sample_inputs(kind: str, seed: object, rows: int, value: Value) -> F32:
     """Return generated rows (rows, width) of a value. `kind`: a key of INPUTS, optionally a factor after a space."""
     name, _, factor = kind.partition(" ")
     found = INPUTS[name](_random(kind, seed, value.width), rows, value)

@@ -20,15 +20,15 @@ from localllm.plan import (
     Append,
     Attention,
     CacheLayer,
-    Connect,
     Convolve,
     Embed,
     EmbedNgrams,
     Experts,
     HeadLinear,
+    HyperConnection,
+    IndexerTopK,
     Linear,
     LinearAttention,
-    MatrixScan,
     Mix,
     Norm,
     Operation,
@@ -37,12 +37,12 @@ from localllm.plan import (
     Receive,
     Rotate,
     SelectiveScan,
-    SelectPositions,
     Send,
     Stack,
     Store,
     Value,
     Weight,
+    Wkv,
     flattened,
 )
 from localllm.plan.fused import Heads
@@ -55,21 +55,21 @@ SOON = 48  # replaces a larger number of selected positions
 # (operation, field) -> key of samples.INPUTS; other inputs have rows of several magnitudes.
 _INPUTS: dict[tuple[type[Operation], str], str] = {
     (Rotate, "x"): "unit", (Append, "k"): "unit", (Append, "v"): "unit", (Attention, "q"): "unit",
-    (SelectPositions, "q"): "integers", (SelectPositions, "weights"): "integers",
+    (IndexerTopK, "q"): "integers", (IndexerTopK, "weights"): "integers",
     (LinearAttention, "q"): "small", (LinearAttention, "k"): "small", (LinearAttention, "v"): "unit",
     (LinearAttention, "step"): "step", (LinearAttention, "strength"): "share",
     (SelectiveScan, "x"): "unit", (SelectiveScan, "dt"): "step", (SelectiveScan, "b"): "unit",
     (SelectiveScan, "c"): "unit",
-    (MatrixScan, "q"): "unit", (MatrixScan, "k"): "small", (MatrixScan, "v"): "unit", (MatrixScan, "decay"): "decay",
-    (MatrixScan, "probe"): "tiny", (MatrixScan, "erase"): "small",
+    (Wkv, "q"): "unit", (Wkv, "k"): "small", (Wkv, "v"): "unit", (Wkv, "decay"): "decay",
+    (Wkv, "probe"): "tiny", (Wkv, "erase"): "small",
     (Pool, "x"): "unit", (Pool, "scores"): "unit",
     (Experts, "router"): "ranks", (Experts, "choices"): "numbers",
-    (Mix, "coefficients"): "unit", (Connect, "x"): "unit",
+    (Mix, "coefficients"): "unit", (HyperConnection, "x"): "unit",
 }  # fmt: skip
 _VECTORS: dict[tuple[type[Any], str], str] = {
     (LinearAttention, "rate"): "rate", (SelectiveScan, "a"): "rate", (Attention, "slopes"): "slope",
     (Linear, "bias"): "periodic", (Norm, "weight"): "gain", (Convolve, "weight"): "mean",
-    (Mix, "coefficients"): "mean", (Stack, "scale"): "gain", (Connect, "scale"): "gain",
+    (Mix, "coefficients"): "mean", (Stack, "scale"): "gain", (HyperConnection, "scale"): "gain",
 }  # fmt: skip
 
 
@@ -284,7 +284,7 @@ def _sooner(own: Segment) -> Iterator[Segment]:
     layers, operations, values = list(own.plan.layers), list(own.plan.operations), list(own.plan.values)
     changes = []
     for number, op in enumerate(operations):
-        if isinstance(op, SelectPositions) and op.most > SOON:
+        if isinstance(op, IndexerTopK) and op.most > SOON:
             count = max(1, SOON // op.block)
             less = replace(op, count=count)
             out = replace(op.out, width=op.groups * (1 + less.most))
@@ -316,7 +316,7 @@ def _title(op: Operation) -> str:
     parts = [" ".join(_words(type(op).__name__))]
     shapes = dict.fromkeys(f"{w.format} {' x '.join(map(str, w.shape))}" for w in op.matrices)
     kind = getattr(op, "kind", None) or getattr(op, "activation", None)
-    if isinstance(op, Norm | Connect) or kind:
+    if isinstance(op, Norm | HyperConnection) or kind:
         parts.append(str(kind or ""))
     if isinstance(op, Attention):
         layer = f"{op.heads} heads of {op.q.width // op.heads}"

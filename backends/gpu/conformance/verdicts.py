@@ -18,7 +18,7 @@ from typing import Any
 
 from localllm.backends.base import BackendError, CacheTypes, Limits, Progress, WrongResults
 from localllm.backends.gpu import bind
-from localllm.backends.gpu.conformance.running import answers, run, told
+from localllm.backends.gpu.conformance.running import answers, run_segments, told
 from localllm.backends.gpu.conformance.segments import Segment, segments
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.program import Program
@@ -110,7 +110,7 @@ def _verdict(device: Device, segment: Segment, limits: Limits, cache: CacheTypes
         facts = device.facts
         program = bind.program(segment.plan, limits, cache, (), facts.compute, facts.local_memory)
         kernels = tuple(dict.fromkeys(kernel.name for kernel in program.kernels()))
-        outcome = run(device, segment, limits, cache)
+        outcome = run_segments(device, segment, limits, cache)
     except BackendError as error:
         if not answers(device):
             return Verdict(segment.title, kernels, 0.0, 0.0, told(error) + LOST, broken=True, lost=True)

@@ -13,7 +13,7 @@ from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid
 from localllm.backends.gpu.lowering import Delivery, Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed, RopeTableOf
 from localllm.backends.gpu.steps import TILES
-from localllm.plan import BLOCK, Append, Attention, CacheLayer, HeadsAppend, Rows, SelectPositions
+from localllm.plan import BLOCK, Append, Attention, CacheLayer, HeadsAppend, IndexerTopK, Rows
 
 
 def append(low: Lowering, op: Append) -> None:
@@ -55,7 +55,7 @@ def _slots_at(low: Lowering, layer: CacheLayer) -> int:
     return 6 if low.limits.own_blocks(layer) else 2
 
 
-def select_positions(low: Lowering, op: SelectPositions) -> None:
+def indexer_top_k(low: Lowering, op: IndexerTopK) -> None:
     q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
     weights = Fixed.NOTHING if op.weights is None else low.floats(op.weights)
     positions = -(-low.limits.positions // BLOCK) * BLOCK
@@ -74,8 +74,8 @@ def select_positions(low: Lowering, op: SelectPositions) -> None:
         indexer.IndexScores(shape=shape, GROUPED=kernels.grouped(op.heads)).launch(
             (("partitions", 1, scored), (rows, 1, 1), 1), buffers
         ),
-        indexer.SelectPositions(shape=shape).launch(
-            (op.groups, (rows, 1, 1), 1), indexer.SelectPositionsBuffers(step=step, y=y)
+        indexer.IndexerTopKRows(shape=shape).launch(
+            (op.groups, (rows, 1, 1), 1), indexer.IndexerTopKRowsBuffers(step=step, y=y)
         ),
     ]
     low.dispatch("indexer", rows, launches)

@@ -7,7 +7,7 @@ from typing import get_args
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
-from localllm.backends.gpu.emit.products import Input, inputs
+from localllm.backends.gpu.emit.products import Input, expert_inputs
 from localllm.backends.gpu.emit.rowwise import elements, glu_expression
 from localllm.backends.gpu.kernels import experts as kernels
 from localllm.backends.gpu.kernels import products
@@ -34,13 +34,13 @@ class _Mixture:
 def experts(low: Lowering, op: Experts) -> None:
     rows, used, ffn = op.x.rows, op.used, op.gate.weight.shape[1]
     for stack in op.stacks:
-        formats.check(stack.weight)
+        formats.check_format(stack.weight)
     own = _Mixture(rows, used, Choices(op.out.index, "experts"), Choices(op.out.index, "groups"))
     _route(low, op, own)
     up = low.take(rows, ffn * used)
     gate = low.take(rows, ffn * used) if op.gated else up
     for stack, y in ((op.gate, gate), (op.up, up)) if op.gated else ((op.up, up),):
-        _multiply(low, stack, own, inputs(low, ValueForms(low, op.x), stack.weight, rows), y, used)
+        _multiply(low, stack, own, expert_inputs(low, ValueForms(low, op.x), stack.weight, rows), y, used)
     weights = Choices(op.out.index, "weights")
     assert op.gated or not op.weighted_input, "the one product would be weighted twice"
     for y in (gate, up) if op.weighted_input else ():
@@ -54,7 +54,7 @@ def experts(low: Lowering, op: Experts) -> None:
     hidden = forms.make(FLOATS, ffn) if kept or not words else None
     glu = elements(rows, glu_expression(op), gate, up, ffn, Delivery(hidden, blocks, words), used)
     low.dispatch("glu", rows, [glu])
-    down = inputs(low, forms, op.down.weight, rows, used)
+    down = expert_inputs(low, forms, op.down.weight, rows, used)
     mixed = low.take(rows, op.out.width * used)
     _multiply(low, op.down, own, down, mixed, 1)
     y = low.make(op.out)

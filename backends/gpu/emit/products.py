@@ -24,7 +24,7 @@ class Input:
     stride: int  # words per row
 
 
-def inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times: int = 1) -> tuple[Input, Input]:
+def expert_inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times: int = 1) -> tuple[Input, Input]:
     """Return the inputs of the mat-vec and of the tiles of a product with `weight`; `times` rows per row of the batch.
 
     Float rows are used directly; activation blocks and split rows are made once per value.
@@ -53,7 +53,7 @@ def inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times: int =
 
 def linear(low: Lowering, op: Linear, fused: LinearAdd | None = None) -> None:
     weight, rows = op.weight, op.x.rows
-    narrow, wide = inputs(low, ValueForms(low, op.x), weight, rows)
+    narrow, wide = expert_inputs(low, ValueForms(low, op.x), weight, rows)
     residual: Reference = Fixed.NOTHING if fused is None else low.floats(fused.other)
     y = low.make(op.out if fused is None else fused.add.out)
     one, few = (
@@ -105,7 +105,7 @@ def head_linear(low: Lowering, op: HeadLinear) -> None:
     """Emit per-head products; the kernels that prepare activations treat the slices of the heads as rows."""
     weight, rows, (heads, n, k) = op.weight, op.x.rows, op.weight.shape
     forms = TakenForms(low, rows, heads, {FLOATS: low.floats(op.x)})
-    narrow, wide = inputs(low, forms, weight, rows, heads)
+    narrow, wide = expert_inputs(low, forms, weight, rows, heads)
     matrix, y = low.matrix(weight), low.make(op.out)
 
     def product(x: Input) -> HeadProduct:
@@ -138,7 +138,7 @@ def head_linear(low: Lowering, op: HeadLinear) -> None:
 def linear_group(low: Lowering, op: LinearGroup) -> None:
     first, *others = op.linears
     x, format = first.x, first.weight.format
-    narrow, wide = inputs(low, ValueForms(low, x), first.weight, x.rows)
+    narrow, wide = expert_inputs(low, ValueForms(low, x), first.weight, x.rows)
     ys = [low.make(linear.out) for linear in op.linears]
     w, y, bias = (
         _three(own)
@@ -147,14 +147,14 @@ def linear_group(low: Lowering, op: LinearGroup) -> None:
     n, k = first.weight.shape
     groups = sum(-(-linear.out.width // 4) for linear in op.linears)
     one, few = (
-        products.Together(
+        products.MatvecTogether(
             format=format, COLUMNS=columns, K=k, N=n, X_STRIDE=narrow.stride, RESIDUAL_STRIDE=n,
             FACTOR=float(first.scale), COUNT_AT=int(x.rows == "logits"), HAS_BIAS=first.bias is not None,
             N1=others[0].out.width, FACTOR1=float(others[0].scale), N2=sum(o.out.width for o in others[1:]),
             FACTOR2=float(others[-1].scale),
         ).launch(
             _grid(x.rows, groups, 1, columns),
-            products.TogetherBuffers(
+            products.MatvecTogetherBuffers(
                 w0=w[0], w1=w[1], w2=w[2], x=narrow.buffer, y0=y[0], y1=y[1], y2=y[2], bias0=bias[0], bias1=bias[1],
                 bias2=bias[2],
             ),
@@ -168,7 +168,7 @@ def linear_group(low: Lowering, op: LinearGroup) -> None:
 def linear_glu(low: Lowering, op: LinearGlu) -> None:
     gate, up = op.gate, op.up
     x, (n, k) = gate.x, gate.weight.shape
-    narrow, wide = inputs(low, ValueForms(low, x), gate.weight, x.rows)
+    narrow, wide = expert_inputs(low, ValueForms(low, x), gate.weight, x.rows)
     to, expression = low.deliver(op.glu.out), glu_expression(op.glu)
     buffers = products.GatedBuffers(
         gate=low.matrix(gate.weight), up=low.matrix(up.weight), x=narrow.buffer, y=to.y, blocks=to.y_blocks,

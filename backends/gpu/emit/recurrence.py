@@ -5,7 +5,7 @@ from __future__ import annotations
 from localllm.backends.gpu.kernels import recurrence as kernels
 from localllm.backends.gpu.lowering import Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed
-from localllm.plan import Convolve, LinearAttention, MatrixScan, Pool, SelectiveScan
+from localllm.plan import Convolve, LinearAttention, Pool, SelectiveScan, Wkv
 
 
 def _stored(low: Lowering, layer: int) -> tuple[kernels.Stored, Fixed]:
@@ -69,15 +69,15 @@ def selective_scan(low: Lowering, op: SelectiveScan) -> None:
     low.dispatch("selective scan", "batch", [kernel.launch((-(-op.x.width // 128), ("batch", 1, 1), 1), buffers)])
 
 
-def matrix_scan(low: Lowering, op: MatrixScan) -> None:
+def wkv(low: Lowering, op: Wkv) -> None:
     q, v, k, decay, *erasing = map(low.floats, op.inputs)
     probe, erase = erasing or (k, k)
     y, of, (stored, tables) = low.make(op.out), op.store, _stored(low, op.layer)
-    kernel = kernels.MatrixScan(
+    kernel = kernels.WkvRows(
         stored=stored, HEADS=of.heads, KEY_DIM=of.key_dim, VALUE_DIM=of.value_dim, ERASES=of.erases, BEFORE=op.before,
         K_STRIDE=k.stride, V_STRIDE=v.stride,
     )  # fmt: skip
-    buffers = kernels.MatrixScanBuffers(
+    buffers = kernels.WkvRowsBuffers(
         q=q, k=k, v=v, decay=decay, probe=probe, erase=erase, tables=tables, rows=CacheOf(op.layer, "keys"),
         states=CacheOf(op.layer, "values"), y=y,
     )  # fmt: skip
@@ -88,14 +88,14 @@ def pool(low: Lowering, op: Pool) -> None:
     x, scores, y, (stored, tables) = low.floats(op.x), low.floats(op.scores), low.make(op.out), _stored(low, op.layer)
     rows, columns = CacheOf(op.layer, "keys"), op.x.width
     append = kernels.AppendPooled(stored=stored, WIDTH=columns, X_STRIDE=x.stride, S_STRIDE=scores.stride)
-    kernel = kernels.Pool(stored=stored, WIDTH=op.out.width, PARTS=op.parts, SIZE=op.size, Y_STRIDE=y.stride)
+    kernel = kernels.PoolRows(stored=stored, WIDTH=op.out.width, PARTS=op.parts, SIZE=op.size, Y_STRIDE=y.stride)
     launches = [
         append.launch(
             (-(-columns // 128), ("batch", 1, 1), 1), kernels.AppendPooledBuffers(x=x, scores=scores, rows=rows)
         ),
         kernel.launch(
             (-(-op.out.width // 128), ("batch", 1, 1), 1),
-            kernels.PoolBuffers(tables=tables, bias=low.vector(op.bias), rows=rows, y=y),
+            kernels.PoolRowsBuffers(tables=tables, bias=low.vector(op.bias), rows=rows, y=y),
         ),
     ]
     low.dispatch("pool", "batch", launches)

@@ -81,7 +81,7 @@ def rotate(low: Lowering, op: Rotate) -> None:
     low.dispatch("rotate", rows, [kernel.launch((-(-op.x.width // 128), (rows, 1, 1), 1), buffers)])
 
 
-def select(low: Lowering, op: SelectRows) -> None:
+def select_rows(low: Lowering, op: SelectRows) -> None:
     x, to = low.floats(op.x), low.deliver(op.out)
     kernel = rowwise.Select(MAX_ROWS=low.limits.rows, WIDTH=op.out.width, STRIDE=x.stride, delivered=to.delivered)
     buffers = rowwise.SelectBuffers(x=x, y=to.y, blocks=to.y_blocks)

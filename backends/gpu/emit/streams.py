@@ -5,13 +5,13 @@ from __future__ import annotations
 from localllm.backends.gpu.kernels import streams as kernels
 from localllm.backends.gpu.lowering import Lowering
 from localllm.backends.gpu.references import Fixed
-from localllm.plan import Blend, Connect, Excess, Match, Mix, Value, Weigh
+from localllm.plan import Blend, GaussianTopK, HyperConnection, Match, Mix, Mul, Value
 
 
-def weigh(low: Lowering, op: Weigh) -> None:
+def mul(low: Lowering, op: Mul) -> None:
     x, weight, to, rows = low.floats(op.x), low.vector(op.weight), low.deliver(op.out), op.x.rows
-    kernel = kernels.WeighRows(WIDTH=op.x.width, X_STRIDE=x.stride, Y_STRIDE=op.out.width, delivered=to.delivered)
-    buffers = kernels.WeighRowsBuffers(x=x, weight=weight, y=to.y, blocks=to.y_blocks)
+    kernel = kernels.MulRows(WIDTH=op.x.width, X_STRIDE=x.stride, Y_STRIDE=op.out.width, delivered=to.delivered)
+    buffers = kernels.MulRowsBuffers(x=x, weight=weight, y=to.y, blocks=to.y_blocks)
     low.dispatch("weigh", rows, [kernel.launch((-(-op.x.width // 128), (rows, 1, 1), 1), buffers)])
 
 
@@ -37,13 +37,13 @@ def blend(low: Lowering, op: Blend) -> None:
     low.dispatch("blend", rows, [kernel.launch((1, (rows, 1, 1), 1), buffers)])
 
 
-def connect(low: Lowering, op: Connect) -> None:
+def hyper_connection(low: Lowering, op: HyperConnection) -> None:
     x, y, rows = low.floats(op.x), low.make(op.out), op.x.rows
-    kernel = kernels.ConnectStreams(
+    kernel = kernels.HyperConnectionStreams(
         SLICES=op.streams, PARTS=op.parts, X_STRIDE=x.stride, Y_STRIDE=y.stride, EPS=float(op.eps),
         MAGNITUDE=float(op.magnitude), WRITTEN_EPS=float(op.written_eps), ITERATIONS=op.iterations,
     )  # fmt: skip
-    buffers = kernels.ConnectStreamsBuffers(x=x, scale=low.vector(op.scale), bias=low.vector(op.bias), y=y)
+    buffers = kernels.HyperConnectionStreamsBuffers(x=x, scale=low.vector(op.scale), bias=low.vector(op.bias), y=y)
     low.dispatch("connect", rows, [kernel.launch((1, (rows, 1, 1), 1), buffers)])
 
 
@@ -56,7 +56,9 @@ def match(low: Lowering, op: Match) -> None:
     low.dispatch("match", rows, [kernel.launch((op.groups, (rows, 1, 1), 1), buffers)])
 
 
-def excess(low: Lowering, op: Excess) -> None:
+def gaussian_top_k(low: Lowering, op: GaussianTopK) -> None:
     x, y, rows = low.floats(op.x), low.make(op.out), op.x.rows
-    kernel = kernels.ExcessRows(WIDTH=op.x.width, X_STRIDE=x.stride, Y_STRIDE=y.stride, FACTOR=float(op.deviations))
-    low.dispatch("excess", rows, [kernel.launch((1, (rows, 1, 1), 1), kernels.ExcessRowsBuffers(x=x, y=y))])
+    kernel = kernels.GaussianTopKRows(
+        WIDTH=op.x.width, X_STRIDE=x.stride, Y_STRIDE=y.stride, FACTOR=float(op.deviations)
+    )
+    low.dispatch("excess", rows, [kernel.launch((1, (rows, 1, 1), 1), kernels.GaussianTopKRowsBuffers(x=x, y=y))])

@@ -9,14 +9,14 @@ from localllm.backends.gpu.kernels.rowwise import Delivered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeColumnsBuffers(Buffers):
+class SliceColumnsBuffers(Buffers):
     x: FloatIn
     y: FloatOut
     blocks: FloatOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeColumns(Kernel[TakeColumnsBuffers]):
+class SliceColumns(Kernel[SliceColumnsBuffers]):
     """Copy TAKEN numbers from START on out of every GROUP numbers of a row."""
 
     name, parts, flag = "columns", "blocks columns", "COLUMNS"
@@ -33,7 +33,7 @@ class TakeColumns(Kernel[TakeColumnsBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinColumnsBuffers(Buffers):
+class ConcatColumnsBuffers(Buffers):
     a: FloatIn
     b: FloatIn
     y: FloatOut
@@ -41,7 +41,7 @@ class JoinColumnsBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinColumns(Kernel[JoinColumnsBuffers]):
+class ConcatColumns(Kernel[ConcatColumnsBuffers]):
     """Interleave OF_A numbers of a row of a with OF_B numbers of b."""
 
     name, parts, flag = "join_columns", "blocks columns", "JOIN"

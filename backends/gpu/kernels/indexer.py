@@ -49,14 +49,14 @@ class IndexScores(Kernel[IndexScoresBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectPositionsBuffers(Buffers):
+class IndexerTopKRowsBuffers(Buffers):
     step: IntIn = Fixed.STEP
     scores: FloatOut = Fixed.SCORES
     y: FloatOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectPositions(Kernel[SelectPositionsBuffers]):
+class IndexerTopKRows(Kernel[IndexerTopKRowsBuffers]):
     """Select positions of a row by their scores."""
 
     name, parts, flag = "select_positions", "blocks cache indexer", "STAGE_select_positions"

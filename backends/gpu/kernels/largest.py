@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.base import Largest
+from localllm.backends.base import TopK
 from localllm.backends.gpu.kernels.kernel import Buffers, FloatIn, IntIn, Kernel, Shape, WordIn, WordOut
 from localllm.backends.gpu.references import Fixed
 
@@ -18,7 +18,7 @@ KEYS = (Fixed.EVEN_KEYS, Fixed.ODD_KEYS)  # results of even and odd passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestBuffers(Buffers):
+class TopKBuffers(Buffers):
     logits: FloatIn
     numbers: IntIn = Fixed.PICKED
     in_: WordIn
@@ -26,7 +26,7 @@ class LargestBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestLogits(Kernel[LargestBuffers]):
+class TopKLogits(Kernel[TopKBuffers]):
     """One pass: every work-group sorts SORTED logits, or keys of the previous pass."""
 
     name, parts = "largest", "largest"
@@ -57,9 +57,9 @@ def numbers(vocabulary: int, keep: int) -> NDArray[np.int32]:
     return np.array(given + [0] * (NUMBERS - len(given)), np.int32)
 
 
-def decoded(keys: NDArray[np.uint32]) -> Largest:
+def decoded(keys: NDArray[np.uint32]) -> TopK:
     """Return the ids and logits of keys (L, keep, 2); negative zero becomes zero."""
     order = keys[:, :, 0]
     bits = np.where(order >> 31, order, ~order & np.uint32(0x7FFFFFFF))
     logits = np.where(order == 0, np.float32(np.nan), bits.view(np.float32))
-    return Largest(keys[:, :, 1].view(np.int32), logits)
+    return TopK(keys[:, :, 1].view(np.int32), logits)

@@ -201,7 +201,7 @@ class Matmul(Kernel[ProductBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor(Kernel[ProductBuffers]):
+class TensorCoreMatmul(Kernel[ProductBuffers]):
     """Multiply a tile on NVIDIA's tensor cores. COPY: bytes per copy; TERMS: see `terms`."""
 
     name, parts = "tensor", "instructions linear tensor"
@@ -233,17 +233,17 @@ def _experts_agree(product: AnyProduct, buffers: ProductBuffers) -> bool:
     return isinstance(product, ExpertProduct) == (buffers.experts is not None)
 
 
-def tensor(format: str, tile: Tile, terms: int, product: AnyProduct) -> Tensor:
+def tensor(format: str, tile: Tile, terms: int, product: AnyProduct) -> TensorCoreMatmul:
     """Return the kernel of a tile; for `terms` see that function."""
     step = product.X_HEAD if isinstance(product, HeadProduct) else product.X_STRIDE
     aligned = next(size for size in (16, 8, 4) if 4 * step % size == 0)
     groups = 6 if tile == PLAIN_TILE else None  # the compiler would aim at eight or more, and keep sums in memory
-    return Tensor(
+    return TensorCoreMatmul(
         format=format, TILE_X=tile.x, TILE_W=tile.w, COPY=aligned, TERMS=max(terms, 1), product=product, GROUPS=groups
     )
 
 
-def tile_kernel(format: str, rows: int, product: AnyProduct, compute: str) -> tuple[Matmul | Tensor, Tile]:
+def tile_kernel(format: str, rows: int, product: AnyProduct, compute: str) -> tuple[Matmul | TensorCoreMatmul, Tile]:
     """Return the kernel for a product with at most `rows` rows of activations, and its tile."""
     found = terms(format, product.K, compute)
     if found is None:
@@ -257,7 +257,7 @@ def tile_kernel(format: str, rows: int, product: AnyProduct, compute: str) -> tu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TogetherBuffers(Buffers):
+class MatvecTogetherBuffers(Buffers):
     w0: ByteIn
     w1: ByteIn
     w2: ByteIn
@@ -272,7 +272,7 @@ class TogetherBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together(Kernel[TogetherBuffers]):
+class MatvecTogether(Kernel[MatvecTogetherBuffers]):
     """Compute the mat-vecs of two or three matrices with N, N1 and N2 rows."""
 
     name, parts, flag = "matvec_together", "linear together", "TOGETHER"

@@ -59,7 +59,7 @@ class AppendPooled(Kernel[AppendPooledBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolBuffers(Buffers):
+class PoolRowsBuffers(Buffers):
     step: IntIn = Fixed.STEP
     tables: IntIn
     bias: FloatIn
@@ -68,7 +68,7 @@ class PoolBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool(Kernel[PoolBuffers]):
+class PoolRows(Kernel[PoolRowsBuffers]):
     name, parts, flag = "pool_rows", "recurrence", "POOL"
     stored: Stored
     WIDTH: Shape  # width of y
@@ -180,7 +180,7 @@ class SelectiveScan(Kernel[SelectiveScanBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixScanBuffers(Buffers):
+class WkvRowsBuffers(Buffers):
     q: FloatIn
     k: FloatIn
     v: FloatIn
@@ -195,7 +195,7 @@ class MatrixScanBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixScan(Kernel[MatrixScanBuffers]):
+class WkvRows(Kernel[WkvRowsBuffers]):
     """The WKV scan. K_STRIDE is the stride of q, k, decay, probe and erase, V_STRIDE the stride of v and y."""
 
     name, parts, flag = "matrix_scan", "matrix_scan", "MATRIX_SCAN"

@@ -30,7 +30,7 @@ class MixSlices(Kernel[MixSlicesBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeighRowsBuffers(Buffers):
+class MulRowsBuffers(Buffers):
     x: FloatIn
     weight: FloatIn
     y: FloatOut
@@ -38,7 +38,7 @@ class WeighRowsBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeighRows(Kernel[WeighRowsBuffers]):
+class MulRows(Kernel[MulRowsBuffers]):
     name, parts, flag = "weigh", "blocks streams", "WEIGH"
     WIDTH: Shape
     X_STRIDE: Shape
@@ -76,7 +76,7 @@ class BlendSlices(Kernel[BlendSlicesBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectStreamsBuffers(Buffers):
+class HyperConnectionStreamsBuffers(Buffers):
     x: FloatIn
     scale: FloatIn
     bias: FloatIn
@@ -84,7 +84,7 @@ class ConnectStreamsBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectStreams(Kernel[ConnectStreamsBuffers]):
+class HyperConnectionStreams(Kernel[HyperConnectionStreamsBuffers]):
     """Compute coefficients of hyper-connections; a work-group handles one row, a work-item at most one number."""
 
     name, parts, flag = "connect_streams", "streams", "CONNECT"
@@ -126,13 +126,13 @@ class MatchSlices(Kernel[MatchSlicesBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExcessRowsBuffers(Buffers):
+class GaussianTopKRowsBuffers(Buffers):
     x: FloatIn
     y: FloatOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExcessRows(Kernel[ExcessRowsBuffers]):
+class GaussianTopKRows(Kernel[GaussianTopKRowsBuffers]):
     """Subtract a threshold and clamp at zero; a work-group handles one row."""
 
     name, parts, flag = "excess", "streams", "EXCESS"

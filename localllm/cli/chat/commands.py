@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from localllm.cli import complete
-from localllm.cli.app import nearest
-from localllm.cli.chat.entry import Reader
+from localllm.cli.app import nearest_name
+from localllm.cli.chat.entry import LineReader
 from localllm.cli.chat.talk import STATS, Talk, tell
 from localllm.cli.terminal.console import RED, say
 
@@ -66,7 +66,7 @@ COMMANDS = (
 _BY_WORD = {word: command for command in COMMANDS for word in command.words}
 
 
-def converse(talk: Talk, reader: Reader) -> None:
+def converse(talk: Talk, reader: LineReader) -> None:
     """Run what the user types, until the user leaves."""
     while (line := reader.read()) is not None:
         text = line.strip()
@@ -88,7 +88,7 @@ def converse(talk: Talk, reader: Reader) -> None:
 def _command(talk: Talk, word: str, rest: str) -> None:
     command = _BY_WORD.get(word)
     if command is None:
-        hint = nearest(word, (*_BY_WORD, *LEAVE)) or "; /help lists the commands"
+        hint = nearest_name(word, (*_BY_WORD, *LEAVE)) or "; /help lists the commands"
         say(f"unknown command {word}{hint} (a space before / sends the line to the model)", RED)
     elif command.argument.startswith("[") or bool(command.argument) == bool(rest):
         talk.attempt(lambda: command.call(talk, rest))

@@ -17,7 +17,7 @@ LEAVING = "Ctrl-D or /bye leaves"
 _QUOTES = '"""'
 
 
-class Reader(Protocol):
+class LineReader(Protocol):
     """A source of messages."""
 
     def read(self) -> str | None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from localllm.cli.terminal.console import YELLOW, say
-from localllm.outputs import OutputError, append, new_file
+from localllm.outputs import OutputError, append_file, new_file
 from localllm.regular import open_regular
 
 MOST = 1000  # maximum number of messages kept
@@ -39,14 +39,14 @@ class HistoryFile:
         if not text.strip() or len(text) > _MOST_TEXT or self._failed:
             return
         try:
-            append(self._path, _line(text))
+            append_file(self._path, _line(text))
         except OutputError as error:
             self._failed = True
             say(f"note: messages are not remembered: {error}", YELLOW)
 
     def _shorten(self, messages: list[str]) -> None:
         try:
-            with new_file(self._path, force=True, mode=0o600) as file:
+            with new_file(self._path, overwrite=True, mode=0o600) as file:
                 file.write(b"".join(map(_line, messages)))
         except OutputError:
             return  # the next call tries again

@@ -56,7 +56,7 @@ class Journal:
         record = {"program": __version__, "model": self._model, "messages": list(messages)}
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            with new_file(self._path, force=True, mode=0o600) as file:
+            with new_file(self._path, overwrite=True, mode=0o600) as file:
                 file.write(json.dumps(record).encode())
             self._seen = _written(self._path)
             self._sweep()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from localllm.cli.app import nearest
+from localllm.cli.app import nearest_name
 from localllm.cli.flags import typed
-from localllm.cli.options import Display
-from localllm.cli.values import key_of, keys_of, plain, value_of_text
+from localllm.cli.options import DisplayOptions
+from localllm.cli.values import key_of, keys_of, plain_key, value_of_text
 from localllm.conversation import Conversation
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.options import (
     AnswerOptions,
-    Declared,
+    DeclaredOption,
     OptionError,
     Options,
     SamplingOptions,
@@ -29,7 +29,7 @@ _FIXED = ("model_draft", "parse_special_in_content")  # fixed when the model was
 _MOST_SHOWN = 200  # maximum number of characters of a value
 
 
-class Settings:
+class ChatSettings:
     """The options of a running chat. A change takes effect with the next answer."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Settings:
         answering: AnswerOptions,
         sampling: Mapping[str, Any],
         speculation: SpeculationOptions,
-        display: Display,
+        display: DisplayOptions,
     ) -> None:
         self._model, self._conversation = model, conversation
         self._asked = dict(sampling)  # set by the user; they override the file's values
@@ -47,13 +47,13 @@ class Settings:
             AnswerOptions: answering,
             SpeculationOptions: speculation,
             SamplingOptions: model.sampling_defaults.options(sampling),
-            Display: display,
+            DisplayOptions: display,
         }
 
     @property
-    def display(self) -> Display:
-        display = self._groups[Display]
-        assert isinstance(display, Display)
+    def display(self) -> DisplayOptions:
+        display = self._groups[DisplayOptions]
+        assert isinstance(display, DisplayOptions)
         return display
 
     @property
@@ -92,7 +92,7 @@ class Settings:
         group, each = self._find(name)
         return f"{self._said(group, each)}: {typed(each.option.help)}"
 
-    def _said(self, group: type[Options], each: Declared) -> str:
+    def _said(self, group: type[Options], each: DeclaredOption) -> str:
         return f"{key_of(each)} is {self._text(group, each)}"
 
     def rows(self, everything: bool) -> Iterator[tuple[str, str]]:
@@ -115,22 +115,22 @@ class Settings:
     def _speculate(self, options: SpeculationOptions) -> None:
         self._model.use_speculation(options)
 
-    def _options(self) -> Iterator[tuple[type[Options], Declared]]:
+    def _options(self) -> Iterator[tuple[type[Options], DeclaredOption]]:
         for group in self._groups:
             for each in declared(group):
                 if each.option.flags and each.name not in _FIXED:
                     yield group, each
 
-    def _find(self, name: str) -> tuple[type[Options], Declared]:
-        known: dict[str, tuple[type[Options], Declared]] = {}
+    def _find(self, name: str) -> tuple[type[Options], DeclaredOption]:
+        known: dict[str, tuple[type[Options], DeclaredOption]] = {}
         for group, each in self._options():
             known |= dict.fromkeys(keys_of(each), (group, each))
-        found = known.get(plain(name).removeprefix("--"))
+        found = known.get(plain_key(name).removeprefix("--"))
         if found is None:
-            raise LocalLLMError(f"unknown setting {name!r}{nearest(name, known) or '; /show all lists them'}")
+            raise LocalLLMError(f"unknown setting {name!r}{nearest_name(name, known) or '; /show all lists them'}")
         return found
 
-    def _text(self, group: type[Options], each: Declared) -> str:
+    def _text(self, group: type[Options], each: DeclaredOption) -> str:
         value = getattr(self._groups[group], each.name)
         if isinstance(value, bool):
             return "on" if value else "off"

@@ -11,11 +11,18 @@ from localllm.backends.base import Memory
 from localllm.cache.prompt_cache import check_replaceable
 from localllm.cli.chat import files
 from localllm.cli.chat.journal import Journal
-from localllm.cli.chat.settings import Settings
+from localllm.cli.chat.settings import ChatSettings
 from localllm.cli.flags import typed
-from localllm.cli.terminal.answer import Roof, explain_end, full_statistics, interruptible, statistics_line, write
+from localllm.cli.terminal.answer import (
+    MeasuredRoof,
+    explain_end,
+    full_statistics,
+    interruptible,
+    statistics_line,
+    write,
+)
 from localllm.cli.terminal.console import RED, YELLOW, say
-from localllm.cli.terminal.formatting import columns, size
+from localllm.cli.terminal.formatting import in_columns, size
 from localllm.cli.terminal.keeping import put_down, take_up
 from localllm.cli.terminal.quiet import Quiet
 from localllm.cli.terminal.wrapping import width_of
@@ -42,14 +49,14 @@ class Talk:
         name: str,
         model: Model,
         conversation: Conversation,
-        settings: Settings,
+        settings: ChatSettings,
         stats: str,
         quiet: Quiet,
         journal: Journal | None = None,
     ) -> None:
         self.name, self.model, self.conversation, self.settings = name, model, conversation, settings
         self.stats, self.quiet, self.journal = stats, quiet, journal
-        self._roof = Roof(model)
+        self._roof = MeasuredRoof(model)
         self._refused = ""  # a turn that did not fit
         self._cut = False  # the last answer stopped at a full context
         self._attached: list[str] = []  # texts of files to put before the next message
@@ -161,7 +168,7 @@ class Talk:
         if not forced and path.exists():
             check_replaceable(path)
             raise LocalLLMError(f"{path} exists; /save --force {name} replaces it")
-        put_down(self.conversation, path, force=forced)
+        put_down(self.conversation, path, overwrite=forced)
 
     def load(self, name: str) -> None:
         take_up(self.conversation, Path(name).expanduser())
@@ -207,13 +214,13 @@ class Talk:
         tell([*rows, *self.settings.rows(name == "all")])
 
     def tokens(self, text: str) -> None:
-        words = self.model.tokenizer
+        tokenizer = self.model.tokenizer
         if text:
-            say(f"{len(words.encode(text, add_special=False))} tokens")
+            say(f"{len(tokenizer.encode(text, add_special=False))} tokens")
             return
         counts: dict[str, int] = {}
         for message in self.conversation.messages:
-            size_of = len(words.encode(message["content"], add_special=False))
+            size_of = len(tokenizer.encode(message["content"], add_special=False))
             counts[message["role"]] = counts.get(message["role"], 0) + size_of
         parts = "".join(f", {role} {count}" for role, count in counts.items())
         say(f"{len(self.conversation.tokens)} of {self.model.context} tokens of the context are used{parts}")
@@ -229,7 +236,7 @@ class Talk:
 def tell(rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns on stderr."""
     room = width_of(sys.stderr, 0) if sys.stderr.isatty() else 0
-    for line in columns(rows, indent=0, room=room).split("\n"):
+    for line in in_columns(rows, indent=0, room=room).split("\n"):
         say(line)
 
 

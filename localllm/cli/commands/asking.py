@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from localllm.cli.options import Display, Keeping, Opening, Run
+from localllm.cli.options import DisplayOptions, KeepingOptions, OpeningOptions, RunOptions
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting
@@ -19,12 +19,12 @@ class Asking(NamedTuple):
     """The options of an answer, from the command line and the configuration."""
 
     where: Mapping[str, str]  # where each option that is not on the command line comes from
-    own: Run
+    own: RunOptions
     prompt: str
-    opening: Opening
+    opening: OpeningOptions
     answering: AnswerOptions
-    display: Display
-    keeping: Keeping
+    display: DisplayOptions
+    keeping: KeepingOptions
     sampling: Mapping[str, Any]
     diffusion: DiffusionOptions
     format_: Family | None  # replaces the chat template

@@ -23,13 +23,13 @@ from localllm.backends.cpu.backend import default_threads
 from localllm.cli.commands.bench_output import OUTPUTS, Show
 from localllm.cli.commands.bench_picture import Pictured
 from localllm.cli.commands.bench_speculation import LONGEST_TEXT, TEXTS
-from localllm.cli.commands.bench_speculation import measure as measure_guessing
+from localllm.cli.commands.bench_speculation import measure_speculation as measure_guessing
 from localllm.cli.commands.bench_tests import Test, tests_of
 from localllm.cli.commands.bench_work import bytes_per_token, work_of
-from localllm.cli.terminal.answer import Roof, read_bandwidth, tell
+from localllm.cli.terminal.answer import MeasuredRoof, read_bandwidth, tell
 from localllm.cli.terminal.console import LoadProgress, room, say
 from localllm.cli.terminal.formatting import markdown_row, parameters, record, size
-from localllm.cli.tool_options import Bench
+from localllm.cli.tool_options import BenchOptions
 from localllm.errors import LocalLLMError
 from localllm.machine.energy import Energy, find_energy
 from localllm.machine.memory import peak_memory, reset_peak
@@ -85,7 +85,7 @@ class BenchResult:
     machine_gop_per_s: float = 0.0  # int8 products of this machine, two operations each
 
 
-def bench(own: Bench, names: Sequence[str]) -> None:
+def bench(own: BenchOptions, names: Sequence[str]) -> None:
     """Run every test, and print each result as soon as it is known."""
     tests = tests_of(own)
     if own.against:
@@ -128,7 +128,7 @@ def bench(own: Bench, names: Sequence[str]) -> None:
     pictured.end()
 
 
-def _one(model: Model, test: Test, threads: int, own: Bench, energy: Energy) -> BenchResult:
+def _one(model: Model, test: Test, threads: int, own: BenchOptions, energy: Energy) -> BenchResult:
     if test.text:
         return _guessed(model, test, threads, own.repetitions, not own.no_warmup)
     return _measure(model, test, threads, own.repetitions, not own.no_warmup, energy)
@@ -278,7 +278,7 @@ def _decoding(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str
 
 def _share(r: BenchResult) -> str:
     """Return the percentage of the bandwidth; "" if other programs disturbed its measurement."""
-    return f"{100 * r.roof_share:.0f}" if r.roof_share <= Roof.MOST_SHARE else ""
+    return f"{100 * r.roof_share:.0f}" if r.roof_share <= MeasuredRoof.MOST_SHARE else ""
 
 
 def _each_token(ns: Callable[[BenchResult], int]) -> Callable[[BenchResult], str]:
@@ -320,7 +320,7 @@ _COLUMNS: dict[str, tuple[int, bool, Callable[[BenchResult], str]]] = {
 _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x plain", "accepted")
 
 
-def _columns(own: Bench, energy: Energy) -> tuple[str, ...]:
+def _columns(own: BenchOptions, energy: Energy) -> tuple[str, ...]:
     """Return the columns to show: cache columns if their types are not the default, as in llama-bench, and measured
     values.
     """

@@ -25,8 +25,8 @@ from localllm.cli.commands.bench_output import OUTPUTS, Show
 from localllm.cli.commands.bench_tests import Test
 from localllm.cli.flags import flag_of
 from localllm.cli.terminal.console import room, say
-from localllm.cli.terminal.formatting import table
-from localllm.cli.tool_options import Bench
+from localllm.cli.terminal.formatting import text_table
+from localllm.cli.tool_options import BenchOptions
 from localllm.errors import LocalLLMError
 from localllm.machine.processor import usable_threads
 from localllm.options import LoadOptions
@@ -62,7 +62,7 @@ class Compared:
     peer_samples_ts: tuple[float, ...]
 
 
-def against(own: Bench, names: Sequence[str], tests: Sequence[Test]) -> None:
+def against(own: BenchOptions, names: Sequence[str], tests: Sequence[Test]) -> None:
     """Run all tests of all models alternately with the peer, and print the ratios."""
     if own.speculates:
         raise UsageError(f"--against compares plain decoding; leave out {flag_of('model_draft')} and --spec")
@@ -108,10 +108,10 @@ class _Markdown:
         if self._rows:  # after Ctrl-C too, with the results so far
             told = [i for i, name in enumerate(self.HEADER) if {row[i] for row in self._rows} != {self.USUAL.get(name)}]
             header, *rows = (tuple(row[i] for i in told) for row in (self.HEADER, *self._rows))
-            print(table(header, rows, header[1:-1], room()), flush=True)
+            print(text_table(header, rows, header[1:-1], room()), flush=True)
 
 
-def _compare(own: Bench, path: Path, threads: int, test: Test, program: str) -> Compared:
+def _compare(own: BenchOptions, path: Path, threads: int, test: Test, program: str) -> Compared:
     """Alternate our runs and theirs, `repetitions` times each."""
     words = [*_words(own, path, threads, test), *(["--no-warmup"] if own.no_warmup else [])]
     ours, theirs = [], []
@@ -148,7 +148,7 @@ def _compare(own: Bench, path: Path, threads: int, test: Test, program: str) -> 
     )
 
 
-def _words(own: Bench, path: Path, threads: int, test: Test) -> list[str]:
+def _words(own: BenchOptions, path: Path, threads: int, test: Test) -> list[str]:
     """Return the options that both programs parse alike."""
     both = test.prompt and test.answer
     counts = ["-p", "0", "-n", "0", "-pg", f"{test.prompt},{test.answer}"] if both else []
@@ -159,7 +159,7 @@ def _words(own: Bench, path: Path, threads: int, test: Test) -> list[str]:
     return ["-m", str(path), "-t", str(threads), *counts, *depth, *types, "-r", "1", "-o", "json"]
 
 
-def _changed(own: Bench) -> list[str]:
+def _changed(own: BenchOptions) -> list[str]:
     """Return the options for our program that were changed."""
     usual, words = LoadOptions().values(), list[str]()
     for name in ("backend", "gpu_layers", "n_cpu_moe", "device"):
@@ -168,7 +168,7 @@ def _changed(own: Bench) -> list[str]:
     return [*words, *(["--force"] if own.force else [])]
 
 
-def _peer_words(own: Bench, ours: dict[str, Any]) -> list[str]:
+def _peer_words(own: BenchOptions, ours: dict[str, Any]) -> list[str]:
     """Return the options that place the peer's work on the same devices as ours."""
     layers = own.load.gpu_layers
     on_card = [] if layers == "auto" else ["-ngl", "999" if layers == "all" else str(layers)]

@@ -14,8 +14,8 @@ from typing import Any
 from localllm.cli.commands.doctor_speed import Speed, measure_speed
 from localllm.cli.plots.runs import Ratio, Run, matched, read_run, run_of
 from localllm.cli.terminal.console import YELLOW, room, say
-from localllm.cli.terminal.formatting import table
-from localllm.cli.tool_options import Bench
+from localllm.cli.terminal.formatting import text_table
+from localllm.cli.tool_options import BenchOptions
 from localllm.machine.memory import memory
 from localllm.outputs import check_target, new_file
 
@@ -26,7 +26,7 @@ _UNKNOWN = Speed(0, 0.0, 0.0, ())
 class Pictured:
     """Collects the results of one run, for a plot and for ratios."""
 
-    def __init__(self, own: Bench, names: Sequence[str]) -> None:
+    def __init__(self, own: BenchOptions, names: Sequence[str]) -> None:
         self._own = own
         self._old = read_run(Path(own.compare)) if own.compare else None
         self._results: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ def _print_ratios(new: Run, old: Run, tell: Callable[[str], None]) -> None:
         tell(f"{old.name} has none of these tests (model file, test, threads, cache types)")
         return
     columns = ("model", "threads", "test", "now t/s", "before t/s", "ratio", "")
-    for line in table(columns, [_cells(each) for each in found], columns[3:6], room()).splitlines():
+    for line in text_table(columns, [_cells(each) for each in found], columns[3:6], room()).splitlines():
         tell(line)
     several = f"; median ratio {median(each.ratio for each in found):.3f}" if len(found) > 1 else ""
     alone = len(old.rows) - len(found)

@@ -46,7 +46,7 @@ class Guessed:
     gaps_ns: tuple[int, ...]  # between the tokens of speculative answers
 
 
-def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool) -> Guessed:
+def measure_speculation(model: Model, text: str, count: int, repetitions: int, warm_up: bool) -> Guessed:
     """Time `count` tokens after the first. Raise LocalLLMError if the answers differ, which would be a bug of
     localllm.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localllm.cli.tool_options import Bench
+from localllm.cli.tool_options import BenchOptions
 from localllm.errors import LocalLLMError
 
 
@@ -28,7 +28,7 @@ class Test:
         return self.prompt + self.answer
 
 
-def tests_of(own: Bench) -> list[Test]:
+def tests_of(own: BenchOptions) -> list[Test]:
     """Return the tests in order of depth, so that each can reuse the cache of the previous one."""
     tests = [Test(p, 0, d) for d in own.n_depth for p in own.n_prompt if p]
     tests += [Test(0, n, d) for d in own.n_depth for n in own.n_gen if n]

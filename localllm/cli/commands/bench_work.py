@@ -14,18 +14,18 @@ from localllm.plan import Plan, Summary, summarize
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TestWork:
     """Operations, two for each weight of a product, and bytes read from memory."""
 
     operations: int
     bytes: int
 
 
-def work_of(model: Model, test: Test) -> Work:
+def work_of(model: Model, test: Test) -> TestWork:
     """Return the work of one run: prefill, then decode, on top of the cached tokens."""
     parts = [_prompt(model, test)] if test.prompt else []
     parts += [_decoding(model, test)] if test.answer else []
-    return Work(sum(part.operations for part in parts), sum(part.bytes for part in parts))
+    return TestWork(sum(part.operations for part in parts), sum(part.bytes for part in parts))
 
 
 def bytes_per_token(model: Model, test: Test) -> int:
@@ -47,13 +47,13 @@ def _middle(test: Test) -> float:
     return test.depth + test.prompt + (test.answer + 1) / 2
 
 
-def _decoding(model: Model, test: Test) -> Work:
+def _decoding(model: Model, test: Test) -> TestWork:
     summary, seen = _summary(model), _middle(test)
     each = summary.flops_per_token + summary.attention_flops_per_position * seen
-    return Work(round(test.answer * each), test.answer * bytes_per_token(model, test))
+    return TestWork(round(test.answer * each), test.answer * bytes_per_token(model, test))
 
 
-def _prompt(model: Model, test: Test) -> Work:
+def _prompt(model: Model, test: Test) -> TestWork:
     """Return the work of the prompt: each matrix for every token, the output once per pass, and attention."""
     assert model.plan is not None
     assert model.config is not None
@@ -67,7 +67,7 @@ def _prompt(model: Model, test: Test) -> Work:
         rows = min(batch, test.prompt - first)
         cache = memory.read_after(test.depth + first + rows) - memory.weights_per_token
         read += stored * weights_read(model.plan, rows) + cache
-    return Work(operations + positions * summary.attention_flops_per_position, round(read))
+    return TestWork(operations + positions * summary.attention_flops_per_position, round(read))
 
 
 def _summary(model: Model) -> Summary:

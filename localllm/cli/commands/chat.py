@@ -12,14 +12,14 @@ from typing import Any
 from localllm import load
 from localllm.cli.app import UsageError
 from localllm.cli.chat import commands
-from localllm.cli.chat.entry import PROMPT, Lines, Piped, Reader
+from localllm.cli.chat.entry import PROMPT, LineReader, Lines, Piped
 from localllm.cli.chat.history import HistoryFile
 from localllm.cli.chat.journal import Journal, Talked, last
-from localllm.cli.chat.settings import Settings
+from localllm.cli.chat.settings import ChatSettings
 from localllm.cli.chat.state import state_folder
 from localllm.cli.chat.talk import Talk
 from localllm.cli.naming import title
-from localllm.cli.options import Chat, Display, Keeping, Opening
+from localllm.cli.options import ChatOptions, DisplayOptions, KeepingOptions, OpeningOptions
 from localllm.cli.terminal.answer import converse, tell
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.formatting import age
@@ -34,13 +34,13 @@ from localllm.template import Family, renderer
 
 
 def chat(
-    own: Chat,
+    own: ChatOptions,
     name: str,
     going_on: Talked | None,
-    opening: Opening,
+    opening: OpeningOptions,
     answering: AnswerOptions,
-    display: Display,
-    keeping: Keeping,
+    display: DisplayOptions,
+    keeping: KeepingOptions,
     sampling: Mapping[str, Any],
     format_: Family | None = None,
 ) -> None:
@@ -54,7 +54,7 @@ def chat(
             _talk(own, name, going_on, model, confined, opening, answering, display, keeping, sampling, format_)
 
 
-def last_talked(own: Chat, keeping: Keeping) -> Talked | None:
+def last_talked(own: ChatOptions, keeping: KeepingOptions) -> Talked | None:
     """Return the conversation that --continue selects; None without --continue.
 
     Raise UsageError without a saved conversation.
@@ -71,15 +71,15 @@ def last_talked(own: Chat, keeping: Keeping) -> Talked | None:
 
 
 def _talk(
-    own: Chat,
+    own: ChatOptions,
     name: str,
     going_on: Talked | None,
     model: Model,
     confined: Confined,
-    opening: Opening,
+    opening: OpeningOptions,
     answering: AnswerOptions,
-    display: Display,
-    keeping: Keeping,
+    display: DisplayOptions,
+    keeping: KeepingOptions,
     sampling: Mapping[str, Any],
     format_: Family | None,
 ) -> None:
@@ -100,11 +100,11 @@ def _talk(
     on_terminal, edited = sys.stdin.isatty(), _can_edit()
     folder = state_folder() if not own.no_history and (on_terminal or going_on is not None) else None
     stats = "off" if own.no_stats else "full" if own.stats else "on"
-    settings = Settings(model, conversation, answering, sampling, opening.options.speculation, display)
+    settings = ChatSettings(model, conversation, answering, sampling, opening.options.speculation, display)
     journal = Journal(folder / "conversations", _lasting(name), going_on) if folder is not None else None
     with Quiet(by_key=edited) as quiet:
         talk = Talk(title(name), model, conversation, settings, stats, quiet, journal)
-        reader: Reader = Piped() if not on_terminal else Lines(quiet)
+        reader: LineReader = Piped() if not on_terminal else Lines(quiet)
         if edited:
             from localllm.cli.chat.editor import Editor
 
@@ -118,7 +118,7 @@ def _talk(
             cache.keep_all(conversation)
 
 
-def _recall(going_on: Talked, display: Display) -> None:
+def _recall(going_on: Talked, display: DisplayOptions) -> None:
     """Print the last turn of a conversation."""
     question, answer = ("", *(message["content"] for message in going_on.messages))[-2:]
     say(f"{PROMPT}{question}")

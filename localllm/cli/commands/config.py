@@ -8,14 +8,14 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from localllm.cli.app import Command, UsageError, nearest
+from localllm.cli.app import Command, UsageError, nearest_name
 from localllm.cli.catalogue import ALIKE, SHARED
-from localllm.cli.configuration import Found, Sources, file_path
+from localllm.cli.configuration import ConfiguredValue, Sources, file_path
 from localllm.cli.flags import typed
-from localllm.cli.options import Config
-from localllm.cli.terminal.formatting import columns
+from localllm.cli.options import ConfigOptions
+from localllm.cli.terminal.formatting import in_columns
 from localllm.cli.values import key_of
-from localllm.options import Declared
+from localllm.options import DeclaredOption
 from localllm.options.serve import KEYS
 from localllm.printable import printable
 
@@ -23,11 +23,11 @@ PATH, CHECK = "path", "check"
 TITLE = "all commands"
 
 
-class Row(NamedTuple):
+class ConfigRow(NamedTuple):
     """An option as shown."""
 
-    each: Declared
-    found: Found | None  # None: the default
+    each: DeclaredOption
+    found: ConfiguredValue | None  # None: the default
 
     @property
     def origin(self) -> tuple[str, str]:
@@ -35,7 +35,7 @@ class Row(NamedTuple):
         return (self.found.source, self.found.where) if self.found is not None else ("default", "")
 
 
-def config(own: Config, commands: Mapping[str, Command]) -> None:
+def config(own: ConfigOptions, commands: Mapping[str, Command]) -> None:
     """Show the options of one command or of all; or print the file's path, or only the result of the check."""
     wanted = " ".join(own.words)
     if wanted == PATH:
@@ -45,7 +45,7 @@ def config(own: Config, commands: Mapping[str, Command]) -> None:
     known = sources.catalogue.commands
     wanted = ALIKE.get(wanted, wanted)
     if wanted not in ("", CHECK, *known):
-        hint = nearest(wanted, [*known, PATH, CHECK])
+        hint = nearest_name(wanted, [*known, PATH, CHECK])
         raise UsageError(f"expected a command, path or check, got {wanted!r}{hint}")
     given = {"preset": own.preset} if own.preset else {}
     sections = {name: list(_rows(sources, name, given)) for name in (SHARED, *known)}  # check all
@@ -58,33 +58,33 @@ def config(own: Config, commands: Mapping[str, Command]) -> None:
     print(_as_json(sources, preset, shown) if own.json else _as_text(sources, preset, shown))
 
 
-def _rows(sources: Sources, command: str, given: Mapping[str, Any]) -> Iterator[Row]:
+def _rows(sources: Sources, command: str, given: Mapping[str, Any]) -> Iterator[ConfigRow]:
     found = sources.found(command, given)
     for name, each in sources.catalogue.of(command).items():
         if name != "preset":
-            yield Row(each, found.get(name))
+            yield ConfigRow(each, found.get(name))
 
 
-def _shortened(sections: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+def _shortened(sections: Mapping[str, list[ConfigRow]]) -> dict[str, list[ConfigRow]]:
     """Return every option once: shared options first, then options of one command, or with a different source in it."""
     shared = {row.each.name: row.origin for row in sections[SHARED]}
     own = {name: [row for row in rows if shared.get(row.each.name) != row.origin] for name, rows in sections.items()}
     return {SHARED: sections[SHARED], **{name: rows for name, rows in own.items() if rows}}
 
 
-def _as_text(sources: Sources, preset: str, sections: Mapping[str, list[Row]]) -> str:
+def _as_text(sources: Sources, preset: str, sections: Mapping[str, list[ConfigRow]]) -> str:
     facts = (
         f"file: {sources.path}{'' if sources.has_file else ' (no such file)'}",
         f"preset: {preset or 'none'} (known: {', '.join(sources.presets)})",
     )
     parts = ["\n".join(printable(fact, None) for fact in facts)]
     for name, rows in sections.items():
-        lines = columns([(key_of(row.each), _source(row, sources), _value(row)) for row in rows])
+        lines = in_columns([(key_of(row.each), _source(row, sources), _value(row)) for row in rows])
         parts.append(f"{f'[{name}]' if name else TITLE}\n{lines}")
     return "\n\n".join(parts)
 
 
-def _value(row: Row) -> str:
+def _value(row: ConfigRow) -> str:
     """Return a value as a flag takes it, or as help shows a default. A key stays hidden."""
     option, default = row.each.option, row.each.default
     if row.found is None:
@@ -101,7 +101,7 @@ def _value(row: Row) -> str:
     return json.dumps(_plain(value)) if isinstance(value, Mapping) else str(value)
 
 
-def _source(row: Row, sources: Sources) -> str:
+def _source(row: ConfigRow, sources: Sources) -> str:
     """Return the source of a value; for the file only its name, because the header gives its path."""
     source, where = row.origin
     where = where.replace(str(sources.path), sources.path.name)
@@ -110,7 +110,7 @@ def _source(row: Row, sources: Sources) -> str:
     return f"environment {where}" if source == "environment" else where or source
 
 
-def _as_json(sources: Sources, preset: str, sections: Mapping[str, list[Row]]) -> str:
+def _as_json(sources: Sources, preset: str, sections: Mapping[str, list[ConfigRow]]) -> str:
     options = {
         name or "all": {
             key_of(row.each): {
@@ -126,7 +126,7 @@ def _as_json(sources: Sources, preset: str, sections: Mapping[str, list[Row]]) -
     return json.dumps({**facts, "options": options}, indent=2)
 
 
-def _raw(row: Row) -> Any:
+def _raw(row: ConfigRow) -> Any:
     return row.each.default if row.found is None else row.found.value
 
 

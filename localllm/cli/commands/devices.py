@@ -10,16 +10,16 @@ from time import perf_counter
 from typing import Any
 
 from localllm.cli.flags import typed
-from localllm.cli.options import Devices
+from localllm.cli.options import DevicesOptions
 from localllm.cli.terminal.console import say
-from localllm.cli.terminal.formatting import columns, size
-from localllm.machine.memory import Memory, memory
+from localllm.cli.terminal.formatting import in_columns, size
+from localllm.machine.memory import SystemMemory, memory
 from localllm.machine.processor import processor_name
 
 MEASURED = 256 << 20  # bytes copied: several times the size of any processor cache
 
 
-def devices(own: Devices) -> None:
+def devices(own: DevicesOptions) -> None:
     """List the devices. For a kind of device that cannot be used, print the reason."""
     found, reasons = find_devices()
     if own.json:
@@ -27,7 +27,7 @@ def devices(own: Devices) -> None:
         return
     for device in found:
         print(f"{device['backend']} {device['number']}: {device['name']}")
-        print(columns(device_lines(device), indent=2))
+        print(in_columns(device_lines(device), indent=2))
     for backend, reason in reasons.items():
         say(f"{backend}: {reason}")
 
@@ -91,16 +91,16 @@ def openings() -> dict[str, Callable[[], list[Callable[[], Any]]]]:
 
 
 def _cuda() -> list[Callable[[], Any]]:
-    from localllm.backends.cuda.backend import CudaDevice, devices
+    from localllm.backends.cuda.backend import CudaDevice, cuda_devices
 
-    return [partial(CudaDevice, device) for device in devices()]
+    return [partial(CudaDevice, device) for device in cuda_devices()]
 
 
 def _opencl() -> list[Callable[[], Any]]:
     from localllm.backends.opencl.backend import OpenClDevice
-    from localllm.backends.opencl.devices import devices
+    from localllm.backends.opencl.devices import opencl_devices
 
-    return [partial(OpenClDevice, device) for device in devices()]
+    return [partial(OpenClDevice, device) for device in opencl_devices()]
 
 
 def _processor() -> dict[str, Any]:
@@ -123,6 +123,6 @@ def _processor() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def copied(main: Memory) -> int:
+def copied(main: SystemMemory) -> int:
     """Return the number of bytes that a measurement may copy: less than MEASURED if memory is short."""
     return max(1 << 20, min(MEASURED, main.free // 8 or MEASURED))

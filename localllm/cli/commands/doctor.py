@@ -11,15 +11,15 @@ from typing import Any
 
 from localllm.cli.app import UsageError
 from localllm.cli.commands.devices import device_lines, find_devices
-from localllm.cli.commands.doctor_caches import Cache, Models, clean, find_caches, find_models
+from localllm.cli.commands.doctor_caches import Cache, ModelStorage, clean, find_caches, find_models
 from localllm.cli.commands.doctor_gpu import check_devices
 from localllm.cli.commands.doctor_speed import Speed, measure_speed
 from localllm.cli.commands.doctor_versions import versions, without_home
-from localllm.cli.options import Doctor
+from localllm.cli.options import DoctorOptions
 from localllm.cli.terminal.asking import agrees
 from localllm.cli.terminal.console import say
-from localllm.cli.terminal.formatting import columns, size
-from localllm.machine.memory import Memory, memory
+from localllm.cli.terminal.formatting import in_columns, size
+from localllm.machine.memory import SystemMemory, memory
 from localllm.machine.processor import Processor, processor
 from localllm.template.chat_template import renderer
 
@@ -34,7 +34,7 @@ _DOTS = {
 }
 
 
-def doctor(own: Doctor) -> None:
+def doctor(own: DoctorOptions) -> None:
     """Print the report, or delete caches that can be rebuilt."""
     if own.clean:
         _clean(own)
@@ -84,7 +84,7 @@ def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
     for label, text in rows:
         for number, part in enumerate(wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]):
             lines.append(("" if number else label, part))
-    print(f"{title}\n{columns(lines, indent=2)}", flush=True)
+    print(f"{title}\n{in_columns(lines, indent=2)}", flush=True)
 
 
 def confinement() -> list[str]:
@@ -140,7 +140,7 @@ def _kernels(facts: dict[str, Any]) -> Rows:
     return [*rows, ("features", " ".join(facts["features"]) or "LLVM tells none")]
 
 
-def _memory(main: Memory) -> Rows:
+def _memory(main: SystemMemory) -> Rows:
     if not main.total:
         return [("total", "the system does not tell")]
     limit = [("container", f"may use {size(main.limit)}")] if main.limit else []
@@ -179,7 +179,7 @@ def _caches(caches: list[Cache]) -> Rows:
     return rows
 
 
-def _models(models: Models) -> Rows:
+def _models(models: ModelStorage) -> Rows:
     own = f"{models.pulled}, {size(models.pulled_bytes)} in {without_home(models.folder)}"
     others = f"{models.others}, {size(models.other_bytes)}; localllm list shows them"
     return [("models pulled", own), ("models of others", others)]
@@ -189,7 +189,7 @@ def _files(count: int) -> str:
     return f"{count} file{'s' * (count != 1)}"
 
 
-def _clean(own: Doctor) -> None:
+def _clean(own: DoctorOptions) -> None:
     """Delete compiled code, and prefixes if their folder is given, after asking."""
     caches = [each for each in find_caches(own.cache_dir) if each.files]
     count, held = sum(len(each.files) for each in caches), sum(each.bytes for each in caches)

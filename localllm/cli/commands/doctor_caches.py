@@ -19,7 +19,7 @@ from localllm.cache.prompt_cache import MAGIC
 from localllm.errors import LocalLLMError
 from localllm.quant.codecache import default_folder
 from localllm.regular import open_regular
-from localllm.store import Places, everything
+from localllm.store import StoreFolders, everything
 from localllm.store.owned import is_owned
 
 
@@ -41,7 +41,7 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ModelStorage:
     """The number and size of models on this computer, by the program that fetched them."""
 
     folder: Path
@@ -101,13 +101,13 @@ def find_caches(prefixes: str = "") -> list[Cache]:
     return found
 
 
-def find_models() -> Models:
+def find_models() -> ModelStorage:
     """Return the number and bytes of the models in the stores."""
-    places = Places.here()
+    places = StoreFolders.here()
     models = [each for each in everything(places) if not each.problem]
     pulled = [each for each in models if is_owned(each, places.hub)]
     total, own = sum(each.bytes for each in models), sum(each.bytes for each in pulled)
-    return Models(places.hub, len(pulled), own, len(models) - len(pulled), total - own)
+    return ModelStorage(places.hub, len(pulled), own, len(models) - len(pulled), total - own)
 
 
 def clean(caches: list[Cache]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from time import perf_counter, process_time
 
 from localllm.backends.base import BackendError
 from localllm.cli.flags import typed
-from localllm.machine.memory import Memory
+from localllm.machine.memory import SystemMemory
 
 READ = 256 << 20  # bytes, memory permitting: several times the size of any processor cache
 PASSES = 9
@@ -36,7 +36,7 @@ class Speed:
     remarks: tuple[str, ...]  # why the numbers may be too low
 
 
-def measure_speed(main: Memory) -> Speed:
+def measure_speed(main: SystemMemory) -> Speed:
     """Measure for about half a second."""
     from localllm.backends.cpu.backend import CpuBackend
     from localllm.backends.cpu.memory import Arena
@@ -73,20 +73,20 @@ def product_operations(threads: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedSpeed:
     """The rates of some passes, and the share of the time in which each thread had a processor."""
 
     rates: list[float]
     ours: float
 
 
-def _watch(threads: int, measure: Callable[[], list[float]]) -> Watched:
+def _watch(threads: int, measure: Callable[[], list[float]]) -> WatchedSpeed:
     began, worked = perf_counter(), process_time()
     rates = measure()
-    return Watched(rates, (process_time() - worked) / ((perf_counter() - began) * threads))
+    return WatchedSpeed(rates, (process_time() - worked) / ((perf_counter() - began) * threads))
 
 
-def _doubts(what: str, watched: Watched) -> list[str]:
+def _doubts(what: str, watched: WatchedSpeed) -> list[str]:
     """Return the reasons why a measurement may be too low."""
     found = []
     if watched.ours < OURS:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm import load
-from localllm.cli.options import Embed, Opening
+from localllm.cli.options import EmbedOptions, OpeningOptions
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import LoadProgress
 from localllm.errors import LocalLLMError
@@ -18,7 +18,7 @@ from localllm.printable import printable
 from localllm.regular import read_text
 
 
-def embed(own: Embed, name: str, given: Sequence[str], opening: Opening) -> None:
+def embed(own: EmbedOptions, name: str, given: Sequence[str], opening: OpeningOptions) -> None:
     """Print a line for every text: its embedding, or its score."""
     texts = _texts(own, given)
     if own.query and own.pooling not in ("auto", "rank"):
@@ -37,7 +37,7 @@ def embed(own: Embed, name: str, given: Sequence[str], opening: Opening) -> None
     _print(own, name, texts, results)
 
 
-def _texts(own: Embed, given: Sequence[str]) -> list[str]:
+def _texts(own: EmbedOptions, given: Sequence[str]) -> list[str]:
     """Return the texts of the command line, then the lines of a file or of stdin."""
     texts = list(given)
     if own.file:
@@ -50,7 +50,7 @@ def _texts(own: Embed, given: Sequence[str]) -> list[str]:
     return texts
 
 
-def _print(own: Embed, name: str, texts: Sequence[str], results: Sequence[NDArray[np.float32]]) -> None:
+def _print(own: EmbedOptions, name: str, texts: Sequence[str], results: Sequence[NDArray[np.float32]]) -> None:
     if own.json:
         key = "score" if own.query else "embedding"
         found = [

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from localllm import load
 from localllm.cli.commands.explain_view import view
-from localllm.cli.commands.run import Asked, ask
+from localllm.cli.commands.run import AskedReply, ask
 from localllm.cli.naming import title
-from localllm.cli.options import Explain, Keeping, Opening
+from localllm.cli.options import ExplainOptions, KeepingOptions, OpeningOptions
 from localllm.cli.terminal.answer import interruptible, tell
 from localllm.cli.terminal.console import LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache, check_place
@@ -19,7 +19,7 @@ from localllm.explain.account import Account, best, measure_roofs
 from localllm.explain.explanation import Explanation
 from localllm.explain.facts import facts
 from localllm.explain.page import page
-from localllm.explain.recorder import Recorder
+from localllm.explain.recorder import AnswerRecorder
 from localllm.options import AnswerOptions
 from localllm.outputs import check_target, new_file
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 def explain(
     where: Mapping[str, str],
-    own: Explain,
+    own: ExplainOptions,
     name: str,
     prompt: str,
-    opening: Opening,
+    opening: OpeningOptions,
     answering: AnswerOptions,
-    keeping: Keeping,
+    keeping: KeepingOptions,
     sampling: Mapping[str, Any],
     format_: Family | None = None,
 ) -> None:
@@ -57,7 +57,7 @@ def explain(
             tell(model)
             cache, before = PromptCache(keeping, model, opening.force), measure_roofs(model)
             cache.take_up()
-            recorder = Recorder(model, own.candidates)
+            recorder = AnswerRecorder(model, own.candidates)
             asked = ask(own.raw, model, prompt, confined, answering, sampling, format_, cancel, where, recorder)
             answer = _answer(own, recorder, asked)
             end = asked.reply.end
@@ -74,7 +74,7 @@ def explain(
         raise KeyboardInterrupt
 
 
-def _answer(own: Explain, recorder: Recorder, asked: Asked) -> str:
+def _answer(own: ExplainOptions, recorder: AnswerRecorder, asked: AskedReply) -> str:
     """Stream the answer and record its steps. Control characters are escaped in pipes too, because the output is a
     report.
     """
@@ -89,7 +89,7 @@ def _answer(own: Explain, recorder: Recorder, asked: Asked) -> str:
     return "".join(parts)
 
 
-def _write(target: Path, it: Explanation, force: bool) -> None:
-    with new_file(target, force) as file:
+def _write(target: Path, it: Explanation, overwrite: bool) -> None:
+    with new_file(target, overwrite) as file:
         file.write(page(it).encode())
     say(f"{target}: {file.size} bytes written")

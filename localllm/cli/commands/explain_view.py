@@ -14,7 +14,7 @@ from localllm.cli.terminal.console import raw, room
 from localllm.explain.account import Phase, Spent
 from localllm.explain.explanation import Explanation
 from localllm.explain.lessons import lessons
-from localllm.explain.record import Choice, Record
+from localllm.explain.record import Record, TokenChoice
 from localllm.explain.text import amount, bytes_of, draft_line, plural, share, short_stage, shown, time
 from localllm.printable import printable
 
@@ -141,13 +141,13 @@ def _kind(each: Spent, clocked: bool) -> tuple[str, ...]:
         time(each.seconds) if known else "",
         amount(each.bytes, "B") if each.bytes else "",
         f"{each.bandwidth / 1e9:.1f}" if known and each.bandwidth else "",
-        share(each.read_share) if known and each.read_share else "",
+        share(each.memory_share) if known and each.memory_share else "",
         amount(each.operations, "op") if each.operations else "",
-        share(each.multiply_share) if known and each.multiply_share else "",
+        share(each.compute_share) if known and each.compute_share else "",
     )
 
 
-def _choices(it: Explanation, choices: Sequence[Choice]) -> Table:
+def _choices(it: Explanation, choices: Sequence[TokenChoice]) -> Table:
     found = _table(
         ("", True), ("token", False), ("model", True), ("drawn", True), ("candidates", False), ("samplers", False)
     )

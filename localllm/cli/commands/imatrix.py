@@ -7,20 +7,20 @@ from pathlib import Path
 
 from localllm import load
 from localllm.calibration.imatrix import Imatrix as Found
-from localllm.calibration.imatrix import measure, write
-from localllm.cli.commands.perplexity import model_files, read_text
-from localllm.cli.options import Measuring
+from localllm.calibration.imatrix import measure_imatrix, write_imatrix
+from localllm.cli.commands.perplexity import model_files, read_evaluation_text
+from localllm.cli.options import MeasuringOptions
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.running import RunningPerplexity, RunningProgress, stoppable
-from localllm.cli.tool_options import Imatrix
-from localllm.evaluation import Windows, cut, log_softmax, score
+from localllm.cli.tool_options import ImatrixOptions
+from localllm.evaluation import Windows, cut_windows, log_softmax, score
 from localllm.outputs import check_target
 from localllm.plan import F32
 from localllm.printable import printable
 
 
-def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
+def imatrix(own: ImatrixOptions, name: str, opening: MeasuringOptions) -> None:
     """Evaluate the text, write the file, and print a summary.
 
     Raise KeyboardInterrupt after Ctrl-C, once the file covers the windows that were done.
@@ -31,12 +31,12 @@ def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
         model = load(name, opening.options, progress=progress, observe=True, force=own.force)
         with model:
             tell(model)
-            windows = cut(model, read_text(own.file), opening.ctx_size, own.chunks or None)
+            windows = cut_windows(model, read_evaluation_text(own.file), opening.ctx_size, own.chunks or None)
             seen = _perplexity(windows, progress) if progress.shown else None
             with stoppable(progress) as stopped:
-                found = measure(model, windows, own.file, own.process_output, progress, stopped, seen)
+                found = measure_imatrix(model, windows, own.file, own.process_output, progress, stopped, seen)
                 interrupted = stopped() and found.chunks < len(windows.tokens)
-    write(target, found, force=own.force)
+    write_imatrix(target, found, overwrite=own.force)
     shown = printable(str(target), None)
     of_all = f" of {len(windows.tokens)}" if interrupted else ""
     print(f"{shown}: {len(found.entries)} tensors, {found.chunks}{of_all} windows of {found.chunk_size} tokens")

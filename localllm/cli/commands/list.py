@@ -9,20 +9,20 @@ from datetime import UTC, datetime
 from shutil import get_terminal_size
 from time import time
 
-from localllm.cli.options import ListModels
+from localllm.cli.options import ListModelsOptions
 from localllm.cli.terminal.console import YELLOW, say
-from localllm.cli.terminal.formatting import age, columns, size
+from localllm.cli.terminal.formatting import age, in_columns, size
 from localllm.errors import LocalLLMError
 from localllm.printable import printable
-from localllm.store import Found, Places, everything
+from localllm.store import StoredModel, StoreFolders, everything
 from localllm.store.owned import is_owned
 
 _HEADER = ("name", "size", "quantization", "where", "last used")
 
 
-def list_models(own: ListModels) -> None:
+def list_models(own: ListModelsOptions) -> None:
     """Print a line for every model, or all facts as JSON. Unreadable models follow on stderr."""
-    places = Places.here()
+    places = StoreFolders.here()
     models = sorted(everything(places), key=lambda each: -each.used)
     if own.json:
         print(json.dumps({"models": [_facts(each, places) for each in models]}, indent=2))
@@ -37,21 +37,21 @@ def list_models(own: ListModels) -> None:
         say("no models here yet; `localllm pull USER/REPO` fetches one, `localllm chat` talks with the built-in one")
 
 
-def _row(each: Found, places: Places) -> tuple[str, ...]:
+def _row(each: StoredModel, places: StoreFolders) -> tuple[str, ...]:
     where = "pulled" if is_owned(each, places.hub) else each.store
     return each.name, size(each.bytes), _quantization(each), where, age(time() - each.used)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
     """Return the rows as a table, with two lines per row if the terminal is too narrow."""
-    wide = columns([_HEADER, *rows], indent=0)
+    wide = in_columns([_HEADER, *rows], indent=0)
     room = get_terminal_size().columns if sys.stdout.isatty() else 0
     if not room or max(map(len, wide.split("\n"))) <= room:
         return wide
     return "\n".join(f"{printable(name, None)}\n  {', '.join(part for part in rest if part)}" for name, *rest in rows)
 
 
-def _facts(each: Found, places: Places) -> dict[str, object]:
+def _facts(each: StoredModel, places: StoreFolders) -> dict[str, object]:
     return {
         "name": each.name,
         "bytes": each.bytes,
@@ -64,7 +64,7 @@ def _facts(each: Found, places: Places) -> dict[str, object]:
     }
 
 
-def _quantization(each: Found) -> str:
+def _quantization(each: StoredModel) -> str:
     """Return the quantization that the name gives, or the format of most of the file's bytes."""
     if each.label:
         return each.label

@@ -16,12 +16,12 @@ import numpy as np
 
 from localllm import load, regular
 from localllm.box import resolve
-from localllm.cli.options import Measuring
+from localllm.cli.options import MeasuringOptions
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import YELLOW, say
-from localllm.cli.terminal.formatting import columns
+from localllm.cli.terminal.formatting import in_columns
 from localllm.cli.terminal.running import RunningPerplexity, RunningProgress
-from localllm.cli.tool_options import Perplexity
+from localllm.cli.tool_options import PerplexityOptions
 from localllm.errors import LocalLLMError
 from localllm.evaluation import (
     LogitsFile,
@@ -29,7 +29,7 @@ from localllm.evaluation import (
     ModelSource,
     Scores,
     Windows,
-    cut,
+    cut_windows,
     evaluate,
     save_base,
     statistics,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _STRIDE = Setting("ppl_stride")
 
 
-def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
+def perplexity(own: PerplexityOptions, name: str, opening: MeasuringOptions) -> None:
     """Evaluate the text and print the results. After Ctrl-C, print those so far and raise KeyboardInterrupt."""
     target = Path(own.save_base) if own.save_base else None
     if own.ppl_stride and target is not None:
@@ -88,16 +88,16 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
         raise KeyboardInterrupt
 
 
-def _report(name: str, device: str, own: Perplexity, windows: Windows, scores: Scores, done: int) -> None:
+def _report(name: str, device: str, own: PerplexityOptions, windows: Windows, scores: Scores, done: int) -> None:
     """Print the results over the first `done` windows."""
     result, divergence = statistics(scores)
     if own.json:
         print(json.dumps(_as_json(name, device, own, windows, done, result, divergence), indent=2))
     else:
-        print(columns(_lines(name, device, windows, done, result, divergence), indent=0))
+        print(in_columns(_lines(name, device, windows, done, result, divergence), indent=0))
 
 
-def read_text(file: str) -> str:
+def read_evaluation_text(file: str) -> str:
     """Return the text to measure on, from a file or from stdin."""
     if file:
         return regular.read_text(file)
@@ -118,7 +118,7 @@ def model_files(name: str) -> tuple[Path, ...]:
         return file.paths
 
 
-def _load(name: str, opening: Measuring, own: Perplexity, ctx_size: int, progress: Progress) -> Model:
+def _load(name: str, opening: MeasuringOptions, own: PerplexityOptions, ctx_size: int, progress: Progress) -> Model:
     model = load(name, opening.options, progress=progress, ctx_size=ctx_size, force=own.force)
     tell(model)
     return model
@@ -138,23 +138,29 @@ def _logits_file(name: str) -> Iterator[LogitsFile | None]:
         file.close()
 
 
-def _windows(model: Model, ctx_size: int, own: Perplexity, stored: LogitsFile | None) -> Windows:
+def _windows(model: Model, ctx_size: int, own: PerplexityOptions, stored: LogitsFile | None) -> Windows:
     """Return the windows to evaluate. A base file contains them; if a text is given too, it must match."""
     limit = own.chunks or None
     if stored is None:
-        return cut(model, read_text(own.file), ctx_size, limit, own.ppl_stride)
+        return cut_windows(model, read_evaluation_text(own.file), ctx_size, limit, own.ppl_stride)
     if own.ppl_stride:
         raise LocalLLMError(Notice(f"{own.kld}: has windows of its own; leave out ", _STRIDE))
     windows = Windows(stored.windows.tokens[:limit])
     if own.file and not np.array_equal(
-        cut(model, read_text(own.file), ctx_size, len(windows.tokens)).tokens, windows.tokens
+        cut_windows(model, read_evaluation_text(own.file), ctx_size, len(windows.tokens)).tokens, windows.tokens
     ):
         raise LocalLLMError(f"{own.kld}: made from another text or vocabulary; omit -f to use the text in it")
     return windows
 
 
 def _as_json(
-    name: str, device: str, own: Perplexity, windows: Windows, done: int, result: Result, divergence: Divergence | None
+    name: str,
+    device: str,
+    own: PerplexityOptions,
+    windows: Windows,
+    done: int,
+    result: Result,
+    divergence: Divergence | None,
 ) -> dict[str, object]:
     return {
         "model": name,

@@ -7,14 +7,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from localllm.cli.app import UsageError
-from localllm.cli.options import Pull
+from localllm.cli.options import PullOptions
 from localllm.cli.terminal.console import DownloadProgress, say
 from localllm.cli.terminal.formatting import size
-from localllm.store import NotHere, Places, StoreError, locate
+from localllm.store import NotHere, StoreError, StoreFolders, locate
 from localllm.store.reference import Reference, reference
 
 
-def pull(own: Pull) -> None:
+def pull(own: PullOptions) -> None:
     """Fetch a model and print its local name."""
     if len(own.words) != 1:
         given = f", got {len(own.words)}: {', '.join(own.words)}" if own.words else ""
@@ -38,14 +38,14 @@ def fetched(text: str) -> Path:
 def _pull(asked: Reference) -> tuple[str, Path]:
     """Fetch a model if it is not in the cache. Return its name and its first file."""
     from localllm.opening import free_memory
-    from localllm.store.fetch import Watch
+    from localllm.store.fetch import FetchHooks
     from localllm.store.hub import Hub
-    from localllm.store.pull import pull
+    from localllm.store.pull import pull_model
 
-    hub, places = Hub(), Places.here()
+    hub, places = Hub(), StoreFolders.here()
     try:
         with DownloadProgress() as progress:
-            done = pull(hub, asked, places.hub, free_memory(), Watch(progress, say))
+            done = pull_model(hub, asked, places.hub, free_memory(), FetchHooks(progress, say))
     except KeyboardInterrupt:
         say("stopped; the same command continues here")
         raise

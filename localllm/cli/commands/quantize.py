@@ -10,25 +10,25 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from localllm.calibration.imatrix import Imatrix, measure, read
+from localllm.calibration.imatrix import Imatrix, measure_imatrix, read_imatrix
 from localllm.calibration.method import METHODS, Method
 from localllm.cli.app import UsageError
-from localllm.cli.commands.perplexity import read_text
-from localllm.cli.commands.quantize_report import error_table, show, summary, text_report
+from localllm.cli.commands.perplexity import read_evaluation_text
+from localllm.cli.commands.quantize_report import error_table, show_report, summary, text_report
 from localllm.cli.terminal.console import YELLOW, RateProgress, say
-from localllm.cli.tool_options import Quantize
+from localllm.cli.tool_options import QuantizeOptions
 from localllm.convert import Checkpoint
 from localllm.errors import LocalLLMError
-from localllm.evaluation import cut
+from localllm.evaluation import cut_windows
 from localllm.gguf import GGUFFile, open_gguf, write_gguf
 from localllm.machine.processor import usable_threads
 from localllm.model import load
 from localllm.outputs import check_target, scratch
 from localllm.printable import printable
 from localllm.quant import FORMATS, QuantError
-from localllm.quant.mixes import FLOATS, Mix, Options, find
-from localllm.quantize.conversion import Error, Settings, conversion
-from localllm.quantize.jobs import Job, check, copy_jobs, file_type_of, metadata, plan_jobs
+from localllm.quant.mixes import FLOATS, MixOptions, QuantMix, find
+from localllm.quantize.conversion import ConversionSettings, Error, conversion
+from localllm.quantize.jobs import Job, check_jobs, copy_jobs, file_type_of, metadata, plan_jobs
 from localllm.quantize.source import Source, default_target, open_source
 from localllm.quantize.target import CONTEXT, WINDOWS, Goal, jobs_for
 
@@ -41,10 +41,10 @@ class _Asked(NamedTuple):
     source: str
     target: str
     kind: str
-    mix: Mix | None
+    mix: QuantMix | None
 
 
-def quantize(own: Quantize) -> None:
+def quantize(own: QuantizeOptions) -> None:
     """Quantize, or with --dry-run show the jobs."""
     asked, options, goal = _asked(own), _options(own), Goal(own.fit, own.max_kld)
     text, test = _texts(own)
@@ -55,13 +55,13 @@ def quantize(own: Quantize) -> None:
             say(f"note: {line}", YELLOW)
         target = Path(asked.target) if asked.target else default_target(source.path, asked.kind)
         check_target(target, own.force or own.dry_run, _read_files(source, own))
-        imatrix = read(Path(own.imatrix)) if own.imatrix not in ("", AUTO) else None
+        imatrix = read_imatrix(Path(own.imatrix)) if own.imatrix not in ("", AUTO) else None
         jobs, begun = _jobs(source, asked, options), perf_counter()
         if jobs and own.dry_run:
-            show(source, jobs, imatrix, own)
+            show_report(source, jobs, imatrix, own)
             return
         measured = own.imatrix == AUTO or bool(own.method)
-        check(jobs, [job.name for job in jobs] if measured else _known(imatrix), own.allow_requantize)
+        check_jobs(jobs, [job.name for job in jobs] if measured else _known(imatrix), own.allow_requantize)
         if jobs and measured and not any(job.changes and job.after not in FLOATS for job in jobs):
             what = f"--method {own.method}" if own.method else "--imatrix auto"
             raise UsageError(f"{what}: {asked.kind} quantizes no tensor of this model; omit it")
@@ -79,13 +79,13 @@ def quantize(own: Quantize) -> None:
             if kld is None:
                 say(f"note: {source.path.name} fits as it is, so every tensor keeps its format", YELLOW)
         if own.dry_run:
-            show(source, jobs, imatrix, own)
+            show_report(source, jobs, imatrix, own)
             return
-        check(jobs, [job.name for job in jobs] if own.method else _known(imatrix), own.allow_requantize)
+        check_jobs(jobs, [job.name for job in jobs] if own.method else _known(imatrix), own.allow_requantize)
         # A method accepts larger errors of weights for smaller errors of outputs, so only a text can judge it.
         errors: dict[str, Error] | None = {} if own.report and not own.method else None
         with _method(own, source, jobs, text, progress) as method:
-            how = Settings(_threads(own), imatrix, method, errors, progress)
+            how = ConversionSettings(_threads(own), imatrix, method, errors, progress)
             digest = _write(source, target, asked, jobs, how, own)
         seconds = perf_counter() - begun
         said = [error_table(jobs, errors)] if errors is not None else []
@@ -95,12 +95,12 @@ def quantize(own: Quantize) -> None:
             print(text_report(source.path, target, test, own, progress))
 
 
-def _needs_model(own: Quantize) -> bool:
+def _needs_model(own: QuantizeOptions) -> bool:
     """Return whether the model must run, which requires a GGUF file."""
     return bool(_measuring(own) or (own.report and own.test + own.file))
 
 
-def _measuring(own: Quantize) -> str:
+def _measuring(own: QuantizeOptions) -> str:
     """Return an option that requires a calibration text, or ""."""
     asked = {
         "--imatrix auto": own.imatrix == AUTO,
@@ -111,13 +111,13 @@ def _measuring(own: Quantize) -> str:
     return next((option for option, given in asked.items() if given), "")
 
 
-def _texts(own: Quantize) -> tuple[str, str]:
+def _texts(own: QuantizeOptions) -> tuple[str, str]:
     """Read the calibration and report texts first, because the work in between may take long."""
     option = _measuring(own)
     if option and not own.file:
         raise UsageError(f"{option} needs a text to measure on; give one with -f FILE")
-    text = read_text(own.file) if own.file else ""
-    return text, read_text(own.test) if own.test else text
+    text = read_evaluation_text(own.file) if own.file else ""
+    return text, read_evaluation_text(own.test) if own.test else text
 
 
 def _known(imatrix: Imatrix | None) -> Collection[str]:
@@ -125,11 +125,11 @@ def _known(imatrix: Imatrix | None) -> Collection[str]:
 
 
 @contextmanager
-def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
+def _as_file(source: Source, target: Path, own: QuantizeOptions) -> Iterator[Source]:
     """Convert a folder to a temporary file next to the target for the duration of the block. Errors name the folder."""
     with scratch(target) as path:
         try:
-            with conversion(copy_jobs(source), source.tensors, Settings(_threads(own))) as tensors:
+            with conversion(copy_jobs(source), source.tensors, ConversionSettings(_threads(own))) as tensors:
                 write_gguf(path, metadata(source.stored, None, None, ""), tensors)
             with open_gguf(path) as file:
                 yield file
@@ -137,14 +137,14 @@ def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
             raise LocalLLMError(str(problem).replace(str(path), str(source.path))) from problem
 
 
-def _threads(own: Quantize) -> int:
+def _threads(own: QuantizeOptions) -> int:
     return own.threads or usable_threads()
 
 
 # -- parsing -------------------------------------------------------------------------------------------------------
 
 
-def _asked(own: Quantize) -> _Asked:
+def _asked(own: QuantizeOptions) -> _Asked:
     if own.imatrix and own.method:
         raise UsageError(f"--method {own.method} measures importance on -f itself; omit --imatrix or --method")
     words, goals = list(own.words), [name for name, on in (("--fit", own.fit), ("--max-kld", own.max_kld)) if on]
@@ -169,8 +169,8 @@ def _is_type(word: str) -> bool:
         return word.upper() == COPY
 
 
-def _options(own: Quantize) -> Options:
-    return Options(
+def _options(own: QuantizeOptions) -> MixOptions:
+    return MixOptions(
         own.pure,
         own.leave_output_tensor,
         _format("--output-tensor-type", own.output_tensor_type) if own.output_tensor_type else None,
@@ -194,13 +194,13 @@ def _format(option: str, name: str) -> str:
     return name.upper()
 
 
-def _read_files(source: Source, own: Quantize) -> list[str | Path]:
+def _read_files(source: Source, own: QuantizeOptions) -> list[str | Path]:
     """Return the input files: all parts of the model, and files that options name."""
     parts = source.paths if isinstance(source, GGUFFile) else source.path.iterdir()
     return [*parts, *(name for name in (own.imatrix, own.file, own.test) if name)]
 
 
-def _jobs(source: Source, asked: _Asked, options: Options) -> list[Job]:
+def _jobs(source: Source, asked: _Asked, options: MixOptions) -> list[Job]:
     """Return the jobs of a type; empty if a goal replaces the type."""
     if asked.kind == MIXED:
         return []
@@ -210,16 +210,18 @@ def _jobs(source: Source, asked: _Asked, options: Options) -> list[Job]:
 # -- running -------------------------------------------------------------------------------------------------------
 
 
-def _measured(own: Quantize, source: Source, text: str, progress: RateProgress) -> Imatrix:
+def _measured(own: QuantizeOptions, source: Source, text: str, progress: RateProgress) -> Imatrix:
     with load(
         source.path, ctx_size=CONTEXT, threads=own.threads, progress=progress, observe=True, force=own.force
     ) as model:
-        return measure(model, cut(model, text, CONTEXT, own.chunks or None), own.file, progress=progress)
+        return measure_imatrix(
+            model, cut_windows(model, text, CONTEXT, own.chunks or None), own.file, progress=progress
+        )
 
 
 @contextmanager
 def _method(
-    own: Quantize, source: Source, jobs: list[Job], text: str, progress: RateProgress
+    own: QuantizeOptions, source: Source, jobs: list[Job], text: str, progress: RateProgress
 ) -> Iterator[Method | None]:
     if not own.method:
         yield None
@@ -227,7 +229,7 @@ def _method(
     with load(
         source.path, ctx_size=CONTEXT, threads=own.threads, progress=progress, observe=True, force=own.force
     ) as model:
-        windows = cut(model, text, CONTEXT, own.chunks or None)
+        windows = cut_windows(model, text, CONTEXT, own.chunks or None)
         yield METHODS[own.method](model, windows, {job.name: job.after for job in jobs}, progress)
 
 
@@ -235,12 +237,14 @@ def _mixed_type(jobs: list[Job]) -> int | None:
     return file_type_of(jobs) if any(job.changes for job in jobs) else None
 
 
-def _write(source: Source, target: Path, asked: _Asked, jobs: list[Job], how: Settings, own: Quantize) -> str:
+def _write(
+    source: Source, target: Path, asked: _Asked, jobs: list[Job], how: ConversionSettings, own: QuantizeOptions
+) -> str:
     """Write the file, and return its SHA-256."""
     digest = hashlib.sha256()
     file_type = asked.mix.file_type if asked.mix else _mixed_type(jobs) if asked.kind == MIXED else None
     name = own.imatrix if own.imatrix != AUTO else f"measured on {own.file}"
     keys = metadata(source.stored, file_type, how.imatrix, name)
     with conversion(jobs, source.tensors, how) as tensors:
-        write_gguf(target, keys, tensors, force=own.force, digest=digest)
+        write_gguf(target, keys, tensors, overwrite=own.force, digest=digest)
     return digest.hexdigest()

@@ -9,19 +9,19 @@ from pathlib import Path
 from localllm.calibration.imatrix import Imatrix
 from localllm.cli.commands.perplexity import mean
 from localllm.cli.terminal.console import YELLOW, RateProgress, room, say
-from localllm.cli.terminal.formatting import columns, size, table
-from localllm.cli.tool_options import Quantize
+from localllm.cli.terminal.formatting import in_columns, size, text_table
+from localllm.cli.tool_options import QuantizeOptions
 from localllm.errors import LocalLLMError
-from localllm.evaluation import ModelSource, Scores, cut, evaluate, statistics
+from localllm.evaluation import ModelSource, Scores, cut_windows, evaluate, statistics
 from localllm.model import load
 from localllm.notice import Notice, said
 from localllm.quantize.conversion import Error
-from localllm.quantize.jobs import Job, check, size_of
+from localllm.quantize.jobs import Job, check_jobs, size_of
 from localllm.quantize.source import Source
 from localllm.quantize.target import CONTEXT
 
 
-def show(source: Source, jobs: Sequence[Job], imatrix: Imatrix | None, own: Quantize) -> None:
+def show_report(source: Source, jobs: Sequence[Job], imatrix: Imatrix | None, own: QuantizeOptions) -> None:
     """Print the jobs, the file size, and warnings about the jobs."""
     print(job_table(jobs))
     print(f"{summary(jobs)}; a file of {size(size_of(source, jobs))}")
@@ -41,7 +41,9 @@ def job_table(jobs: Sequence[Job]) -> str:
         )
         for job in jobs
     ]
-    return table(("tensor", "shape", "from", "to", "size", "becomes"), rows, right=("size", "becomes"), room=room())
+    return text_table(
+        ("tensor", "shape", "from", "to", "size", "becomes"), rows, right=("size", "becomes"), room=room()
+    )
 
 
 def summary(jobs: Sequence[Job]) -> str:
@@ -52,12 +54,12 @@ def summary(jobs: Sequence[Job]) -> str:
     return f"{size(before)} -> {size(after)}, {8 * after / values:.2f} bits a weight ({', '.join(formats)})"
 
 
-def _notes(jobs: Sequence[Job], imatrix: Imatrix | None, own: Quantize) -> Iterator[str]:
+def _notes(jobs: Sequence[Job], imatrix: Imatrix | None, own: QuantizeOptions) -> Iterator[str]:
     if not (own.imatrix or own.method) and any(job.needs_imatrix for job in jobs):
         yield "note: this type needs --imatrix FILE, or --imatrix auto"
     known = imatrix.entries if imatrix is not None else [job.name for job in jobs]
     try:
-        check(jobs, known, own.allow_requantize)
+        check_jobs(jobs, known, own.allow_requantize)
     except LocalLLMError as problem:
         yield Notice("note: ", said(problem))
 
@@ -72,10 +74,10 @@ def error_table(jobs: Sequence[Job], errors: Mapping[str, Error]) -> str:
             numbers = (f"{error.rmse:.3g}", f"{100 * error.relative:.3f} %", weighted, f"{error.largest:.3g}")
             rows.append((job.name, job.after, *numbers))
     right = ("RMSE", "relative", "weighted", "largest")
-    return table(("tensor", "format", *right), rows, right, room()) if rows else "no tensor changed its format"
+    return text_table(("tensor", "format", *right), rows, right, room()) if rows else "no tensor changed its format"
 
 
-def text_report(before: Path, after: Path, text: str, own: Quantize, progress: RateProgress) -> str:
+def text_report(before: Path, after: Path, text: str, own: QuantizeOptions, progress: RateProgress) -> str:
     """Return the perplexity of the text (--test or -f) before and after, and the divergence of the distributions."""
     name = own.test or own.file
     with ExitStack() as stack:
@@ -83,7 +85,7 @@ def text_report(before: Path, after: Path, text: str, own: Quantize, progress: R
             stack.enter_context(load(path, ctx_size=CONTEXT, threads=own.threads, progress=progress, force=own.force))
             for path in (before, after)
         ]
-        windows = cut(models[0], text, CONTEXT, own.chunks or None)
+        windows = cut_windows(models[0], text, CONTEXT, own.chunks or None)
         base, changed = (ModelSource(model, windows) for model in models)
         result, divergence = statistics(Scores.join(list(evaluate(windows, changed, base, progress))))
     assert divergence is not None
@@ -93,4 +95,4 @@ def text_report(before: Path, after: Path, text: str, own: Quantize, progress: R
         ("KL divergence", mean(divergence.kld, 6, 6)),
         ("same top token", mean(divergence.same_top, 3, 3, 100, " %")),
     ]
-    return columns(rows, indent=0)
+    return in_columns(rows, indent=0)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from localllm import load
 from localllm.cli.app import UsageError
 from localllm.cli.commands.asking import Asking, without_template
-from localllm.cli.options import Display
+from localllm.cli.options import DisplayOptions
 from localllm.cli.terminal.answer import (
-    Roof,
+    MeasuredRoof,
     converse,
     explain_end,
     full_statistics,
@@ -23,7 +23,7 @@ from localllm.cli.terminal.answer import (
 )
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache, check_place
-from localllm.held import held_text
+from localllm.held import text_constraint
 from localllm.options import AnswerOptions
 from localllm.regular import read_text
 from localllm.reply import Reply, pieces_of
@@ -81,7 +81,7 @@ def _loaded(name: str, asked: Asking) -> Model:
         return load(name, options.changed({"spec": None, "model_draft": ""}), progress=progress)
 
 
-class Asked(NamedTuple):
+class AskedReply(NamedTuple):
     """A prompt whose answer is generated lazily, as it is read."""
 
     reply: Reply
@@ -92,7 +92,7 @@ class Asked(NamedTuple):
         """Return the tokens of prompt and answer in the cache; valid once the answer has ended."""
         if self.conversation is not None:
             return self.conversation.tokens
-        return [*self.prompt, *self.reply.tokens][: self.reply.end.held]
+        return [*self.prompt, *self.reply.tokens][: self.reply.end.cached_tokens]
 
 
 def ask(
@@ -106,20 +106,20 @@ def ask(
     cancel: threading.Event,
     where: Mapping[str, str],
     observer: AnswerObserver | None = None,
-) -> Asked:
+) -> AskedReply:
     """Submit a prompt to a model, as one turn of a chat or, if `raw`, as plain text. `where`: as in `Asking`."""
     conversation = None if raw or model.encodes else _conversation(model, confined, answering, sampling, format_)
     if conversation is not None:
         conversation.observer = observer
-        return Asked(conversation.say(prompt, cancel), [], conversation)
+        return AskedReply(conversation.say(prompt, cancel), [], conversation)
     without_template(answering, where)
     ids = model.prompt_ids(prompt, parse_special=True)  # whether its control tokens count as such
-    constraint = held_text(model, answering.structure)
+    constraint = text_constraint(model, answering.structure)
     request = Request(
         ids, sampling_of(model, sampling), answering.max_tokens, answering.stops, answering.ignore_eos,
         constraint=constraint, observer=observer,
     )  # fmt: skip
-    return Asked(Reply(pieces_of(model.stepper.stream(request, cancel))), ids, None)
+    return AskedReply(Reply(pieces_of(model.stepper.stream(request, cancel))), ids, None)
 
 
 def _answer(model: Model, confined: Confined, asked: Asking) -> None:
@@ -134,13 +134,13 @@ def _answer(model: Model, confined: Confined, asked: Asking) -> None:
             own.raw, model, asked.prompt, confined, answering, asked.sampling, asked.format_, cancel, asked.where
         )
         conversation = question.conversation
-        end = write(question.reply, asked.display if conversation else Display(plain=True), conversation)
+        end = write(question.reply, asked.display if conversation else DisplayOptions(plain=True), conversation)
         if end.reason == "context":
             say(explain_end(model), YELLOW)
         if own.stats:
             if not model.placed:
                 say(model.device)
-            say(full_statistics(end.usage, Roof(model)))
+            say(full_statistics(end.usage, MeasuredRoof(model)))
         tokens = question.evaluated()
         if keeping.prompt_cache and not own.prompt_cache_all:
             tokens = tokens[: end.usage.prompt_tokens]

@@ -46,7 +46,7 @@ def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:
                 show(canvas)
         assert canvas is not None, "a canvas is shown before its first step"
         seconds = perf_counter() - begun
-        _write(cut(answer_text(model, canvas, asked.answering.ignore_eos), stops), asked)
+        _write(cut_at_stops(answer_text(model, canvas, asked.answering.ignore_eos), stops), asked)
     if asked.own.stats:
         if not model.placed:
             say(model.device)
@@ -87,7 +87,7 @@ def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int],
     return model.prompt_ids(asked.prompt, parse_special=True), answering.stops
 
 
-def cut(text: str, stops: tuple[str, ...]) -> str:
+def cut_at_stops(text: str, stops: tuple[str, ...]) -> str:
     """Return a text up to the first stop string."""
     return text[: min([found for stop in stops if (found := text.find(stop)) >= 0], default=len(text))]
 

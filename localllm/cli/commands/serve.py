@@ -15,7 +15,7 @@ from localllm.cache.prefix_files import PrefixFiles
 from localllm.cache.slot_files import SlotFiles, check_folder
 from localllm.cli.commands.page import page_address, show_page
 from localllm.cli.naming import title
-from localllm.cli.options import Opening
+from localllm.cli.options import OpeningOptions
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.errors import LocalLLMError
@@ -28,11 +28,11 @@ from localllm.server.admission import Admission
 from localllm.server.app import make_app
 from localllm.server.metrics import Metrics
 from localllm.server.run import listen
-from localllm.server.run import serve as run
+from localllm.server.run import run_server as run
 from localllm.server.served import Served
 from localllm.server.service import ModelService, Usual
-from localllm.server.settings import Settings
-from localllm.server.shelf import Shelf, models_in
+from localllm.server.settings import ServerSettings
+from localllm.server.shelf import ModelRegistry, models_in
 from localllm.sizes import size
 from localllm.template import given_template
 
@@ -40,11 +40,13 @@ UVICORN = "uvicorn.error"  # uvicorn's logger for starts and stops
 ALIGNED = 256  # tokens: prompt chunks on a GPU are multiples of this
 
 
-def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str, Any], browser: bool = False) -> None:
+def serve(
+    own: ServeOptions, name: str, opening: OpeningOptions, sampling: Mapping[str, Any], browser: bool = False
+) -> None:
     """Serve one model, or all models of a folder, until SIGTERM or Ctrl-C. `browser`: open the web page once ready."""
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
-    settings = Settings.of(own, own.max_tokens)
+    settings = ServerSettings.of(own, own.max_tokens)
     if own.slot_save_path:
         check_folder(Path(own.slot_save_path))
     format_ = given_template(own.chat_template) if own.chat_template else None
@@ -79,16 +81,16 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             model.close()
             raise
 
-    shelf = Shelf(places, opened, own.memory_limit, own.embeddings)
+    registry = ModelRegistry(places, opened, own.memory_limit, own.embeddings)
     usual = Usual.of(own.think, own.reasoning_format == "none", own.chat_template_kwargs)
-    service = ModelService(shelf, usual)
+    service = ModelService(registry, usual)
     metrics.loads = service.loads
 
     async def ready() -> None:
         port = sockets[0].getsockname()[1]
         if not own.models:
-            await shelf.load(places[0][0])
-            served = shelf.loaded(places[0][0])
+            await registry.load(places[0][0])
+            served = registry.loaded(places[0][0])
             assert served is not None
             say(plan_line(served, own.parallel))
         else:
@@ -102,7 +104,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
     try:
         run(make_app(service, settings, metrics, admission), settings, admission, sockets, ready)
     finally:
-        loading = shelf.end()
+        loading = registry.end()
     if loading:  # the threads of an unfinished load would keep the process alive
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

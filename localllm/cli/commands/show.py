@@ -19,13 +19,13 @@ from localllm.backends.checks import check_cache
 from localllm.box import resolve
 from localllm.cache.types import choose_types, harm
 from localllm.cli.flags import typed
-from localllm.cli.options import Show
+from localllm.cli.options import ShowOptions
 from localllm.cli.terminal.console import room
-from localllm.cli.terminal.formatting import columns, parameters, size
+from localllm.cli.terminal.formatting import in_columns, parameters, size
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, StringArray, open_gguf
-from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record, record_heads
+from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record, record_mtp_heads
 from localllm.opening import DEFAULT_CONTEXT, context_of, limits_of
 from localllm.options.diffusion import CANVAS
 from localllm.plan import Plan, summarize
@@ -35,7 +35,7 @@ from localllm.tokenizer import Tokenizer, has_tokenizer
 _SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # maximum items of a long array, maximum characters of a long text
 
 
-def show(own: Show, name: str) -> None:
+def show(own: ShowOptions, name: str) -> None:
     """Print the facts of a model file. Raise GGUFError if it cannot be read."""
     from localllm.template import renderer
 
@@ -97,8 +97,11 @@ def _model(file: GGUFFile) -> dict[str, Any]:
     config = _config(file)
     architecture = ARCHITECTURES[config.architecture]
     plan = record(config, architecture, file.tensors)
-    used, heads = plan.tensors, _told(lambda: {"plans": record_heads(file.metadata, architecture, file.tensors)})
-    for head in heads.get("plans", ()):
+    used, mtp_heads = (
+        plan.tensors,
+        _told(lambda: {"plans": record_mtp_heads(file.metadata, architecture, file.tensors)}),
+    )
+    for head in mtp_heads.get("plans", ()):
         used |= head.tensors
     return {
         "architecture": config.architecture,
@@ -111,7 +114,7 @@ def _model(file: GGUFFile) -> dict[str, Any]:
         "ffn_width": _per_layer(config.ffn_width),
         "vocabulary": config.vocabulary,
         "trained_context": config.context_length,
-        "next_token_heads": heads if "problem" in heads else len(heads["plans"]),
+        "next_token_heads": mtp_heads if "problem" in mtp_heads else len(mtp_heads["plans"]),
         "unused_tensors": [name for name in file.tensors if name not in used],
     }
 
@@ -123,19 +126,19 @@ def _per_layer(numbers: tuple[int, ...]) -> int | list[int]:
 def _tokenizer(file: GGUFFile) -> dict[str, Any]:
     if not has_tokenizer(file.metadata):
         return {"problem": "the file has none; only token ids can be given"}
-    words = Tokenizer.from_metadata(file.metadata)
+    tokenizer = Tokenizer.from_metadata(file.metadata)
 
     def named(token: int | None) -> str | None:
-        return None if token is None else f"{token} {words.text(token)!r}"
+        return None if token is None else f"{token} {tokenizer.text(token)!r}"
 
     return {
         "model": file.metadata["tokenizer.ggml.model"],
         "pre": file.metadata.get("tokenizer.ggml.pre"),
-        "tokens": words.vocab_size,
-        "bos": named(words.bos),
-        "eos": named(words.eos),
-        "adds": list(words.adds),
-        "ends": [named(token) for token in sorted(words.eog)],
+        "tokens": tokenizer.vocab_size,
+        "bos": named(tokenizer.bos),
+        "eos": named(tokenizer.eos),
+        "adds": list(tokenizer.adds),
+        "ends": [named(token) for token in sorted(tokenizer.eog)],
     }
 
 
@@ -167,7 +170,7 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
     plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
     limits = limits_of(context, plan, diffuses=diffuses)
     counts = summarize(plan)
-    choice = choose_types(asked, plan, limits, counts.weight_bytes, force=True)
+    choice = choose_types(asked, plan, limits, counts.weight_bytes, any_type=True)
     check_cache(choice.types, CACHE_TYPES)
     memory = plan_memory(plan, limits, default_threads(), choice.types)
     return {
@@ -222,18 +225,20 @@ def _abbreviated(value: Any) -> Any:
 
 def _lines(facts: dict[str, Any], room: int) -> Iterator[str]:
     parts = f", {facts['parts']} parts" if facts["parts"] > 1 else ""
-    yield columns(list(_head(facts, parts)), indent=0, room=room)
+    yield in_columns(list(_head(facts, parts)), indent=0, room=room)
     yield "\ntensors by format"
     rows = [(name, f"{each['tensors']}", size(each["bytes"])) for name, each in facts["formats"].items()]
-    yield columns(rows)
+    yield in_columns(rows)
     memory = facts["memory"]
     yield f"\nmemory for a context of {memory['context']} tokens" if "context" in memory else "\nmemory"
-    yield columns(list(_memory_rows(memory)), room=room)
+    yield in_columns(list(_memory_rows(memory)), room=room)
     if "tensors" in facts:
         yield "\ntensors"
-        yield columns([(t["name"], t["format"], " x ".join(map(str, t["shape"]))) for t in facts["tensors"]], room=room)
+        yield in_columns(
+            [(t["name"], t["format"], " x ".join(map(str, t["shape"]))) for t in facts["tensors"]], room=room
+        )
     yield "\nmetadata"
-    yield columns([(key, _one_line(value)) for key, value in facts["metadata"].items()], room=room)
+    yield in_columns([(key, _one_line(value)) for key, value in facts["metadata"].items()], room=room)
 
 
 def _each(value: Any) -> str:

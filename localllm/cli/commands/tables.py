@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal.formatting import markdown, table
+from localllm.cli.terminal.formatting import markdown, text_table
 
 if TYPE_CHECKING:
     from localllm.models.architecture import Architecture
@@ -33,7 +33,7 @@ def formats(room: int = 0) -> str:
         if each.name not in INTEGERS
     ]
     header = ("format", "bits a weight", "block", "read", "write", "cpu kernels")
-    return table(header, rows, right=("bits a weight",), room=room)
+    return text_table(header, rows, right=("bits a weight",), room=room)
 
 
 def architectures(room: int = 0) -> str:
@@ -46,7 +46,7 @@ def architectures(room: int = 0) -> str:
     rows = []
     for each in ARCHITECTURES.values():
         attends = each.recurrent is None or each.recurrent.layers != "all"
-        rope = {"norm": "neighbours", "neox": "halves", None: ""}[each.rope_style]
+        rope = {"interleaved": "neighbours", "neox": "halves", None: ""}[each.rope_style]
         if not attends or each.no_rope_every == 1:
             rope = ""
         elif each.no_rope_every:
@@ -70,7 +70,7 @@ def architectures(room: int = 0) -> str:
         "experts chosen by",
         "what the cache holds",
     )
-    return table(header, rows, room=room)
+    return text_table(header, rows, room=room)
 
 
 MIXERS = {

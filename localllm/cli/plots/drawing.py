@@ -25,7 +25,7 @@ from localllm.cli.plots.style import (
     colour,
     handle,
     number_on_axis,
-    plain,
+    plain_axis,
     short,
 )
 from localllm.errors import LocalLLMError
@@ -94,7 +94,7 @@ def _curves(axes: Any, panel: Panel, picture: Picture) -> None:
     rates = [rate for series in shown for _, rate, _ in series.points]
     if max(rates) > 8 * min(rates):
         axes.set_yscale("log")
-        plain(axes.yaxis)
+        plain_axis(axes.yaxis)
     else:
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(number_on_axis)
@@ -130,7 +130,7 @@ def _rates(axes: Any, picture: Picture) -> None:
     axes.set_ylim(len(bars) - 0.5, -0.5)
     rates = [rate for bar in picture.bars for rate in bar.rates if rate]
     axes.set(xscale="log", xlabel="tokens a second", xlim=(min(rates) / 1.3, max(rates) * 2.5))  # with room for labels
-    plain(axes.xaxis)
+    plain_axis(axes.xaxis)
     rest = f" ({picture.left_out} more not shown)" if picture.left_out else ""
     axes.set_title(f"All tests{rest}")
     if len(picture.runs) > 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from localllm.cli.plots.runs import Row, Run, matched
+from localllm.cli.plots.runs import ResultRow, Run, matched
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --line: #d1d9e0; }
@@ -71,7 +71,7 @@ def _line(tag: str, cells: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ResultRow) -> tuple[str, ...]:
     return (
         row.model,
         row.test,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localllm.cli.plots.runs import Row, Run
+from localllm.cli.plots.runs import ResultRow, Run
 
 SURE = 1.05  # a rate may exceed a well-measured limit by this factor
 MOST_TESTS = 30  # maximum in the panel of all tests; the HTML page lists all
@@ -87,21 +87,21 @@ class Picture:
 class _Axis:
     title: str
     label: str
-    takes: Callable[[Row], bool]
-    value: Callable[[Row], float]
-    rest: Callable[[Row], tuple[str, ...]]  # labels of the properties that the tests of a curve share
+    takes: Callable[[ResultRow], bool]
+    value: Callable[[ResultRow], float]
+    rest: Callable[[ResultRow], tuple[str, ...]]  # labels of the properties that the tests of a curve share
 
 
-def _kind(row: Row) -> str:
+def _kind(row: ResultRow) -> str:
     """Return the name of the test without its depth: tg128."""
     return row.test.partition(" @ ")[0]
 
 
-def _deep(row: Row) -> str:
+def _deep(row: ResultRow) -> str:
     return f"depth {row.depth}" if row.depth else ""
 
 
-def _threads(row: Row) -> str:
+def _threads(row: ResultRow) -> str:
     return f"{row.threads} threads" if row.threads != 1 else "1 thread"
 
 
@@ -162,7 +162,7 @@ def _roof(number: int, run: Run) -> Roof | None:
     return Roof(number, gb, 0.0 if disturbed else gop, disturbed and bool(gop)) if gb else None
 
 
-def _panel(axis: _Axis, rows: Sequence[tuple[int, Row]], several: bool) -> Panel | None:
+def _panel(axis: _Axis, rows: Sequence[tuple[int, ResultRow]], several: bool) -> Panel | None:
     """Return a panel of the curves with at least two points; None if there are none."""
     curves: dict[tuple[int, str], dict[float, tuple[float, float, float]]] = {}
     for number, row in rows:
@@ -180,7 +180,7 @@ def _panel(axis: _Axis, rows: Sequence[tuple[int, Row]], several: bool) -> Panel
 
 
 def _bars(runs: Sequence[Run], several: bool, of_threads: bool) -> list[Bar]:
-    found: dict[tuple[object, ...], list[Row | None]] = {}
+    found: dict[tuple[object, ...], list[ResultRow | None]] = {}
     for number, run in enumerate(runs):
         for row in run.rows:
             found.setdefault(row.key, [None] * len(runs))[number] = row
@@ -198,6 +198,6 @@ def _bars(runs: Sequence[Run], several: bool, of_threads: bool) -> list[Bar]:
     return bars
 
 
-def _name(row: Row, threads: bool) -> str:
+def _name(row: ResultRow, threads: bool) -> str:
     words = (row.test, _threads(row) if threads else "", row.placed)
     return ", ".join(word for word in words if word)

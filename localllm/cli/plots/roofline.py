@@ -10,7 +10,7 @@ from math import log
 from typing import Any
 
 from localllm.cli.plots.picture import Picture, Point, Roof
-from localllm.cli.plots.style import INK, LINES, below, colour, handle, plain
+from localllm.cli.plots.style import INK, LINES, below, colour, handle, plain_axis
 
 ROOM = (330.0, 210.0)  # approximate size of the panel in points
 LETTER, LINE = 4.3, 9.0  # width of a label's letter, and height of a line, in points
@@ -44,8 +44,8 @@ def draw_roofline(axes: Any, picture: Picture) -> None:
             ha="left" if right > 0 else "right", color=colour(point.model),
         )  # fmt: skip
     axes.set(xlim=(low, high), ylim=(bottom, top))
-    plain(axes.xaxis)
-    plain(axes.yaxis)
+    plain_axis(axes.xaxis)
+    plain_axis(axes.yaxis)
     kinds = dict.fromkeys((point.run, point.decodes) for point in picture.points)
     for run, decodes in kinds:
         name = ("decode" if decodes else "prefill") + (f" ({picture.runs[run]})" if len(picture.runs) > 1 else "")

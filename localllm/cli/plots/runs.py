@@ -29,7 +29,7 @@ class RunError(LocalLLMError):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResultRow:
     """One test of one model. Values that were not measured are 0."""
 
     model: str  # architecture, size and format
@@ -71,7 +71,7 @@ class Run:
     """The rows of one run of the program. `name` identifies it in a picture."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     processor: str = ""
 
 
@@ -79,8 +79,8 @@ class Run:
 class Ratio:
     """A test that occurs in both runs."""
 
-    new: Row
-    old: Row
+    new: ResultRow
+    old: ResultRow
 
     @property
     def ratio(self) -> float:
@@ -146,7 +146,7 @@ def _values(data: bytes) -> list[Mapping[str, Any]]:
     return values
 
 
-def _row(result: Mapping[str, Any]) -> Row:
+def _row(result: Mapping[str, Any]) -> ResultRow:
     prompt, answer, depth = (_count(result, name) for name in ("n_prompt", "n_gen", "n_depth"))
     rate = _number(result, "avg_ts")
     if rate <= 0 or not prompt + answer:
@@ -154,7 +154,7 @@ def _row(result: Mapping[str, Any]) -> Row:
     usual = _usual_name(prompt, answer, depth)
     test = _text(result, "test", usual)
     named = PurePath(_text(result, "model_filename", None, MOST_NAME).replace("\\", "/")).name
-    return Row(
+    return ResultRow(
         model=_text(result, "model_type", _short(named)),
         file=named,
         test=test,

@@ -69,7 +69,7 @@ def short(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def plain(axis: Any) -> None:
+def plain_axis(axis: Any) -> None:
     """Label a logarithmic axis with 1, 2, 5, 10; only powers of ten if there are many."""
     from matplotlib.ticker import LogLocator, NullLocator
 

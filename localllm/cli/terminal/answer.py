@@ -11,7 +11,7 @@ from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.options import Display
+from localllm.cli.options import DisplayOptions
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.shown import shown_on
 from localllm.generation.statistics import Usage
@@ -43,7 +43,7 @@ def interruptible() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def write(reply: Reply, display: Display, conversation: Conversation | None = None) -> Finished:
+def write(reply: Reply, display: DisplayOptions, conversation: Conversation | None = None) -> Finished:
     """Stream an answer to stdout, then end its line. Piped output is the model's text, unchanged if it is printable."""
     from localllm.answer.parts import Content, Reasoning
 
@@ -58,7 +58,7 @@ def write(reply: Reply, display: Display, conversation: Conversation | None = No
                 continue
             for part in piece.parts:
                 if isinstance(part, Reasoning):
-                    shown.thought(part.text)
+                    shown.reasoning(part.text)
                 elif isinstance(part, Content):
                     shown.content(part.text)
     finally:
@@ -124,7 +124,7 @@ def _reads(model: Model, seconds: float) -> list[float]:
             return found
 
 
-class Roof:
+class MeasuredRoof:
     """The read bandwidth of this machine, for comparison with the bandwidth that an answer used.
 
     Other programs can disturb the measurement. It is valid if the median of many reads is close to the best one.
@@ -154,7 +154,7 @@ def statistics_line(s: Usage, used: int, context: int) -> str:
     return ", ".join([*parts, f"{used} of {context} tokens"])
 
 
-def full_statistics(s: Usage, roof: Roof) -> str:
+def full_statistics(s: Usage, roof: MeasuredRoof) -> str:
     """Return all measured statistics in one line."""
     reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
     parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_number(s.prompt_rate)} tokens/s"]

@@ -1,7 +1,7 @@
 """All printing: output through a guard, and notes, errors and progress on stderr.
 
-Neither a file nor a model may control the terminal. While a command runs, stdout and stderr are `Guard`s, which escape
-the control characters of every writer. The program's own control sequences go to the underlying stream, `raw`.
+Neither a file nor a model may control the terminal. While a command runs, stdout and stderr are `StreamGuard`s, which
+escape the control characters of every writer. The program's own control sequences go to the underlying stream, `raw`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RED, YELLOW, DIM = "31", "33", "2"
 BAR_AFTER = 0.3  # seconds; shorter steps show no bar
 
 
-class Guard:
+class StreamGuard:
     """A stream that escapes control characters except newlines and tabs."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -56,12 +56,12 @@ def guarded() -> Iterator[None]:
 
 
 def _guard() -> None:
-    sys.stdout, sys.stderr = (cast(TextIO, Guard(stream)) for stream in (sys.stdout, sys.stderr))
+    sys.stdout, sys.stderr = (cast(TextIO, StreamGuard(stream)) for stream in (sys.stdout, sys.stderr))
 
 
 def raw(stream: TextIO) -> TextIO:
     """Return the stream below the guards."""
-    while isinstance(stream, Guard):
+    while isinstance(stream, StreamGuard):
         stream = stream.stream
     return stream
 

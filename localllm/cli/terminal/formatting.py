@@ -33,7 +33,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
     return "\n".join(markdown_row(header, row, widths, right) for row in (header, rule, *rows))
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), room: int = 0) -> str:
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), room: int = 0) -> str:
     """Return a Markdown table. If it exceeds a terminal of `room` columns, empty columns are dropped.
 
     If it still does not fit, it is transposed: a block for every row, and a line for every cell that is not empty.
@@ -52,7 +52,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 def record(header: Sequence[str], row: Sequence[str], room: int) -> str:
     """Return a row of a transposed table: a line for every cell that is not empty."""
     pairs = [(name, cell) for name, cell in zip(header, row, strict=True) if cell.strip()]
-    return columns(pairs, indent=0, room=room)
+    return in_columns(pairs, indent=0, room=room)
 
 
 def markdown_row(header: Sequence[str], row: Sequence[str], widths: Sequence[int], right: Sequence[str]) -> str:
@@ -68,7 +68,7 @@ def _cells(row: Sequence[str]) -> list[str]:
     return [printable(cell, None) for cell in row]
 
 
-def columns(rows: Sequence[Sequence[str]], indent: int = 2, room: int = 0) -> str:
+def in_columns(rows: Sequence[Sequence[str]], indent: int = 2, room: int = 0) -> str:
     """Align rows in columns; the last column is ragged.
 
     In a terminal of `room` columns the last column wraps at words, or moves to the next line if the others leave too

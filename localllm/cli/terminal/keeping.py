@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from localllm.cache.kept import keep_in_file
 from localllm.cache.kept import take_up as put_in_cache
-from localllm.cache.prompt_cache import Kept, check_replaceable, read
-from localllm.cli.options import Keeping
+from localllm.cache.prompt_cache import Kept, check_replaceable, read_prompt_cache
+from localllm.cli.options import KeepingOptions
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.formatting import size
 from localllm.model import Model
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from localllm.conversation import Conversation
 
 
-def check_place(keeping: Keeping) -> None:
+def check_place(keeping: KeepingOptions) -> None:
     """Raise early if the file of `--prompt-cache` cannot be written."""
     if not keeping.prompt_cache or keeping.prompt_cache_ro:
         return
     path = Path(keeping.prompt_cache)
-    check_target(path, force=True)
+    check_target(path, overwrite=True)
     check_replaceable(path)
     if not os.access(path.parent, os.W_OK):
         raise OutputError(f"{path}: cannot be written: no permission for the folder {path.parent}")
@@ -37,12 +37,12 @@ class PromptCache:
     With `force`, `keep` also replaces a saved conversation.
     """
 
-    def __init__(self, keeping: Keeping, model: Model, force: bool = False) -> None:
+    def __init__(self, keeping: KeepingOptions, model: Model, overwrite: bool = False) -> None:
         self._path = Path(keeping.prompt_cache) if keeping.prompt_cache else None
         self._write = not keeping.prompt_cache_ro
         if keeping.prompt_cache_ro and self._path is None:
             say("note: --prompt-cache-ro has no effect without --prompt-cache FILE", YELLOW)
-        self._model, self._force = model, force
+        self._model, self._overwrite = model, overwrite
         self._found = False  # whether the file existed at the start; only then it is replaced
         self._tokens: list[int] = []  # cached tokens when it was read
         self._messages: list[dict[str, str]] = []
@@ -50,7 +50,7 @@ class PromptCache:
     def take_up(self) -> None:
         """Load only the cache, for a given prompt."""
         if self._path is not None and self._there(self._path):
-            kept = read(self._path, self._model)
+            kept = read_prompt_cache(self._path, self._model)
             self._messages = kept.messages
             self._tokens = put_in_cache(kept, self._model)
             _tell_problem(kept)
@@ -59,10 +59,10 @@ class PromptCache:
         """Save the cached part of `tokens`, unless it is unchanged or the file holds a conversation."""
         if self._path is None or not self._write or list(tokens) == self._tokens:
             return
-        if self._messages and not self._force:
+        if self._messages and not self._overwrite:
             say(f"note: {self._path} holds a conversation and was not replaced; give another name, or --force", YELLOW)
             return
-        keep_in_file(self._path, self._model, tokens, messages, force=self._found)
+        keep_in_file(self._path, self._model, tokens, messages, overwrite=self._found)
 
     def go_on(self, conversation: Conversation) -> None:
         """Load the whole conversation and continue it."""
@@ -75,7 +75,7 @@ class PromptCache:
         if self._path is not None and self._write:
             conversation.forget_rest()
             if (conversation.tokens, conversation.messages) != (self._tokens, self._messages):
-                put_down(conversation, self._path, force=self._found)
+                put_down(conversation, self._path, overwrite=self._found)
 
     def _there(self, path: Path) -> bool:
         if not path.exists() and not self._write:
@@ -91,9 +91,9 @@ def take_up(conversation: Conversation, path: Path) -> None:
     _tell_problem(kept)
 
 
-def put_down(conversation: Conversation, path: Path, force: bool) -> None:
+def put_down(conversation: Conversation, path: Path, overwrite: bool) -> None:
     """Save a conversation to a file."""
-    written = conversation.save(path, force)
+    written = conversation.save(path, overwrite)
     held = len(conversation.tokens)
     say(f"{path}: {_turns(conversation.messages)}, {held} tokens, {size(written)} written")
 

@@ -177,7 +177,7 @@ class Markdown:
         """Write the rows that were held back."""
         rows, self._rows = self._rows, []
         if len(rows) > 1 and _DELIMITER.fullmatch(rows[1].strip()):
-            for line in table([_cells(row) for row in (rows[0], *rows[2:])], self._out.width):
+            for line in markdown_table([_cells(row) for row in (rows[0], *rows[2:])], self._out.width):
                 self._out.whole(line, 0)
                 self._out.line()
             return
@@ -214,7 +214,7 @@ def highlighted(line: str, language: str) -> str:
     return "".join(_ansi(text, 10 * _MOST_LINE))
 
 
-def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+def markdown_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return the lines of a table; the first row is its header."""
     from rich.box import SIMPLE_HEAD
     from rich.style import Style

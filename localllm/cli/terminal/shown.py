@@ -9,8 +9,8 @@ import os
 from time import perf_counter
 from typing import Protocol, TextIO, cast
 
-from localllm.cli.options import Display
-from localllm.cli.terminal.console import Guard, raw
+from localllm.cli.options import DisplayOptions
+from localllm.cli.terminal.console import StreamGuard, raw
 from localllm.cli.terminal.markdown import DIM, Markdown
 from localllm.cli.terminal.wrapping import Wrapped, painted
 from localllm.printable import printable
@@ -21,28 +21,28 @@ class Shown(Protocol):
 
     parted: bool  # whether reasoning arrives separately from content
 
-    def thought(self, text: str) -> None: ...
+    def reasoning(self, text: str) -> None: ...
     def content(self, text: str) -> None: ...
     def end(self) -> None:
         """End the answer's last line."""
 
 
-def shown_on(stream: TextIO, display: Display, markdown: bool = True) -> Shown:
+def shown_on(stream: TextIO, display: DisplayOptions, markdown: bool = True) -> Shown:
     """Return the display for a stream. Without `markdown` a terminal only wraps words."""
     out = raw(stream)
     if not out.isatty() or os.environ.get("TERM", "dumb") == "dumb" or display.plain:
-        return Plain(cast(TextIO, Guard(out)) if out.isatty() else out, display.hide_think)
-    return Rendered(out, display.hide_think, not os.environ.get("NO_COLOR"), markdown)
+        return PlainShown(cast(TextIO, StreamGuard(out)) if out.isatty() else out, display.hide_think)
+    return MarkdownShown(out, display.hide_think, not os.environ.get("NO_COLOR"), markdown)
 
 
-class Plain:
+class PlainShown:
     """Writes the text as it arrives, with reasoning unless that is hidden."""
 
     def __init__(self, out: TextIO, hide: bool) -> None:
         self._out, self.parted = out, hide
         self._last = "\n"
 
-    def thought(self, text: str) -> None:
+    def reasoning(self, text: str) -> None:
         """Drop the reasoning. It arrives separately only when it is hidden."""
 
     def content(self, text: str) -> None:
@@ -57,7 +57,7 @@ class Plain:
             self._out.flush()
 
 
-class Rendered:
+class MarkdownShown:
     """Renders Markdown, wraps words, and dims reasoning or shows only its duration."""
 
     parted = True
@@ -70,7 +70,7 @@ class Rendered:
         self._thinking = False
         self._began, self._pieces = 0.0, 0
 
-    def thought(self, text: str) -> None:
+    def reasoning(self, text: str) -> None:
         if not self._thinking:
             self._end_content()
             self._thinking, self._began, self._pieces = True, perf_counter(), 0
@@ -83,7 +83,7 @@ class Rendered:
 
     def content(self, text: str) -> None:
         if self._thinking:
-            self._end_thought()
+            self._end_reasoning()
         text = printable(text, None, keep="\n\t")
         if self._markdown is not None:
             self._markdown.text(text)
@@ -93,7 +93,7 @@ class Rendered:
 
     def end(self) -> None:
         if self._thinking:
-            self._end_thought()
+            self._end_reasoning()
         self._end_content()
 
     def _lines(self, text: str, style: str) -> None:
@@ -102,7 +102,7 @@ class Rendered:
                 self._out.line()
             self._out.text(line, style)
 
-    def _end_thought(self) -> None:
+    def _end_reasoning(self) -> None:
         self._thinking = False
         if self._hide:
             spent = f" {self._pieces} tokens, {perf_counter() - self._began:.1f} s"

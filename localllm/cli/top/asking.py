@@ -57,7 +57,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SlotSample:
     """A slot with a running request."""
 
     number: int
@@ -76,8 +76,8 @@ class Look:
 
     at: float  # seconds of the monotonic clock
     samples: Mapping[str, Sequence[Sample]]
-    slots: tuple[Slot, ...] = ()
-    places: int = 0  # total number of slots, with idle ones; 0 if the server does not report it
+    slots: tuple[SlotSample, ...] = ()
+    slot_count: int = 0  # total number of slots, with idle ones; 0 if the server does not report it
 
 
 def address_of(text: str) -> Address:
@@ -184,7 +184,7 @@ def samples_of(data: bytes) -> dict[str, list[Sample]]:
     return found
 
 
-def slots_of(data: bytes) -> tuple[int, tuple[Slot, ...]]:
+def slots_of(data: bytes) -> tuple[int, tuple[SlotSample, ...]]:
     """Return the number of slots, and the busy ones; (0, ()) if the text is something else."""
     try:
         values = json.loads(data)
@@ -196,11 +196,11 @@ def slots_of(data: bytes) -> tuple[int, tuple[Slot, ...]]:
     return len(places), tuple(_slot(each) for each in places if each.get("is_processing") is True)
 
 
-def _slot(value: Mapping[str, Any]) -> Slot:
+def _slot(value: Mapping[str, Any]) -> SlotSample:
     answer = value.get("next_token")
     first = answer[0] if isinstance(answer, list) and answer and isinstance(answer[0], dict) else {}
     left = first.get("n_remain")
-    return Slot(
+    return SlotSample(
         number=_count(value.get("id")),
         task=_count(value.get("id_task")),
         prompt=_count(value.get("n_prompt_tokens")),

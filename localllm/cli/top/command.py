@@ -15,7 +15,7 @@ from time import monotonic, time
 
 from localllm.cli.app import UsageError
 from localllm.cli.flags import typed
-from localllm.cli.options import Top
+from localllm.cli.options import TopOptions
 from localllm.cli.terminal.console import raw, room
 from localllm.cli.top.asking import MOST_SECONDS, USUAL, Client, Look, TopError, address_of
 from localllm.cli.top.keys import keys
@@ -29,7 +29,7 @@ PIPE_WIDTH, PIPE_HEIGHT = 80, 1000
 KEY_SECONDS = 0.25
 
 
-def top(own: Top) -> None:
+def top(own: TopOptions) -> None:
     """Watch a server. Raise TopError if it cannot be reached at the start."""
     if len(own.words) > 1:
         raise UsageError(f"expected one URL, got {len(own.words)}: {', '.join(own.words)}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from localllm.cli.top.asking import Look, Slot
+from localllm.cli.top.asking import Look, SlotSample
 from localllm.printable import printable
 from localllm.server.limits import LOOKING
 
@@ -51,7 +51,7 @@ class View:
     version: str
     uptime: float | None
     running: float | None
-    places: int
+    slot_count: int
     waiting: float | None
     requests: float | None
     errors: float | None
@@ -65,7 +65,7 @@ class View:
     kept: float  # blocks of finished answers
     times: tuple[Times, ...]
     since: float | None  # window of the percentiles in seconds; None: since the start
-    writing: tuple[Slot, ...]
+    writing: tuple[SlotSample, ...]
     history: tuple[float, ...]  # tokens per second of answers between looks, oldest first
 
 
@@ -96,7 +96,7 @@ def view_of(looks: Sequence[Look], now: float, lately: bool) -> View:
         version="".join(_values(new, "localllm_info", "version")[:1]),
         uptime=max(now - started, 0.0) if started else None,
         running=total(new, "llamacpp:requests_processing"),
-        places=new.places,
+        slot_count=new.slot_count,
         waiting=total(new, "llamacpp:requests_deferred"),
         requests=_requests(new),
         errors=_requests(new, failed=True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from localllm.cli.top.asking import Slot
+from localllm.cli.top.asking import SlotSample
 from localllm.cli.top.numbers import Percentile, Times, View
 from localllm.printable import printable
 
@@ -59,7 +59,7 @@ def _line(text: str, style: str = "") -> Text:
 def _pairs(view: View) -> Table:
     """Return the activity and the rates as names and values in columns."""
     table = _grid(4, left=(0, 2))
-    running = f"{count(view.running)} of {view.places}" if view.places else count(view.running)
+    running = f"{count(view.running)} of {view.slot_count}" if view.slot_count else count(view.running)
     for row in (
         ("running", running, "waiting", count(view.waiting)),
         ("answer t/s", rate(view.answer_rate), "prompt t/s", rate(view.prompt_rate)),
@@ -104,7 +104,9 @@ def _times(times: tuple[Times, ...]) -> Table:
 def _answers(view: View, width: int, most: int) -> Table | Text:
     """Return a line for each running answer, as far as they fit."""
     if not view.writing:
-        return _line("no answer is being written" if view.places else "the server does not tell of its slots", "dim")
+        return _line(
+            "no answer is being written" if view.slot_count else "the server does not tell of its slots", "dim"
+        )
     names = ("slot", "state", "prompt", "cached", "written", "left", "t/s")
     shown = names if width >= WIDE else tuple(n for n in names if n != "left") if width >= MEDIUM else _NARROW
     table = _grid(len(shown), left=(0, 1))
@@ -116,7 +118,7 @@ def _answers(view: View, width: int, most: int) -> Table | Text:
     return table
 
 
-def _state(slot: Slot) -> str:
+def _state(slot: SlotSample) -> str:
     if slot.written:
         return "answer"
     done = (slot.processed + slot.cached) / slot.prompt if slot.prompt else 0.0
@@ -124,7 +126,7 @@ def _state(slot: Slot) -> str:
 
 
 _NARROW = ("slot", "state", "written", "t/s")
-_CELLS: dict[str, Callable[[Slot], str]] = {
+_CELLS: dict[str, Callable[[SlotSample], str]] = {
     "slot": lambda slot: str(slot.number),
     "state": _state,
     "prompt": lambda slot: count(slot.prompt),

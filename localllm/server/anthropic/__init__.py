@@ -7,10 +7,10 @@ from starlette.routing import Route
 from localllm.server.anthropic.answers import Messages
 from localllm.server.http import post
 from localllm.server.interface import Service
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 
 
-def routes(service: Service, settings: Settings) -> list[Route]:
+def routes(service: Service, settings: ServerSettings) -> list[Route]:
     """Return the routes of Anthropic's API."""
     messages = Messages(service, settings)
     return [

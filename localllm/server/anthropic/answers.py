@@ -14,7 +14,7 @@ from localllm.server.fields import Fields
 from localllm.server.http import client, sse
 from localllm.server.interface import Service
 from localllm.server.openai.head import new_id
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json, Turn
 from localllm.server.wire import frame
 
@@ -22,14 +22,14 @@ from localllm.server.wire import frame
 class Messages:
     """The handlers of messages."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings
 
     async def create(self, request: Request, fields: Fields) -> Response | Json:
         """Create a message."""
         model = self._service.find(fields.text("model", "")).id
         asked = read_message(fields, client(request), self._settings.max_tokens)
-        writer = MessageWriter(new_id("msg_"), model, asked.turn.generation.stops, asked.thoughts)
+        writer = MessageWriter(new_id("msg_"), model, asked.turn.generation.stops, asked.shows_reasoning)
         events = self._events(model, asked.turn, writer)
         if asked.stream:
             return sse(_framed(events), self._settings.limits)

@@ -111,9 +111,9 @@ def _own_text(draft: Draft, block: Fields) -> None:
     draft.texts.append(stable_prompt(part_text(block)))
 
 
-def _own_thought(draft: Draft, block: Fields) -> None:
-    if thought := block.text("thinking", ""):
-        draft.thoughts.append(thought)
+def _own_reasoning(draft: Draft, block: Fields) -> None:
+    if reasoning := block.text("thinking", ""):
+        draft.reasoning.append(reasoning)
 
 
 def _own_call(draft: Draft, block: Fields) -> None:
@@ -124,6 +124,6 @@ def _own_call(draft: Draft, block: Fields) -> None:
 
 OWN: dict[str, Callable[[Draft, Fields], None]] = {
     "text": _own_text,
-    "thinking": _own_thought,
+    "thinking": _own_reasoning,
     "tool_use": _own_call,
 }

@@ -29,11 +29,11 @@ DISPLAYS = ("full", "summarized", "omitted")
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A parsed messages request. `thoughts`: whether the response shows the reasoning."""
+    """A parsed messages request. `shows_reasoning`: whether the response shows the reasoning."""
 
     turn: Turn
     stream: bool
-    thoughts: bool
+    shows_reasoning: bool
 
 
 def read_message(fields: Fields, client: str, most: int | None = None) -> MessageRequest:

@@ -63,8 +63,8 @@ def arguments(text: str) -> Json:
 class MessageWriter:
     """Converts events of a turn to Anthropic's events. `stops` are the client's stop strings."""
 
-    def __init__(self, id: str, model: str, stops: Sequence[str], thoughts: bool) -> None:
-        self._id, self._model, self._stops, self._thoughts = id, model, stops, thoughts
+    def __init__(self, id: str, model: str, stops: Sequence[str], shows_reasoning: bool) -> None:
+        self._id, self._model, self._stops, self._shows_reasoning = id, model, stops, shows_reasoning
         self._answer = Collected()
         self._blocks: list[_Block] = []
         self._open: _Block | None = None
@@ -124,7 +124,7 @@ class MessageWriter:
         match part:
             case Reasoning(text):
                 yield from self._begin("thinking")
-                yield from self._delta(text if self._thoughts else "")
+                yield from self._delta(text if self._shows_reasoning else "")
             case Content(text):
                 yield from self._begin("text")
                 yield from self._delta(text)

@@ -10,16 +10,16 @@ from starlette.routing import Route
 from localllm.server.http import get, post
 from localllm.server.interface import Service
 from localllm.server.llamacpp.completion import Completions
-from localllm.server.llamacpp.state import State
+from localllm.server.llamacpp.state import StatusRoutes
 from localllm.server.llamacpp.texts import Texts
 from localllm.server.llamacpp.vectors import Vectors
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 
 
-def routes(service: Service, settings: Settings) -> list[Route]:
+def routes(service: Service, settings: ServerSettings) -> list[Route]:
     """Return the routes of llama.cpp's protocol."""
     completions, vectors = Completions(service, settings), Vectors(service, settings)
-    texts, state = Texts(service), State(service, settings)
+    texts, state = Texts(service), StatusRoutes(service, settings)
     posts = (
         (("/completion", "/completions"), completions.complete),
         (("/infill",), completions.infill),

@@ -19,7 +19,7 @@ from localllm.server.llamacpp.answer import Answer
 from localllm.server.llamacpp.prompts import split, tokens
 from localllm.server.llamacpp.request import wanted
 from localllm.server.merge import AT_ONCE, merged
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Json
 
 MAX_ANSWERS = 1024  # per request: prompts times n
@@ -29,7 +29,7 @@ MAX_EXTRA = 4096  # files for infilling
 class Completions:
     """The handlers of completions."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
         self.settings = settings
 

@@ -53,10 +53,10 @@ async def _mixed(
                 raise BadRequest(f"{name} contains invalid tokens: ids go from 0 to {vocabulary - 1}", name)
         elif not isinstance(item, str):
             raise BadRequest(f"{name}: expected {SHAPES}", name)
-    return await joined(service, model, items, add_special, parse_special)
+    return await joined_prompt(service, model, items, add_special, parse_special)
 
 
-async def joined(
+async def joined_prompt(
     service: Service, model: str, items: Sequence[int | str], add_special: bool, parse_special: bool
 ) -> list[int]:
     """Return token ids, with the strings among them tokenized. `add_special` only applies if a string comes first."""

@@ -12,7 +12,7 @@ from localllm.options.sampling import LETTERS, sampler_name
 from localllm.server.errors import NotSupported
 from localllm.server.fields import Fields
 from localllm.server.interface import Service
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Generation, Json, Structure
 
 MOST = 2**31 - 1
@@ -82,7 +82,7 @@ class Wanted:
     grammar: str
 
 
-async def wanted(fields: Fields, service: Service, model: str, settings: Settings, client: str) -> Wanted:
+async def wanted(fields: Fields, service: Service, model: str, settings: ServerSettings, client: str) -> Wanted:
     """Read the fields of a completion."""
     _refuse(fields)
     sampling = _sampling(fields) | await _biases(fields, service, model)
@@ -173,7 +173,7 @@ def _samplers(fields: Fields) -> tuple[str, ...]:
     return tuple(name for spelling in fields.texts("samplers", 64) if (name := sampler_name(spelling)))
 
 
-def _limit(fields: Fields, settings: Settings) -> int | None:
+def _limit(fields: Fields, settings: ServerSettings) -> int | None:
     names = ("n_predict", "max_completion_tokens", "max_tokens")
     name = next((name for name in names if fields.has(name)), "")
     if not name:

@@ -24,7 +24,7 @@ from localllm.server.interface import Service
 from localllm.server.llamacpp.request import Wanted, described
 from localllm.server.observer import Open
 from localllm.server.refusal import refusal_of
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.shapes import llamacpp
 from localllm.server.turn import Generation, Json, ModelInfo, SlotAction
 
@@ -33,10 +33,10 @@ _KEPT = ("preserve_thinking", "clear_thinking", "truncate_history_thinking", "dr
 _EFFORTS = ("reasoning_effort", "reasoning_strength")
 
 
-class State:
+class StatusRoutes:
     """The handlers of /health, /props, /slots and /metrics."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
         self.settings = settings
 
@@ -87,10 +87,10 @@ class State:
             raise Unavailable("no slot available")
         context = self.service.models()[0].context if self.service.models() else 0
         idle = {"n_ctx": context, "speculative": False, "is_processing": False}
-        places = [self._place(each) for each in running] + [idle] * (self.settings.parallel - len(running))
-        return [{"id": number} | place for number, place in enumerate(places)]
+        slots = [self._slot(each) for each in running] + [idle] * (self.settings.parallel - len(running))
+        return [{"id": number} | place for number, place in enumerate(slots)]
 
-    def _place(self, each: Open) -> Json:
+    def _slot(self, each: Open) -> Json:
         model = self.service.find(each.model)
         most = each.generation.max_tokens
         return {

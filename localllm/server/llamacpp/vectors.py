@@ -12,7 +12,7 @@ from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
 from localllm.server.interface import Service
 from localllm.server.llamacpp.prompts import split, tokens
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 
 MAX_PARTS = 10_000
 
@@ -20,7 +20,7 @@ MAX_PARTS = 10_000
 class Vectors:
     """The handlers of embeddings."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
         self.settings = settings
 
@@ -32,14 +32,14 @@ class Vectors:
         if not fields.has(name):
             raise BadRequest('"input" or "content" must be provided', "input")
         fields.choice("encoding_format", ("float", "base64"), "float")  # only /v1/embeddings supports base64
-        texts = [await inputs(self.service, model.id, each, name) for each in split(fields.data[name], name)]
+        texts = [await read_inputs(self.service, model.id, each, name) for each in split(fields.data[name], name)]
         norm = fields.integer("embd_normalize", 2, -1, 1000)
         found = await self.service.embed(model.id, texts, self.settings.pooling, norm == 2)
         rows = found.rows or [[_normalized(vector, norm)] for vector in found.vectors]
         return [{"index": index, "embedding": each} for index, each in enumerate(rows)]
 
 
-async def inputs(service: Service, model: str, value: Any, name: str) -> list[int]:
+async def read_inputs(service: Service, model: str, value: Any, name: str) -> list[int]:
     """Return the tokens of one text to embed, which may also be an object with OpenAI's text parts."""
     if isinstance(value, dict) and "content" in value:
         parts = Fields(value, name).each("content", MAX_PARTS)

@@ -7,14 +7,14 @@ from starlette.routing import Route
 from localllm.server.http import get, post
 from localllm.server.interface import Service
 from localllm.server.ollama.answers import Answers
-from localllm.server.ollama.models import Models
+from localllm.server.ollama.models import OllamaModels
 from localllm.server.ollama.vectors import Vectors
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 
 
-def routes(service: Service, settings: Settings) -> list[Route]:
+def routes(service: Service, settings: ServerSettings) -> list[Route]:
     """Return the routes of Ollama's protocol."""
-    answers, models, vectors = Answers(service, settings), Models(service, settings), Vectors(service, settings)
+    answers, models, vectors = Answers(service, settings), OllamaModels(service, settings), Vectors(service, settings)
     posts = (
         ("/api/chat", answers.chat),
         ("/api/generate", answers.generate),

@@ -14,27 +14,27 @@ from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
 from localllm.server.http import client, ndjson
 from localllm.server.interface import Service
-from localllm.server.ollama.reply import Part, Reader, now
+from localllm.server.ollama.reply import EventReader, ReplyPart, now
 from localllm.server.ollama.request import (
     check_keep_alive,
     generation_of,
     messages_of,
+    model_name,
     model_of,
-    named,
     refuse_images,
     thinking_of,
     tools_of,
 )
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Generation, Json, ModelInfo, Turn
 
-Wrap = Callable[[Part], Json]  # converts a part to the format of /api/chat or /api/generate
+Wrap = Callable[[ReplyPart], Json]  # converts a part to the format of /api/chat or /api/generate
 
 
 class Answers:
     """The handlers of /api/chat and /api/generate."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
         self.settings = settings
 
@@ -102,23 +102,23 @@ class Answers:
             raise BadRequest(f'"{model.id}" does not support generate', "model")
         return model, generation_of(fields, self.service, model, self.settings, client(request))
 
-    def _reader(self, fields: Fields, model: ModelInfo, generation: Generation) -> Reader:
-        return Reader(named(fields, model), generation.logprobs is not None)
+    def _reader(self, fields: Fields, model: ModelInfo, generation: Generation) -> EventReader:
+        return EventReader(model_name(fields, model), generation.logprobs is not None)
 
     async def _only_load(self, fields: Fields, model: ModelInfo, unload: bool, empty: Json) -> Json:
         """Handle a request without a prompt, which only loads the model."""
         if unload:
             raise NotSupported("keep_alive 0 is not supported: models are unloaded when their memory is needed")
         await self.service.tokenize(model.id, "", False, False)
-        return _head(named(fields, model)) | empty | {"done": True, "done_reason": "load"}
+        return _head(model_name(fields, model)) | empty | {"done": True, "done_reason": "load"}
 
     async def _reply(
-        self, fields: Fields, events: AsyncIterator[Event], reader: Reader, wrap: Wrap, before: list[int] | None
+        self, fields: Fields, events: AsyncIterator[Event], reader: EventReader, wrap: Wrap, before: list[int] | None
     ) -> Response | Json:
         """Stream the answer unless `stream` is false. `before`: the prompt's tokens, if the reply has a `context`."""
         if fields.flag("stream", True):
             return ndjson(_lines(events, reader, wrap, before), self.settings.limits)
-        whole = Part()
+        whole = ReplyPart()
         async with aclosing(cast("AsyncGenerator[Event, None]", events)) as parts:
             async for event in parts:
                 for part in reader.take(event):
@@ -127,29 +127,29 @@ class Answers:
 
 
 async def _lines(
-    events: AsyncIterator[Event], reader: Reader, wrap: Wrap, before: list[int] | None
+    events: AsyncIterator[Event], reader: EventReader, wrap: Wrap, before: list[int] | None
 ) -> AsyncGenerator[Json, None]:
     async with aclosing(cast("AsyncGenerator[Event, None]", events)) as parts:
         async for event in parts:
             for part in reader.take(event):
                 yield _head(reader.name) | _with_logprobs(wrap(part), part) | {"done": False}
-    yield _head(reader.name) | wrap(Part()) | _end(reader, before)
+    yield _head(reader.name) | wrap(ReplyPart()) | _end(reader, before)
 
 
 def _head(name: str) -> Json:
     return {"model": name, "created_at": now()}
 
 
-def _end(reader: Reader, before: list[int] | None) -> Json:
+def _end(reader: EventReader, before: list[int] | None) -> Json:
     context = {} if before is None else {"context": [*before, *reader.tokens]}
     return reader.end() | context
 
 
-def _with_logprobs(wrapped: Json, part: Part) -> Json:
+def _with_logprobs(wrapped: Json, part: ReplyPart) -> Json:
     return wrapped | ({"logprobs": part.logprobs} if part.logprobs else {})
 
 
-def _chat_part(part: Part) -> Json:
+def _chat_part(part: ReplyPart) -> Json:
     message: Json = {"role": "assistant", "content": part.content}
     if part.thinking:
         message["thinking"] = part.thinking
@@ -158,5 +158,5 @@ def _chat_part(part: Part) -> Json:
     return {"message": message}
 
 
-def _generate_part(part: Part) -> Json:
+def _generate_part(part: ReplyPart) -> Json:
     return {"response": part.content} | ({"thinking": part.thinking} if part.thinking else {})

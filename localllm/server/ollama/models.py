@@ -14,17 +14,17 @@ from localllm.server.http import ndjson
 from localllm.server.interface import Service
 from localllm.server.ollama.reply import CAPABILITIES, details, listed, modified
 from localllm.server.ollama.request import model_of
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json, ModelInfo
 
 VERSION = "0.33.0"  # version of Ollama's API; clients require a minimum
 NEVER = "2318-01-01T00:00:00Z"  # loaded models stay until memory is needed
 
 
-class Models:
+class OllamaModels:
     """The handlers of models."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
         self.settings = settings
 

@@ -21,7 +21,7 @@ CAPABILITIES = ("completion", "tools", "insert", "embedding", "thinking")  # Oll
 
 
 @dataclass(slots=True)
-class Part:
+class ReplyPart:
     """A message's content: the whole, or the new part in a chunk."""
 
     content: str = ""
@@ -32,7 +32,7 @@ class Part:
     def __bool__(self) -> bool:
         return bool(self.content or self.thinking or self.calls or self.logprobs)
 
-    def add(self, other: Part) -> None:
+    def add(self, other: ReplyPart) -> None:
         self.content += other.content
         self.thinking += other.thinking
         self.calls += other.calls
@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Reader:
+class EventReader:
     """Converts events to parts. Ollama sends a tool call in one piece, so its arguments are collected."""
 
     name: str  # the model's name as in the request
@@ -52,9 +52,9 @@ class Reader:
     open: CallStart | None = None
     arguments: list[str] = field(default_factory=list)
 
-    def take(self, event: Event) -> list[Part]:
+    def take(self, event: Event) -> list[ReplyPart]:
         """Return the parts for an event. A call that is still open at the end of the answer becomes a separate part."""
-        said, last = Part(), Part()
+        said, last = ReplyPart(), ReplyPart()
         match event:
             case Started():
                 self.began = time.monotonic()
@@ -69,7 +69,7 @@ class Reader:
                 self.done = event
         return [part for part in (said, last) if part]
 
-    def _read(self, pieces: Sequence[parts.Part], part: Part) -> None:
+    def _read(self, pieces: Sequence[parts.Part], part: ReplyPart) -> None:
         for piece in pieces:
             match piece:
                 case CallArguments():
@@ -86,7 +86,7 @@ class Reader:
                     self._close(part)
                     part.thinking += piece.text
 
-    def _close(self, part: Part) -> None:
+    def _close(self, part: ReplyPart) -> None:
         """Close the open call. If its JSON is incomplete, its text is added to the content, so nothing is lost."""
         if self.open is None:
             return

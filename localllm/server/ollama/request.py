@@ -9,7 +9,7 @@ from typing import NamedTuple
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
 from localllm.server.interface import Service
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Generation, Json, ModelInfo, Structure, Thinking
 
 MAX_MESSAGES = 10_000
@@ -56,12 +56,14 @@ def model_of(fields: Fields, service: Service) -> ModelInfo:
     return service.find(short if name not in known and short in known else name)
 
 
-def named(fields: Fields, model: ModelInfo) -> str:
+def model_name(fields: Fields, model: ModelInfo) -> str:
     """Return the model's name as in the request, which replies repeat."""
     return fields.text("model", "") or model.id
 
 
-def generation_of(fields: Fields, service: Service, model: ModelInfo, settings: Settings, client: str) -> Generation:
+def generation_of(
+    fields: Fields, service: Service, model: ModelInfo, settings: ServerSettings, client: str
+) -> Generation:
     """Read `options`, `format` and `logprobs`. Unknown options are ignored, as Ollama does."""
     options = Fields(fields.object("options", {}), "options")
     for name, off in OFF.items():

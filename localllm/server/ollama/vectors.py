@@ -11,8 +11,8 @@ from starlette.requests import Request
 from localllm.server.errors import BadRequest, PromptTooLong
 from localllm.server.fields import Fields
 from localllm.server.interface import Service
-from localllm.server.ollama.request import check_keep_alive, model_of, named
-from localllm.server.settings import Settings
+from localllm.server.ollama.request import check_keep_alive, model_name, model_of
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json, ModelInfo
 
 MAX_INPUTS = 2048
@@ -21,7 +21,7 @@ MAX_INPUTS = 2048
 class Vectors:
     """The handlers of embeddings."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
         self.settings = settings
 
@@ -34,10 +34,10 @@ class Vectors:
         ids = [await self._tokens(model, text, truncate) for text in texts]
         loading = time.monotonic() - started
         if not texts:
-            return {"model": named(fields, model), "embeddings": []}
+            return {"model": model_name(fields, model), "embeddings": []}
         found = await self.service.embed(model.id, ids, self.settings.pooling)
         return {
-            "model": named(fields, model),
+            "model": model_name(fields, model),
             "embeddings": [_shortened(vector, size) for vector in found.vectors],
             "total_duration": int((time.monotonic() - started) * 1e9),
             "load_duration": int(loading * 1e9),

@@ -13,18 +13,18 @@ from localllm.server.interface import Service
 from localllm.server.openai.chat import Chat
 from localllm.server.openai.completions import Completions
 from localllm.server.openai.embeddings import Embeddings
-from localllm.server.openai.models import Models
+from localllm.server.openai.models import OpenAIModels
 from localllm.server.openai.responses.routes import Responses
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 
 
-def routes(service: Service, settings: Settings) -> list[Route]:
+def routes(service: Service, settings: ServerSettings) -> list[Route]:
     """Return the routes of OpenAI's API."""
     chat, completions = Chat(service, settings), Completions(service, settings)
     responses, embeddings, models = (
         Responses(service, settings),
         Embeddings(service, settings),
-        Models(service, settings),
+        OpenAIModels(service, settings),
     )
     limits = settings.limits
     return [

@@ -16,14 +16,14 @@ from localllm.server.openai.chunks import ChatStream, WholeChat
 from localllm.server.openai.generation import settled
 from localllm.server.openai.head import DONE, new_head
 from localllm.server.openai.request import ChatRequest, Show, read_chat
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json, ModelInfo, Turn
 
 
 class Chat:
     """The handlers of chat completions."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings
 
     async def complete(self, request: Request, fields: Fields) -> Response | Json:

@@ -10,7 +10,7 @@ from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reaso
 from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Clock, Stopwatch, timings, usage_of
-from localllm.server.openai.head import FINISHED, Head
+from localllm.server.openai.head import FINISHED, ReplyHead
 from localllm.server.openai.logprobs import chat_entry, chat_logprobs
 from localllm.server.openai.request import Show
 from localllm.server.turn import Json
@@ -25,7 +25,7 @@ class ChatStream:
     chunk as the end of the prompt, and a failing prompt can still set the HTTP status.
     """
 
-    def __init__(self, head: Head, n: int, show: Show, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, head: ReplyHead, n: int, show: Show, clock: Clock = time.perf_counter) -> None:
         self.answers = [Collected() for _ in range(n)]
         self._head, self._show = head, show
         self._watches = [Stopwatch(clock) for _ in range(n)]
@@ -110,7 +110,7 @@ def finish_reason(done: Finished, legacy: bool = False) -> str:
 class WholeChat:
     """Assembles the answers of a turn into one object."""
 
-    def __init__(self, head: Head, n: int, show: Show) -> None:
+    def __init__(self, head: ReplyHead, n: int, show: Show) -> None:
         self._answers = [Collected() for _ in range(n)]
         self._head, self._show = head, show
         self._entries: list[list[Json]] = [[] for _ in range(n)]

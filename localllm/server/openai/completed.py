@@ -12,7 +12,7 @@ from localllm.answer.parts import Content
 from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Stopwatch, timings, usage_of
-from localllm.server.openai.head import FINISHED, Head
+from localllm.server.openai.head import FINISHED, ReplyHead
 from localllm.server.openai.logprobs import Lists
 from localllm.server.openai.request import Show
 from localllm.server.turn import Json
@@ -42,7 +42,7 @@ class _Choice:
 class CompletionWriter:
     """Converts events to chunks or one object."""
 
-    def __init__(self, head: Head, echoes: Sequence[Echo | None], n: int, show: Show) -> None:
+    def __init__(self, head: ReplyHead, echoes: Sequence[Echo | None], n: int, show: Show) -> None:
         self._head, self._n, self._show = head, n, show
         self._prompts = len(echoes)
         self._choices = [_Choice(echo) for echo in echoes for _ in range(n)]

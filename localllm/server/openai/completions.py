@@ -15,11 +15,11 @@ from localllm.server.http import client, sse
 from localllm.server.interface import Service
 from localllm.server.merge import AT_ONCE, merged
 from localllm.server.openai.completed import CompletionWriter, Echo
-from localllm.server.openai.generation import MAX_ALTERNATIVES, Asked, read_generation, settled
+from localllm.server.openai.generation import MAX_ALTERNATIVES, GenerationRequest, read_generation, settled
 from localllm.server.openai.head import DONE, new_head
 from localllm.server.openai.inputs import Input, as_prompt, read_inputs
 from localllm.server.openai.request import Show, read_show
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Generation, Json
 
 MAX_PROMPTS = 2048
@@ -32,7 +32,7 @@ class CompletionRequest:
     """A parsed completions request."""
 
     prompts: list[Input]
-    asked: Asked
+    asked: GenerationRequest
     suffix: str | None
     echo: bool
     show: Show
@@ -56,7 +56,7 @@ def read_completion(fields: Fields, client: str, most: int | None = None) -> Com
 class Completions:
     """The handler of completions."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings
 
     async def complete(self, request: Request, fields: Fields) -> Response | Json:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from starlette.requests import Request
 
-from localllm.server.content import read_text
+from localllm.server.content import read_text_field
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
 from localllm.server.interface import Service
 from localllm.server.openai.inputs import as_prompt, read_inputs
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json
 
 MAX_INPUTS = 2048
@@ -26,7 +26,7 @@ NOUNS = {"embedding": "embeddings", "rerank": "ranking"}
 class Embeddings:
     """The handlers of embeddings and reranking."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings
 
     async def embed(self, request: Request, fields: Fields) -> Json:
@@ -98,7 +98,7 @@ def _document(fields: Fields, place: str, item: Any) -> str:
         return item
     if isinstance(item, dict):
         inner = Fields(item, fields.path(place))
-        return read_text(inner, "text") or inner.text("text")
+        return read_text_field(inner, "text") or inner.text("text")
     raise fields.wrong(place, "expected a text or an object with one")
 
 

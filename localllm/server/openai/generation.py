@@ -61,14 +61,14 @@ CLIENT_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerationRequest:
     """The common fields of a request. `bias_texts` must be tokenized before they become token biases."""
 
     generation: Generation
     bias_texts: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_generation(fields: Fields, client: str, most: int | None = None) -> Asked:
+def read_generation(fields: Fields, client: str, most: int | None = None) -> GenerationRequest:
     """Read the common fields except `logprobs`, which differs between chat and completions.
 
     `most` is the token limit for requests without one.
@@ -87,7 +87,7 @@ def read_generation(fields: Fields, client: str, most: int | None = None) -> Ask
         priority=PRIORITIES.get(fields.text("service_tier", ""), 0),
         client=read_client(fields, client),
     )
-    return Asked(made, texts)
+    return GenerationRequest(made, texts)
 
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _bias(fields: Fields, bias: Any) -> float:
     return float(bias)
 
 
-async def settled(asked: Asked, service: Service, model: str, vocabulary: int) -> Generation:
+async def settled(asked: GenerationRequest, service: Service, model: str, vocabulary: int) -> Generation:
     """Return the generation with all biases by token id; ids outside the vocabulary are dropped."""
     generation = asked.generation
     given = generation.sampling.get("logit_bias", {})

@@ -21,7 +21,7 @@ def new_id(prefix: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ReplyHead:
     """The common fields of a response and its chunks."""
 
     id: str
@@ -40,6 +40,6 @@ class Head:
         }
 
 
-def new_head(prefix: str, model: str) -> Head:
+def new_head(prefix: str, model: str) -> ReplyHead:
     """Return the head of a new response."""
-    return Head(new_id(prefix), int(time.time()), model)
+    return ReplyHead(new_id(prefix), int(time.time()), model)

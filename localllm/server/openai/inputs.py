@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from localllm.server.content import read_text
+from localllm.server.content import read_text_field
 from localllm.server.errors import BadRequest
 from localllm.server.fields import Fields
 from localllm.server.interface import Service
-from localllm.server.llamacpp.prompts import joined
+from localllm.server.llamacpp.prompts import joined_prompt
 
 Mixed = tuple[int | str, ...]  # token ids and texts of one input
 Input = str | Mixed
@@ -52,7 +52,7 @@ def _object(fields: Fields) -> str:
         return fields.text("prompt_string")
     if not isinstance(fields.data.get("content"), list):
         raise fields.wrong("content", "expected a list of parts")
-    return read_text(fields, "content") or ""
+    return read_text_field(fields, "content") or ""
 
 
 async def as_tokens(service: Service, model: str, mixed: Mixed) -> list[int]:
@@ -61,7 +61,7 @@ async def as_tokens(service: Service, model: str, mixed: Mixed) -> list[int]:
     for item in mixed:
         if isinstance(item, int) and item >= vocabulary:
             raise BadRequest(f"the prompt contains invalid tokens: {item} is not below {vocabulary}")
-    return await joined(service, model, mixed, True, True)
+    return await joined_prompt(service, model, mixed, True, True)
 
 
 async def as_prompt(service: Service, model: str, given: Input) -> str | Sequence[int]:

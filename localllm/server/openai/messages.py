@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from localllm.server.content import read_text
+from localllm.server.content import read_text_field
 from localllm.server.fields import Fields
 from localllm.server.turn import Json
 
@@ -29,7 +29,7 @@ def read_messages(fields: Fields) -> list[Json]:
 
 def _message(fields: Fields) -> Json:
     role = ROLES[fields.choice("role", tuple(ROLES))]
-    content = read_text(fields, "content")
+    content = read_text_field(fields, "content")
     found: Json = {"role": role, "content": content or ""}
     if name := fields.text("name", ""):
         found["name"] = name
@@ -46,8 +46,8 @@ def _message(fields: Fields) -> Json:
 
 def _assistant(fields: Fields) -> Json:
     found: Json = {}
-    if thought := next((text for name in THOUGHTS if (text := fields.text(name, ""))), ""):
-        found["reasoning_content"] = thought
+    if reasoning := next((text for name in THOUGHTS if (text := fields.text(name, ""))), ""):
+        found["reasoning_content"] = reasoning
     calls = [_call(each, number) for number, each in enumerate(fields.each("tool_calls"))]
     if fields.has("function_call"):
         function = fields.inner("function_call")

@@ -9,16 +9,16 @@ from starlette.requests import Request
 from localllm.server.errors import UnknownModel
 from localllm.server.fields import Fields
 from localllm.server.interface import Service
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json, ModelInfo
 
 _VOCABULARIES = {"llama": 1, "gpt2": 2, "gemma4": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}  # llama_vocab_type
 
 
-class Models:
+class OpenAIModels:
     """The handlers of the model list and of a single model."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings
 
     async def every(self, request: Request, fields: Fields) -> Json:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localllm.server.fields import Fields
-from localllm.server.openai.generation import MAX_ALTERNATIVES, Asked, read_generation
+from localllm.server.openai.generation import MAX_ALTERNATIVES, GenerationRequest, read_generation
 from localllm.server.openai.messages import read_messages
 from localllm.server.openai.thinking import read_thinking
 from localllm.server.openai.tools import read_tools
@@ -32,7 +32,7 @@ class ChatRequest:
     """A parsed chat completions request. `turn` lacks biases that still need tokenizing; `asked` has them."""
 
     turn: Turn
-    asked: Asked
+    asked: GenerationRequest
     show: Show
 
 

@@ -16,7 +16,7 @@ from localllm.server.fields import Fields
 from localllm.server.http import get
 from localllm.server.interface import Service
 from localllm.server.security import ASSETS
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.web.files import PAGE, File, read_files
 
 __all__ = ["routes"]
@@ -24,7 +24,7 @@ __all__ = ["routes"]
 INDEX = "index.html"
 
 
-def routes(service: Service, settings: Settings) -> list[Route]:
+def routes(service: Service, settings: ServerSettings) -> list[Route]:
     """Return the routes of the page; empty if it is disabled."""
     if not settings.web:
         return []

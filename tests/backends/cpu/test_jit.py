@@ -114,7 +114,7 @@ def test_no_folder_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_key_holds_the_instruction_set_and_the_name(tmp_path: Path) -> None:
     keys = set()
-    rows = [isa.named(name) for name in ("avx512-vnni", "avx-vnni", "avx2", "generic")]
+    rows = [isa.isa_named(name) for name in ("avx512-vnni", "avx-vnni", "avx2", "generic")]
     rows.append(isa.for_cpu("znver4", dict.fromkeys(isa.X86_ROWS["avx2"][0], True), "x86_64"))
     for row in rows:
         for name in ("a", "b"):

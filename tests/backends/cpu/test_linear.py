@@ -19,7 +19,7 @@ import pytest
 from localllm import quant
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.cpu.unpack import INTEGER_PANELS
-from localllm.backends.cpu.weights import Panels
+from localllm.backends.cpu.weights import RepackedWeight
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import Recorder, Value
 from tests.backends.support import UNIT, bind, feed, record, stored
@@ -259,7 +259,7 @@ def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
 @pytest.mark.parametrize("format", ["F32", "F16", "BF16"])
 def test_a_matrix_of_few_rows_is_work_for_all_threads(cpu: CpuBackend, format: str) -> None:
     """Each task is two panels of the 24 rows; the result holds the numbers of both panels."""
-    shape = Panels(0, format, 2, 64, 1, 0, 0)
+    shape = RepackedWeight(0, format, 2, 64, 1, 0, 0)
     assert [shape.chunk(threads) for threads in (1, 2, 8)] == [2, 1, 1]
     assert replace(shape, panels=16).chunk(8) == 2
     assert replace(shape, format="Q8_0").chunk(8) == 2

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import CacheTypes, Limits
-from localllm.backends.cache import CACHE_TYPES, rotate
+from localllm.backends.cache import CACHE_TYPES, rotate_heads
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.cpu.kernels.attention import PARTITION, Work
-from localllm.backends.cpu.kernels.attention_shape import Shape
+from localllm.backends.cpu.kernels.attention_shape import AttentionShape
 from localllm.backends.cpu.sharing import Sharing
 from localllm.plan import BLOCK, Batch, Plan, Recorder, Value
 from tests.backends.attending import Heads, attend
@@ -62,7 +62,7 @@ def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
         (8, 2, 100 * PARTITION * BLOCK, 1, 8),
         (1, 8, 100 * PARTITION * BLOCK, 1, 1),
     ):
-        sharing = Sharing(Shape(64, 64, 4, kv_heads), 0, limits, threads)
+        sharing = Sharing(AttentionShape(64, 64, 4, kv_heads), 0, limits, threads)
         one = np.array([position], np.int32)
         row = Batch(one, one, one, np.zeros(1, np.int32), np.zeros((1, 512), np.int32), one)
         sharing.fill(row, position)
@@ -76,7 +76,7 @@ def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
 
 def test_query_heads_of_one_head_are_shared_out() -> None:
     """Latent rows have one KV head: its query heads are split over threads, unless there are enough rows."""
-    shape, limits = Shape(576, 512, 64, 1), Limits(512, 16, 512, 512 * BLOCK)
+    shape, limits = AttentionShape(576, 512, 64, 1), Limits(512, 16, 512, 512 * BLOCK)
     for threads, position, split, heads in (
         (1, 100, 0, 4),
         (2, 100, 0, 2),
@@ -105,10 +105,10 @@ def test_a_piece_has_the_bits_of_its_heads_alone(backends: list[CpuBackend]) -> 
 
     def build(heads: int) -> Build:
         def attention(r: Recorder, x: Value) -> Value:
-            k, v = (r.columns(x, (32 + n) * 20, (33 + n) * 20) for n in range(2))
+            k, v = (r.slice(x, (32 + n) * 20, (33 + n) * 20) for n in range(2))
             layer = r.append(k, v, 1)
-            parts = [r.columns(x, at * 20, (at + heads) * 20) for at in range(0, 32, heads)]
-            return reduce(r.join, [r.attention(q, layer, heads, 0.2) for q in parts])
+            parts = [r.slice(x, at * 20, (at + heads) * 20) for at in range(0, 32, heads)]
+            return reduce(r.concat, [r.attention(q, layer, heads, 0.2) for q in parts])
 
         return attention
 
@@ -140,7 +140,7 @@ def test_every_instruction_set_gives_the_same_bits(backends: list[CpuBackend], i
 @pytest.mark.parametrize("head_dim", [1, 2, 20, 64, 96])
 def test_the_rotation_is_orthogonal_and_its_own_inverse(head_dim: int) -> None:
     """For a power of two it is Sylvester's Hadamard matrix over the root of its size."""
-    matrix = rotate(np.eye(head_dim), head_dim)
+    matrix = rotate_heads(np.eye(head_dim), head_dim)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(head_dim), atol=1e-12)
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-12)
     size = head_dim & -head_dim

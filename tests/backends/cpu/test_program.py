@@ -23,7 +23,7 @@ from localllm.backends.cpu.places import (
     output_to,
     rows_in,
 )  # fmt: skip
-from localllm.backends.cpu.program import Call, Domain, place_barriers
+from localllm.backends.cpu.program import Domain, KernelCall, place_barriers
 from localllm.backends.stages import Stage
 from localllm.plan import Operation, Recorder, Weight
 from tests.models.support import EVERY_OPERATION, MemoryWeight
@@ -31,13 +31,13 @@ from tests.models.support import EVERY_OPERATION, MemoryWeight
 A, B, C, D, E = (Buffer(number, "batch", 64) for number in range(5))
 
 
-def call(x: Buffer, y: Buffer, domain: Domain = "tasks") -> Call:
+def call(x: Buffer, y: Buffer, domain: Domain = "tasks") -> KernelCall:
     """Return a call that reads x and writes y."""
     arguments = rowwise.MapArguments(x=rows_in(x), y=output_to(y), width=16, rows=CountOf("batch"))
-    return Call("apply_silu", arguments, domain, "silu")
+    return KernelCall("apply_silu", arguments, domain, "silu")
 
 
-def barriers(*calls: Call, stages: tuple[slice, ...] = ()) -> list[bool]:
+def barriers(*calls: KernelCall, stages: tuple[slice, ...] = ()) -> list[bool]:
     place_barriers(list(calls), [Stage(work) for work in stages])
     return [call.barrier for call in calls]
 
@@ -93,7 +93,7 @@ def test_what_a_call_reads_and_writes_follows_from_its_arguments() -> None:
         scratch=Rows(address=ScratchOf("attention"), stride=64), groups=1, groups_used=1,
         given=RowsOrNone(address=0, stride=0),
     )  # fmt: skip
-    made = Call("route", arguments, "batch", "route")
+    made = KernelCall("route", arguments, "batch", "route")
     assert (made.reads, made.writes) == ({BufferOf(A)}, {choices, ListOf(2, 64)})
 
 

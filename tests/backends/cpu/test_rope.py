@@ -42,15 +42,15 @@ def test_cosines_and_sines_are_exact_to_the_last_place(base: float) -> None:
     frequencies = tuple(base ** (-2 * i / 128) for i in range(64))
     what = Rope("neox", 128, frequencies)
     for position in POSITIONS:
-        (row,) = rope.table(what, position, position + 1)
+        (row,) = rope.rope_rows(what, position, position + 1)
         truth = np.array([exact(position * f) for f in frequencies]).T  # (2, 64)
         assert ulps(row, truth).max() <= 0.5 + 1e-3
 
 
 def test_a_whole_table_agrees_with_numpy() -> None:
     """Covers every quadrant and every position of a chat; NumPy's sine is accurate to 1e-16."""
-    what = Rope("norm", 64, tuple(10_000.0 ** (-2 * i / 64) for i in range(32)))
-    table = rope.table(what, 0, 8192)
+    what = Rope("interleaved", 64, tuple(10_000.0 ** (-2 * i / 64) for i in range(32)))
+    table = rope.rope_rows(what, 0, 8192)
     assert (table.shape, table.dtype) == ((8192, 2, 32), np.float32)
     assert ulps(table, np.stack(rope_table(what, np.arange(8192, dtype=np.int32)), axis=1)).max() <= 0.51
 
@@ -58,25 +58,27 @@ def test_a_whole_table_agrees_with_numpy() -> None:
 def test_a_shifted_table_has_the_rows_of_other_positions() -> None:
     """Positions below 0 use position 0."""
     frequencies = tuple(10_000.0 ** (-2 * i / 20) for i in range(10))
-    plain, shifted = (rope.table(Rope("norm", 20, frequencies, shift=n), 0, 40) for n in (0, -3))
+    plain, shifted = (rope.rope_rows(Rope("interleaved", 20, frequencies, shift=n), 0, 40) for n in (0, -3))
     np.testing.assert_array_equal(shifted[3:], plain[:-3])
     np.testing.assert_array_equal(shifted[:3], plain[[0, 0, 0]])
-    whole = rope_table(Rope("norm", 20, frequencies, shift=-3), np.arange(40, dtype=np.int32))
+    whole = rope_table(Rope("interleaved", 20, frequencies, shift=-3), np.arange(40, dtype=np.int32))
     assert ulps(shifted, np.stack(whole, axis=1)).max() <= 0.51
 
 
 def test_pieces_of_a_table_are_the_table() -> None:
-    what = Rope("norm", 20, tuple(10_000.0 ** (-2 * i / 20) for i in range(10)), 1.3, 0.2, 100)
-    whole = rope.table(what, 0, 1500)
-    np.testing.assert_array_equal(np.concatenate([rope.table(what, 0, 1024), rope.table(what, 1024, 1500)]), whole)
+    what = Rope("interleaved", 20, tuple(10_000.0 ** (-2 * i / 20) for i in range(10)), 1.3, 0.2, 100)
+    whole = rope.rope_rows(what, 0, 1500)
+    np.testing.assert_array_equal(
+        np.concatenate([rope.rope_rows(what, 0, 1024), rope.rope_rows(what, 1024, 1500)]), whole
+    )
 
 
 def test_magnitude_and_temperature() -> None:
     """The table holds cos * magnitude * (1 + t ln(1 + floor(p / length))), as Ministral 3 scales queries past its
     context.
     """
-    what = Rope("norm", 4, (0.0, 1e-3), 1.5, 0.25, 10)
-    table = rope.table(what, 0, 31)
+    what = Rope("interleaved", 4, (0.0, 1e-3), 1.5, 0.25, 10)
+    table = rope.rope_rows(what, 0, 31)
     growth = 1.0 + 0.25 * np.log(1.0 + np.arange(31) // 10)
     np.testing.assert_allclose(table[:, 0, 0], 1.5 * growth, rtol=1e-7)
     np.testing.assert_allclose(table[:, 1, 1], 1.5 * growth * np.sin(np.arange(31) * 1e-3), rtol=1e-7)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.gpu.backend import GpuBackend
 from localllm.backends.opencl.backend import OPTIONS, OpenClBackend, OpenClDevice
-from localllm.backends.opencl.devices import SIMULATOR, devices
+from localllm.backends.opencl.devices import SIMULATOR, opencl_devices
 from tests.backends.gpu.small import PLANS, check
 
 # Faults to report: a text of the kernels -> its replacement; the plan; the report.
@@ -62,6 +62,6 @@ class Simulator(OpenClDevice):
 
 def main(name: str, mutant: str = "") -> None:
     backend = GpuBackend(Simulator(MUTANTS[mutant][0] if mutant else None))
-    quick = next(number for number, device in enumerate(devices()) if "pocl" in device.version.lower())
+    quick = next(number for number, device in enumerate(opencl_devices()) if "pocl" in device.version.lower())
     for small in PLANS[name]:
         check(backend, replace(small, steps=(1,)) if mutant else small, OpenClBackend(quick, cache=None))

@@ -14,13 +14,13 @@ import pytest
 
 from localllm.backends.base import Backend, BackendError
 from localllm.backends.opencl.backend import OpenClBackend
-from localllm.backends.opencl.devices import devices
+from localllm.backends.opencl.devices import opencl_devices
 from tests.pocl import needed
 
 
 def pocl() -> OpenClBackend:
     """PoCL is a test dependency; without it these tests fail. They are skipped where it cannot compile."""
-    found = [number for number, device in enumerate(devices()) if "pocl" in device.version.lower()]
+    found = [number for number, device in enumerate(opencl_devices()) if "pocl" in device.version.lower()]
     assert found, "PoCL is missing: pip install 'pyopencl[pocl]'"
     needed()
     return OpenClBackend(found[0], cache=None)
@@ -29,7 +29,7 @@ def pocl() -> OpenClBackend:
 def others() -> dict[str, int]:
     """Return the number of every OpenCL device except PoCL, by name."""
     try:
-        found = list(enumerate(devices()))
+        found = list(enumerate(opencl_devices()))
     except BackendError:
         return {}
     return {

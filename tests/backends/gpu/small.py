@@ -25,9 +25,9 @@ from tests.backends.cases import (
     connect,
     lightning,
     linear_attention,
-    matrix_scan,
     pool,
     selective_scan,
+    wkv,
 )
 from tests.backends.selecting import Pooling, Selecting, attend_pools, attend_selected, rows_of
 from tests.backends.support import Build, bind, record, stored
@@ -68,16 +68,16 @@ def rows(r: Recorder, x: Value) -> Value:
     """Build all row-wise operations."""
     y = r.layer_norm(r.rms_norm(x, VECTOR, 1e-5), VECTOR, VECTOR, 1e-5)
     y = r.rms_norm(y, GROUPS, 1e-5, 3)
-    for style in ("norm", "neox"):
+    for style in ("interleaved", "neox"):
         y = r.rotate(y, 12, Rope(style, 10, FREQUENCIES))
     y = r.glu(r.activate(y, "gelu"), r.scale(y, 0.5), "silu")
     y = r.glu(r.activate(y, "sigmoid"), r.activate(y, "silu"), "swiglu_oai")
-    y = r.glu(r.columns(x, 3, 29, 3), r.columns(y, 0, 26, 3), "silu")
-    y = r.blend(r.join(y, y), r.scale(y, 0.5), FEW, 1e-5)
+    y = r.glu(r.slice(x, 3, 29, 3), r.slice(y, 0, 26, 3), "silu")
+    y = r.blend(r.concat(y, y), r.scale(y, 0.5), FEW, 1e-5)
     shares = connect(r, x, 2, 3)
-    y = r.mix(r.match(r.weigh(y, FEW), x, 1e-5, 2), 2, r.columns(shares, 4, 8), r.columns(x, 5, 44, 2))
-    y = r.select_rows(r.join(r.excess(y, 0.5), r.columns(x, 0, 5, 3), 3))
-    return r.softcap(r.rotate(y, 31, Rope("norm", 10, FREQUENCIES)), 3.0)
+    y = r.mix(r.match(r.mul(y, FEW), x, 1e-5, 2), 2, r.slice(shares, 4, 8), r.slice(x, 5, 44, 2))
+    y = r.select_rows(r.concat(r.gaussian_top_k(y, 0.5), r.slice(x, 0, 5, 3), 3))
+    return r.softcap(r.rotate(y, 31, Rope("interleaved", 10, FREQUENCIES)), 3.0)
 
 
 def layer(r: Recorder, x: Value) -> Value:
@@ -224,8 +224,8 @@ PLANS: dict[str, tuple[Small, ...]] = {
         Small(lightning(1, 5, 7), table(17), steps=(2,)),
         Small(pool(9, 2, 2), table(36), steps=(3, 2)),
         Small(selective_scan(20, 3), table(46), steps=(3,), before=62),
-        Small(matrix_scan(2, 5, 7, erases=False, before=True), table(64), steps=(2, 1)),
-        Small(matrix_scan(2, 5, 7, erases=True, before=False), table(64), steps=(3,), before=62),
+        Small(wkv(2, 5, 7, erases=False, before=True), table(64), steps=(2, 1)),
+        Small(wkv(2, 5, 7, erases=True, before=False), table(64), steps=(3,), before=62),
     ),
     "formats": tuple(of_format(name) for name in formats.FORMATS),
     "largest": (Small(lambda r, x: r.select_rows(x), table(SORTED + 3), off=0.0, steps=(1,)),),
@@ -260,7 +260,7 @@ def check(backend: Backend, small: Small, quick: Backend | None = None) -> None:
         assert off <= small.off * np.abs(expected).max(), (count, off, np.abs(expected).max())
     if plan.logits.rows == "logits":
         one = np.zeros(1, np.int32)
-        found = executable.step_largest(Batch(one, one, one, one, np.zeros((1, 1), np.int32), one), 5)
+        found = executable.step_top_k(Batch(one, one, one, one, np.zeros((1, 1), np.int32), one), 5)
         expected = Driver(reference).step([(0, [0])])
         assert (found.ids[0] == np.argsort(-expected[0], kind="stable")[:5]).all()
     executable.close()

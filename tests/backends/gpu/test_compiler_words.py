@@ -11,10 +11,10 @@ pytest.importorskip("pyopencl")
 
 def test_a_kernel_that_does_not_compile_is_told_by_its_compilers_words() -> None:
     from localllm.backends.opencl.backend import OpenClDevice
-    from localllm.backends.opencl.devices import devices
+    from localllm.backends.opencl.devices import opencl_devices
 
     try:
-        found = devices()
+        found = opencl_devices()
     except BackendError as error:
         pytest.skip(str(error))
     with pytest.raises(BackendError) as raised:

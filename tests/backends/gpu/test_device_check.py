@@ -24,12 +24,12 @@ from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.conformance import verdicts
 from localllm.backends.gpu.conformance.catalogue import LIMITS as catalogue_limits
 from localllm.backends.gpu.conformance.catalogue import catalogue
-from localllm.backends.gpu.conformance.running import run
+from localllm.backends.gpu.conformance.running import run_segments
 from localllm.backends.gpu.conformance.segments import segments
 from localllm.backends.gpu.conformance.verdicts import Conformance, Verdict, examine
 from localllm.backends.gpu.formats import FORMATS
 from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice
-from localllm.backends.opencl.devices import devices
+from localllm.backends.opencl.devices import opencl_devices
 from localllm.cli.main import main
 from localllm.plan import BLOCK, Recorder, Value
 from tests.backends.attending import Heads
@@ -237,7 +237,7 @@ class Counted(OpenClDevice):
     made = 0
 
     def __init__(self) -> None:
-        (own, *_) = [each for each in devices() if "pocl" in each.version.lower()]
+        (own, *_) = [each for each in opencl_devices() if "pocl" in each.version.lower()]
         super().__init__(own, cache=None)
         self.held: set[int] = set()
 
@@ -274,7 +274,7 @@ def test_memory_of_a_check_that_fails_is_freed_at_once(failing: str) -> None:
     (segment,) = [s for s in segments(record(small.table, small.build)) if s.title.startswith("activate")]
     kept = []  # the traceback keeps alive everything that the check has created
     try:
-        run(device, segment, LIMITS, small.cache)
+        run_segments(device, segment, LIMITS, small.cache)
     except BackendError as error:
         kept.append(error)
     assert device.made or "compile" in failing
@@ -475,7 +475,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = [(name, segments(record(each.table, each.build)), each.cache) for name, each in small.items()]
     monkeypatch.setattr("localllm.backends.gpu.conformance.catalogue.catalogue", lambda: iter(found))
     own = pocl().device._device
-    monkeypatch.setattr("localllm.backends.opencl.devices.devices", lambda: [own])
+    monkeypatch.setattr("localllm.backends.opencl.devices.opencl_devices", lambda: [own])
     monkeypatch.chdir(tmp_path)
 
 
@@ -524,9 +524,9 @@ def test_doctor_says_in_a_line_that_no_kernel_compiles(
     def compile_(self: OpenClDevice, source: str, kernel: str) -> Any:
         raise BackendError(f"{self.facts.name}: its compiler refuses a kernel: unknown CPU \x1b[31m\nand more")
 
-    own = devices()[0]
+    own = opencl_devices()[0]
     monkeypatch.setattr(OpenClDevice, "compile", compile_)
-    monkeypatch.setattr("localllm.backends.opencl.devices.devices", lambda: [own])
+    monkeypatch.setattr("localllm.backends.opencl.devices.opencl_devices", lambda: [own])
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "--gpu"]) == 1
     out, err = capsys.readouterr()

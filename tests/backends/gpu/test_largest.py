@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import localllm
-from localllm.backends.base import Backend, BackendError, Picks
+from localllm.backends.base import Backend, BackendError, TopKExecutable
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.gpu.kernels.largest import SORTED
 from localllm.options import SamplingOptions
 from localllm.plan import Batch
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.sampler import Sampler
-from localllm.sampling.select import largest
+from localllm.sampling.select import top_k_indices
 from tests.backends.support import bind, record
 from tests.conftest import reference
 from tests.models.support import MemoryWeight
@@ -35,12 +35,12 @@ def rows_of(vocabulary: int) -> np.ndarray:
 def handed_over(gpu: Backend, x: np.ndarray, count: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the top-k of a step whose logits are the rows of `x` (n, V)."""
     executable = bind(gpu, record(MemoryWeight.of("table", x), lambda r, v: r.select_rows(v)))
-    assert isinstance(executable, Picks)
+    assert isinstance(executable, TopKExecutable)
     numbers = np.arange(len(rows), dtype=np.int32)
     batch = Batch(
         rows.astype(np.int32), numbers, numbers, 0 * numbers, np.zeros((1, 1), np.int32), numbers[::-1].copy()
     )
-    found = executable.step_largest(batch, count)
+    found = executable.step_top_k(batch, count)
     return found.ids[::-1], found.logits[::-1]
 
 
@@ -51,7 +51,7 @@ def test_largest_logits_in_order(gpu: Backend, vocabulary: int) -> None:
         for rows in (np.array([1]), np.arange(ROWS), np.arange(40) % ROWS):
             ids, logits = handed_over(gpu, x, count, rows)
             for row, i, v in zip(rows, ids, logits, strict=True):
-                expected = largest(x[row], count)
+                expected = top_k_indices(x[row], count)
                 np.testing.assert_array_equal(i, expected)
                 np.testing.assert_array_equal(v, x[row, expected])
 
@@ -63,7 +63,7 @@ def test_a_nan_comes_first(gpu: Backend) -> None:
     ids, logits = handed_over(gpu, x, 3, np.array([0]))
     assert ids[0, :2].tolist() == [7000, 3]
     with pytest.raises(SamplingError, match="largest logit is nan"):
-        Sampler(SamplingOptions()).sample_largest(ids[0], logits[0])
+        Sampler(SamplingOptions()).sample_top_k(ids[0], logits[0])
 
 
 def test_more_than_there_is_room_for_is_refused(gpu: Backend) -> None:
@@ -87,15 +87,15 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tokens_are_those_of_all_logits(name: str) -> None:
-    given, looks_at = OPTIONS[name]
+    given, required_top_k = OPTIONS[name]
     options = SamplingOptions(seed=4, **given)
-    assert Sampler(options).looks_at == looks_at
-    if looks_at:
+    assert Sampler(options).required_top_k == required_top_k
+    if required_top_k:
         whole, part = Sampler(options), Sampler(options)
         for logits in rows_of(5000).repeat(20, axis=0):
-            ids = largest(logits, looks_at).astype(np.int32)
+            ids = top_k_indices(logits, required_top_k).astype(np.int32)
             token = whole.sample(logits)
-            assert part.sample_largest(ids, logits[ids]) == token
+            assert part.sample_top_k(ids, logits[ids]) == token
             for sampler in (whole, part):
                 sampler.accept(token)
 
@@ -112,7 +112,7 @@ def test_the_same_text_while_a_step_copies_little(sampling: dict[str, float], mo
             executable._device, "download", lambda s, o, into: (copied.append(into.nbytes), download(s, o, into))
         )
         for most in (256, 0):
-            executable.most_picked = most
+            executable.max_top_k = most
             copied.clear()
             texts[most] = "".join(piece.text for piece in model.generate("Once", max_tokens=60, seed=3, **sampling))  # type: ignore[arg-type]
             assert sorted(copied)[-2] <= (8 * 256 if most else 4 * model.vocabulary)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.backends.opencl.devices import SIMULATOR, devices
+from localllm.backends.opencl.devices import SIMULATOR, opencl_devices
 from tests.backends.gpu.checked import MUTANTS
 from tests.backends.gpu.small import PLANS
 
@@ -59,4 +59,4 @@ def test_what_is_wrong_is_reported(mutant: str, tmp_path: Path) -> None:
 
 
 def test_it_is_no_device_of_ours() -> None:
-    assert not [device.version for device in devices() if SIMULATOR in device.version.lower()]
+    assert not [device.version for device in opencl_devices() if SIMULATOR in device.version.lower()]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.backends.base import Backend, BackendError, Executable, Limits, Picks
+from localllm.backends.base import Backend, BackendError, Executable, Limits, TopKExecutable
 from localllm.backends.hybrid.backend import HybridBackend
-from localllm.backends.hybrid.cut import Placement, cut, most_layers
+from localllm.backends.hybrid.cut import Placement, cut_plan, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Plan
@@ -80,10 +80,10 @@ def test_what_a_layer_looks_up_is_read_for_its_side(pair: Pair) -> None:
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 16)
     sides = set()
     for layers, host_experts in placements(model, experts=True):
-        where = cut(model, Placement(layers, host_experts)).plans
+        where = cut_plan(model, Placement(layers, host_experts)).plans
         sides |= {side for side, own in where.items() if own.lookups}
         assert nmse(logits(bound(pair, model, layers, host_experts), TOKENS.tolist(), 16), truth).max() < 1e-5
-    assert sides == {"host", "card"}
+    assert sides == {"host", "gpu"}
 
 
 @pytest.mark.parametrize("name", ["llama plain", "llama experts", "gpt-oss"])
@@ -146,13 +146,13 @@ def test_texts_stay_whole_where_rows_see_later_ones(pair: Pair, layers: int) -> 
 
 def test_the_largest_logits_are_those_of_the_whole_row(pair: Pair) -> None:
     found = bound(pair, plan("Q8_0", MODEL), 2)
-    assert isinstance(found, Picks)
-    assert found.most_picked >= 40
+    assert isinstance(found, TopKExecutable)
+    assert found.max_top_k >= 40
     ids = tokens(20)
     rows = np.arange(20, dtype=np.int32)
     batch = Batch(ids.astype(np.int32), rows, rows, 0 * rows, np.arange(4, dtype=np.int32)[None], rows[[4, 19]])
     whole = found.step(batch).copy()
-    largest = found.step_largest(batch, 5)
+    largest = found.step_top_k(batch, 5)
     order = np.argsort(-whole, axis=1, kind="stable")[:, :5]
     np.testing.assert_array_equal(largest.ids, order)
     np.testing.assert_array_equal(largest.logits, np.take_along_axis(whole, order, axis=1))

@@ -20,7 +20,7 @@ from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.hybrid.cut import Placement
 from localllm.backends.hybrid.offload import RESERVE, DoesNotFit, Offload, Planner
 from localllm.backends.opencl.backend import OpenClBackend
-from localllm.cache.prompt_cache import read, restore, save
+from localllm.cache.prompt_cache import read_prompt_cache, restore, save
 from localllm.cli.main import main
 from localllm.opening import limits_of
 from localllm.options import LoadOptions, SpeculationOptions
@@ -292,7 +292,7 @@ def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:
         truth = session.evaluate([ids[5]], logits=False).copy()
     for layers, problem in ((3, ""), (2, "its cache is 2 of cpu ")):
         with localllm.load("demo", backend="opencl", gpu_layers=layers) as model:
-            found = read(kept, model)
+            found = read_prompt_cache(kept, model)
             assert found.problem[:22] == problem
             session = model.session()
             restore(found, model, session.sequence)

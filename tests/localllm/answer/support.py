@@ -9,7 +9,7 @@ from itertools import count, pairwise
 from typing import Any
 
 from localllm.answer.formats import ROWS, find_format
-from localllm.answer.grammars import Format
+from localllm.answer.grammars import AnswerFormat
 from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
 from localllm.answer.reader import AnswerReader
 from localllm.generation.constraint import Constraint
@@ -91,7 +91,7 @@ class Read:
 
 
 def read(
-    format_: Format,
+    format_: AnswerFormat,
     text: str,
     tail: str = "",
     tools: Sequence[dict[str, Any]] = TOOLS,
@@ -109,7 +109,7 @@ def read(
     return Read.of([*parts, *reader.finish()])
 
 
-def named(name: str, thought: str = "<think>") -> Format:
+def named(name: str, thought: str = "<think>") -> AnswerFormat:
     """Return the format of a row, as for a template that contains its markers and reasoning markers."""
     row = next(row for row in ROWS if row.name == name)
     found = find_format(f"tools {' '.join(row.texts)} {thought}")

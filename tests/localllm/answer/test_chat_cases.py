@@ -76,7 +76,7 @@ def prompted(case: dict[str, Any]) -> tuple[str, str]:
     format_, tail = find_format(DATA["templates"][case["template"]]), case.get("tail", "")
     found = begin(format_, tail, *case["begun"])
     opened = tail[: len(tail) - found.cut] + found.opening
-    closed = opened + found.thought + found.closing
+    closed = opened + found.reasoning + found.closing
     return closed + found.content, opened if case["begun"][1] is None else closed
 
 

@@ -29,19 +29,19 @@ def rules(count: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def words() -> Iterator[Tokenizer]:
+def tokenizer() -> Iterator[Tokenizer]:
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=64) as model:
         yield model.tokenizer
 
 
 @pytest.fixture
-def vocabulary(words: Tokenizer) -> GrammarVocabulary:
-    return GrammarVocabulary(words, words.vocab_size)
+def vocabulary(tokenizer: Tokenizer) -> GrammarVocabulary:
+    return GrammarVocabulary(tokenizer, tokenizer.vocab_size)
 
 
 @pytest.fixture(scope="module")
-def child(words: Tokenizer) -> Iterator[GrammarChild]:
-    made = GrammarVocabulary(words, words.vocab_size).new_child()
+def child(tokenizer: Tokenizer) -> Iterator[GrammarChild]:
+    made = GrammarVocabulary(tokenizer, tokenizer.vocab_size).new_child()
     yield made
     made.close()
 

@@ -93,16 +93,16 @@ def spaced_tokenizer() -> Tokenizer:
 
 @pytest.mark.parametrize("text", ["aaaaa", "a b", " a", "{}", "\nab", "é"])
 def test_a_text_without_choice_in_a_vocabulary_with_a_space_before_words(text: str) -> None:
-    words = spaced_tokenizer()
-    assert words.decode(words.encode("a", add_special=False), drop_space=False) == " a"
-    make = GrammarVocabulary(words, words.vocab_size).begin(
+    tokenizer = spaced_tokenizer()
+    assert tokenizer.decode(tokenizer.encode("a", add_special=False), drop_space=False) == " a"
+    make = GrammarVocabulary(tokenizer, tokenizer.vocab_size).begin(
         compile_structure(Structure(gbnf=f"root ::= {json.dumps(text, ensure_ascii=False)}"))
     )
     constraint, written = make(), b""
     while not constraint.finished:
         token = int(np.flatnonzero(constraint.allowed())[-1])
         constraint.accept(token)
-        written += words.piece(token)
+        written += tokenizer.piece(token)
     assert written.decode() == text
 
 

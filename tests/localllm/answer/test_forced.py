@@ -14,9 +14,9 @@ from localllm.answer.asked import constrained
 from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.forced import forced_calls
 from localllm.answer.formats import ROWS
-from localllm.answer.grammars import Format, JsonCalls
-from localllm.answer.structure import Asked, Structure, StructureError
-from localllm.answer.thought import after_thought, thought_of
+from localllm.answer.grammars import AnswerFormat, JsonCalls
+from localllm.answer.structure import ConstraintSpec, Structure, StructureError
+from localllm.answer.thought import after_reasoning, reasoning_state
 from localllm.answer.writer import written_call
 from localllm.generation.constraint import Constraint
 from localllm.tokenizer import Tokenizer
@@ -29,16 +29,16 @@ THOUGHTS = {  # the reasoning markers of formats whose rows leave them to the te
 }  # fmt: skip
 
 
-def format_of(name: str) -> Format:
+def format_of(name: str) -> AnswerFormat:
     return named(name, THOUGHTS.get(name, "<think>"))
 
 
-def tokens_of(format_: Format, special: bool) -> Tokenizer:
+def tokens_of(format_: AnswerFormat, special: bool) -> Tokenizer:
     """Return a vocabulary in which the markers are control tokens, or are spelled."""
     return byte_tokenizer(*(marker for marker in format_.markers if special and len(marker) > 2))
 
 
-def closers(format_: Format) -> list[str]:
+def closers(format_: AnswerFormat) -> list[str]:
     """Return texts that end a value, or a string in it."""
     close = getattr(format_.calls, "close", "")
     elements = [f"]<]minimax[>[</{key}>" for key in ("city", "query", "t")]
@@ -123,7 +123,7 @@ def hermes(text: str, tail: str, special: bool = True) -> int | None:
     """Return the position at which a forced call of `search` rejects a text."""
     tokenizer = byte_tokenizer(*(("<think>", "</think>") if special else ()))
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, named("hermes"), tail, Asked(tools=TOOLS[1:]))
+    make = constrained(vocabulary, named("hermes"), tail, ConstraintSpec(tools=TOOLS[1:]))
     assert make is not None
     return follows(make, tokenizer, text)
 
@@ -146,22 +146,22 @@ def test_structures_come_in_the_markers_of_content() -> None:
     format_ = format_of("harmony")
     tokenizer = tokens_of(format_, special=False)
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, format_, "<|start|>assistant", Asked(Structure(any_object=True)))
+    make = constrained(vocabulary, format_, "<|start|>assistant", ConstraintSpec(Structure(any_object=True)))
     assert make is not None
     final, thought = '<|channel|>final<|message|>{"a": 1}', "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     assert follows(make, tokenizer, final) is None
     assert follows(make, tokenizer, thought + final) is None
     assert follows(make, tokenizer, '{"a": 1}') == 0
-    begun = constrained(vocabulary, format_, "<|channel|>final<|message|>", Asked(Structure(any_object=True)))
+    begun = constrained(vocabulary, format_, "<|channel|>final<|message|>", ConstraintSpec(Structure(any_object=True)))
     assert begun is not None
     assert follows(begun, tokenizer, '{"a": 1}') is None
 
 
 def test_nothing_is_constrained_where_nothing_is_asked() -> None:
     vocabulary = GrammarVocabulary(byte_tokenizer(), 257)
-    assert constrained(vocabulary, named("hermes"), "", Asked()) is None
+    assert constrained(vocabulary, named("hermes"), "", ConstraintSpec()) is None
     with pytest.raises(StructureError, match="ask for one"):
-        constrained(vocabulary, named("hermes"), "", Asked(Structure(any_object=True), TOOLS))
+        constrained(vocabulary, named("hermes"), "", ConstraintSpec(Structure(any_object=True), TOOLS))
 
 
 def tool(parameters: Any, name: Any = "t") -> dict[str, Any]:
@@ -219,9 +219,9 @@ def test_a_thought_before_a_call_of_every_format(name: str) -> None:
     tokenizer = tokens_of(format_, special=False)
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
     tail = "<|start|>assistant" if format_.channels is not None else ""
-    assert thought_of(format_, tail) == "possible"
-    assert thought_of(format_, format_.thinking.start) == "open"
-    grammar = after_thought(forced_calls(format_, TOOLS[1:], vocabulary), format_, "open", vocabulary)
+    assert reasoning_state(format_, tail) == "possible"
+    assert reasoning_state(format_, format_.thinking.start) == "open"
+    grammar = after_reasoning(forced_calls(format_, TOOLS[1:], vocabulary), format_, "open", vocabulary)
     make = vocabulary.begin(grammar)
     rest = f"I think.{format_.thinking.end}{format_.thinking.resume}"
     text = rest + written(

@@ -11,8 +11,8 @@ import pytest
 from localllm.answer.asked import constrained
 from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.formats import ROWS
-from localllm.answer.grammars import Format, JsonCalls
-from localllm.answer.structure import Asked, Structure
+from localllm.answer.grammars import AnswerFormat, JsonCalls
+from localllm.answer.structure import ConstraintSpec, Structure
 from localllm.answer.writer import written_call
 from localllm.generation.constraint import Constraint
 from localllm.tokenizer import Tokenizer
@@ -28,10 +28,10 @@ SPELLED = byte_tokenizer()
 
 
 def offered(
-    tokenizer: Tokenizer = SPELLED, format_: Format = HERMES, tail: str = "", **more: Any
+    tokenizer: Tokenizer = SPELLED, format_: AnswerFormat = HERMES, tail: str = "", **more: Any
 ) -> Callable[[], Constraint] | None:
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    return constrained(vocabulary, format_, tail, Asked(tools=more.pop("tools", TOOLS), forced=False, **more))
+    return constrained(vocabulary, format_, tail, ConstraintSpec(tools=more.pop("tools", TOOLS), forced=False, **more))
 
 
 def made(*given: Any, **more: Any) -> Callable[[], Constraint]:
@@ -79,7 +79,7 @@ def test_a_marker_in_a_thought_is_none() -> None:
 
 
 def test_a_budget_for_the_thought_goes_with_it() -> None:
-    make = made(tail="<think>\n", thought_tokens=4)
+    make = made(tail="<think>\n", reasoning_tokens=4)
     constraint = make()
     for token in SPELLED.encode("Hmmm</think>", add_special=False):
         constraint.accept(token)
@@ -110,12 +110,12 @@ def test_drafts_end_where_a_call_begins() -> None:
 )
 def test_markers_begin_and_end_within_tokens(before: tuple[str, ...], held: bool) -> None:
     """A token that contains two starts of a marker is not constrained."""
-    words = byte_tokenizer(joined=(*before, '{"name": "se', "ek"))
+    tokenizer = byte_tokenizer(joined=(*before, '{"name": "se', "ek"))
 
     def tokens(*texts: str) -> list[int]:
-        return [next(t for t in range(words.vocab_size) if words.piece(t) == text.encode()) for text in texts]
+        return [next(t for t in range(tokenizer.vocab_size) if tokenizer.piece(t) == text.encode()) for text in texts]
 
-    constraint = made(words)()
+    constraint = made(tokenizer)()
     for token in tokens(*before):
         assert constraint.allowed() is None
         constraint.accept(token)

@@ -15,7 +15,7 @@ import pytest
 
 from localllm.answer.formats import find_format
 from localllm.answer.messages import call_form, fitted
-from localllm.answer.thought import thought_of
+from localllm.answer.thought import reasoning_state
 from localllm.confined import Confined
 from localllm.template import ChatTemplate, renderer
 from tests.conftest import SHARED_DATA, reference
@@ -90,7 +90,7 @@ def _answer(template: ChatTemplate, answer: dict[str, Any], thinking: bool) -> t
     ends = [text.index(end) for end in ENDS if end in text]
     text = text[: min(ends, default=len(text))]
     # Some show the start of the reasoning only in the prompt.
-    begun = text.startswith(REASONING) and thought_of(find_format(template.source), prompt) == "open"
+    begun = text.startswith(REASONING) and reasoning_state(find_format(template.source), prompt) == "open"
     return prompt if begun else prompt[:same], text
 
 

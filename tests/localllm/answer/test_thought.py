@@ -10,9 +10,9 @@ import pytest
 
 from localllm.answer.asked import constrained
 from localllm.answer.constraint import GrammarVocabulary
-from localllm.answer.structure import Asked, Structure
+from localllm.answer.structure import ConstraintSpec, Structure
 from localllm.answer.thinking import Thinking
-from localllm.answer.thought import thought_of
+from localllm.answer.thought import reasoning_state
 from localllm.generation.constraint import Constraint
 from localllm.tokenizer import Tokenizer
 from tests.localllm.answer.support import byte_tokenizer, named
@@ -38,14 +38,14 @@ HERMES, HARMONY = named("hermes"), named("harmony", "<|channel|>")
     ],
 )
 def test_the_end_of_a_prompt_says_whether_a_thought_has_begun(format_: Any, tail: str, thought: str) -> None:
-    assert thought_of(format_, tail) == thought
+    assert reasoning_state(format_, tail) == thought
 
 
 def budget(
     tokens: int, tokenizer: Tokenizer = MARKED, tail: str = "<think>\n", format_: Any = HERMES, **more: Any
 ) -> Callable[[], Constraint]:
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, format_, tail, Asked(thought_tokens=tokens, **more))
+    make = constrained(vocabulary, format_, tail, ConstraintSpec(reasoning_tokens=tokens, **more))
     assert make is not None
     return make
 
@@ -81,7 +81,7 @@ def written(make: Callable[[], Constraint], tokenizer: Tokenizer, wanted: str) -
 )
 def test_a_thought_ends_with_its_budget(tokenizer: Tokenizer, tokens: int, tail: str, wanted: str, text: str) -> None:
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, HERMES, tail, Asked(thought_tokens=tokens))
+    make = constrained(vocabulary, HERMES, tail, ConstraintSpec(reasoning_tokens=tokens))
     assert make is None or written(make, tokenizer, wanted) == text
     assert make is not None or wanted == text
 

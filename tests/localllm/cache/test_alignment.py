@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.cache.alignment import keep_held
+from localllm.cache.alignment import align_tokens
 
 PIECES = [b"<end>", b"", b"a", b"b", b"ab", b"ba", b"abb", b"\xe2", b"\x82\xac", b"\xe2\x82\xac"]
 SPECIAL = frozenset({0})
@@ -25,7 +25,7 @@ def text(tokens: list[int]) -> list[object]:
 
 
 def keep(held: list[int], fresh: list[int]) -> list[int]:
-    return keep_held(held, fresh, PIECES.__getitem__, SPECIAL)
+    return align_tokens(held, fresh, PIECES.__getitem__, SPECIAL)
 
 
 def test_an_answer_that_was_written_in_other_tokens_is_kept() -> None:
@@ -43,8 +43,8 @@ def test_what_was_cut_off_the_end_goes_and_the_rest_stays() -> None:
 
 
 def test_a_special_token_is_not_its_text() -> None:
-    assert keep_held([2, 0, 3], [2, 1, 3], [b"<e>", b"<e>", b"a", b"b"].__getitem__, {0}) == [2, 1, 3]
-    assert keep_held([2, 1, 3], [2, 0, 3], [b"<e>", b"<e>", b"a", b"b"].__getitem__, {0}) == [2, 0, 3]
+    assert align_tokens([2, 0, 3], [2, 1, 3], [b"<e>", b"<e>", b"a", b"b"].__getitem__, {0}) == [2, 1, 3]
+    assert align_tokens([2, 1, 3], [2, 0, 3], [b"<e>", b"<e>", b"a", b"b"].__getitem__, {0}) == [2, 0, 3]
 
 
 def test_a_token_without_text_is_not_kept() -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from numpy.typing import NDArray
 
 from localllm.cache import paging
-from localllm.cache.paging import BlockPool, CacheFull, Sequence, how_many_fit
+from localllm.cache.paging import BlockPool, CacheFull, CacheSequence, how_many_fit
 from localllm.errors import LocalLLMError
 
 WINDOW, SLACK = 6, 8
@@ -21,7 +21,7 @@ WINDOW, SLACK = 6, 8
 class Conversation:
     """A sequence and its expected contents."""
 
-    def __init__(self, sequence: Sequence, values: list[int]) -> None:
+    def __init__(self, sequence: CacheSequence, values: list[int]) -> None:
         self.sequence = sequence
         self.values = values
         self.slack = paging.SLACK

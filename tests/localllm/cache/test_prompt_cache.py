@@ -15,7 +15,7 @@ import pytest
 import localllm as api
 from localllm.backends.base import BackendError
 from localllm.cache import prompt_cache
-from localllm.cache.prompt_cache import CacheFileError, read, restore, save
+from localllm.cache.prompt_cache import CacheFileError, read_prompt_cache, restore, save
 from localllm.conversation import Conversation, template_of
 from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
@@ -65,7 +65,7 @@ def test_what_was_kept_goes_on_with_the_same_bits(file: Path, model: api.Model, 
     with api.load(file, threads=3) as other:
         before, session = other.session(), other.session()
         before.evaluate([1, 2], logits=False)
-        found = read(kept, other)
+        found = read_prompt_cache(kept, other)
         assert (found.tokens, found.messages, found.problem) == (IDS, MESSAGES, "")
         restore(found, other, session.sequence)
         assert session.tokens == IDS
@@ -76,7 +76,7 @@ def test_it_is_not_evaluated_again(model: api.Model, kept: Path, monkeypatch: py
     session, rows = model.session(), []
     step = model.executable.step
     monkeypatch.setattr(model.executable, "step", lambda batch: (rows.append(len(batch.tokens)), step(batch))[1])
-    restore(read(kept, model), model, session.sequence)
+    restore(read_prompt_cache(kept, model), model, session.sequence)
     assert rows == [len(IDS) % BLOCK]
     session.close()
 
@@ -84,7 +84,7 @@ def test_it_is_not_evaluated_again(model: api.Model, kept: Path, monkeypatch: py
 def test_many_pieces_are_as_one(model: api.Model, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_cache, "_CHUNK", 100)
     session = model.session()
-    restore(read(kept, model), model, session.sequence)
+    restore(read_prompt_cache(kept, model), model, session.sequence)
     again = kept.with_name("again")
     save(again, model, session.sequence, MESSAGES)
     assert again.read_bytes() == kept.read_bytes()
@@ -116,14 +116,14 @@ def test_what_was_taken_back_is_not_in_the_file(model: api.Model, tmp_path: Path
     conversation.say("secret").wait()
     conversation.undo()
     conversation.save(tmp_path / "c")
-    kept = read(tmp_path / "c", model)
+    kept = read_prompt_cache(tmp_path / "c", model)
     assert "secret" not in model.detokenize(kept.tokens)
     assert "one" in model.detokenize(kept.tokens)
     conversation.clear()
     with pytest.raises(OutputError, match="exists"):
         conversation.save(tmp_path / "c")
     conversation.save(tmp_path / "c", force=True)
-    assert read(tmp_path / "c", model).tokens == [1]  # BOS
+    assert read_prompt_cache(tmp_path / "c", model).tokens == [1]  # BOS
 
 
 # -- invalid files
@@ -135,10 +135,10 @@ def test_every_way_of_cutting_it_short_is_noticed(model: api.Model, kept: Path, 
     for size in [*range(0, 700, 7), *range(700, len(whole), 997), len(whole) - 1]:
         kept.write_bytes(whole[:size])
         with pytest.raises(CacheFileError, match=str(kept)):
-            read(kept, model)
+            read_prompt_cache(kept, model)
     kept.write_bytes(whole + b"\0")
     with pytest.raises(CacheFileError, match="truncated or damaged"):
-        read(kept, model)
+        read_prompt_cache(kept, model)
     assert session.tokens == IDS
 
 
@@ -149,7 +149,7 @@ def test_every_changed_byte_is_noticed(model: api.Model, kept: Path) -> None:
         changed[at] ^= 0x10
         kept.write_bytes(changed)
         with pytest.raises(CacheFileError, match=str(kept)):
-            read(kept, model)
+            read_prompt_cache(kept, model)
 
 
 def forge(path: Path, change: Callable[[dict[str, Any]], object], body: bytes | None = None, version: int = 1) -> None:
@@ -189,7 +189,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object], body: bytes | 
 def test_a_header_that_lies_is_refused(model: api.Model, kept: Path, change: Any, message: str) -> None:
     forge(kept, lambda header: None if isinstance(out := change(header), int | None) else out)
     with pytest.raises(CacheFileError, match=message):
-        read(kept, model)
+        read_prompt_cache(kept, model)
 
 
 @pytest.mark.parametrize("nested", [b"[" * 100_000, b'{"tokens":' + b"9" * 10_000 + b"}", b"\xff" * 50, b"NaN"])
@@ -197,25 +197,25 @@ def test_json_that_is_made_to_hurt_is_refused(model: api.Model, kept: Path, nest
     data = struct.pack("<8sII", b"LOCALLLM", 1, len(nested)) + nested
     kept.write_bytes(data + hashlib.blake2b(data, digest_size=32).digest())
     with pytest.raises(CacheFileError, match="header"):
-        read(kept, model)
+        read_prompt_cache(kept, model)
     kept.write_bytes(struct.pack("<8sII", b"LOCALLLM", 1, 0xFFFFFFFF) + bytes(64))
     with pytest.raises(CacheFileError, match="a header of 4294967295 bytes"):
-        read(kept, model)
+        read_prompt_cache(kept, model)
 
 
 def test_another_format_another_model_too_small_a_context(file: Path, model: api.Model, kept: Path) -> None:
     whole = kept.read_bytes()
     forge(kept, lambda header: None, version=2)
     with pytest.raises(CacheFileError, match="has format 2, this program reads 1"):
-        read(kept, model)
+        read_prompt_cache(kept, model)
     kept.write_bytes(whole)
     with (
         api.load(file, ctx_size=100) as small,
         pytest.raises(CacheFileError, match="141 tokens, but the context is 100"),
     ):
-        read(kept, small)
+        read_prompt_cache(kept, small)
     with api.load("demo") as demo, pytest.raises(CacheFileError, match=r'with another model.*\("tiny"\)'):
-        read(kept, demo)
+        read_prompt_cache(kept, demo)
     tokens = np.array(IDS, "<i4")
     for bad in (-1, 5000):
         tokens[70] = bad
@@ -223,7 +223,7 @@ def test_another_format_another_model_too_small_a_context(file: Path, model: api
         kept.write_bytes(whole)
         forge(kept, lambda header: None, tokens.tobytes() + whole[16 + length + tokens.nbytes : -32])
         with pytest.raises(CacheFileError, match="tokens outside the vocabulary"):
-            read(kept, model)
+            read_prompt_cache(kept, model)
 
 
 def test_numbers_that_would_spoil_the_cache_are_refused(model: api.Model, kept: Path, session: api.Session) -> None:
@@ -234,7 +234,7 @@ def test_numbers_that_would_spoil_the_cache_are_refused(model: api.Model, kept: 
     body[-2:] = b"\x00\x7e"
     forge(kept, lambda header: None, bytes(body))
     with pytest.raises(CacheFileError, match="not finite"):
-        restore(read(kept, model), model, session.sequence)
+        restore(read_prompt_cache(kept, model), model, session.sequence)
     assert session.tokens == []
     truth = model.logits(IDS)[-1]
     assert (session.evaluate(IDS, logits=False)[-1] == truth).all()
@@ -251,7 +251,7 @@ def test_a_cache_of_another_kind_leaves_the_text(
         forge(kept, lambda header: header.update(block_bytes=[2]), whole[16 + length :][: 4 * len(IDS)] + bytes(4))
     else:
         forge(kept, lambda header: header.update({field: "other"}))
-    found = read(kept, model)
+    found = read_prompt_cache(kept, model)
     assert found.messages == MESSAGES
     assert found.problem.startswith("its cache")
     restore(found, model, session.sequence)
@@ -265,11 +265,11 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(
 
     for room in (len(before) // 2, 100):
         with full_disk(room), pytest.raises(OutputError, match="cannot be written: File too large"):
-            save(kept, model, session.sequence, [], force=True)
+            save(kept, model, session.sequence, [], overwrite=True)
     with monkeypatch.context() as patch:
         patch.setattr(model.executable, "read_blocks", lambda *_: (_ for _ in ()).throw(BackendError("gone")))
         with pytest.raises(BackendError):
-            save(kept, model, session.sequence, [], force=True)
+            save(kept, model, session.sequence, [], overwrite=True)
     assert [path.name for path in kept.parent.iterdir()] == ["kept"]
     assert kept.read_bytes() == before
     with pytest.raises(OutputError, match="no such folder"):
@@ -283,9 +283,9 @@ def test_a_file_of_something_else_is_not_written_over(model: api.Model, session:
         with pytest.raises(CacheFileError, match="exists and is not a localllm conversation file"):
             save(path, model, session.sequence, [])
     with pytest.raises(CacheFileError, match="not a localllm conversation file"):
-        read(letter, model)
+        read_prompt_cache(letter, model)
     with pytest.raises(CacheFileError, match="cannot be read"):
-        read(tmp_path, model)
+        read_prompt_cache(tmp_path, model)
     assert letter.read_text() == "Dear all"
 
 

@@ -11,7 +11,7 @@ import pytest
 import localllm
 from localllm.cache.prompt_cache import CacheFileError
 from localllm.cache.slot_files import NAME_BYTES, SlotFiles
-from localllm.engine import Rows
+from localllm.engine import SequenceRows
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def files(model: localllm.Model, tmp_path: Path) -> Iterator[SlotFiles]:
 def test_a_sequence_comes_back(model: localllm.Model, files: SlotFiles) -> None:
     sequence = model.engine.add()
     tokens = list(range(3, 90))
-    model.engine.step([Rows(sequence, tokens)])
+    model.engine.step([SequenceRows(sequence, tokens)])
     size = files.save("ü b (1).bin", sequence)
     model.engine.release(sequence)
     found, read = files.load("ü b (1).bin")
@@ -86,7 +86,7 @@ def test_what_is_no_file_is_refused_at_once(files: SlotFiles, model: localllm.Mo
 
 def test_only_this_user_reads_saved_prompts(files: SlotFiles, model: localllm.Model) -> None:
     sequence = model.engine.add()
-    model.engine.step([Rows(sequence, [1, 2, 3])])
+    model.engine.step([SequenceRows(sequence, [1, 2, 3])])
     files.save("a", sequence)
     (files._folder / "a").chmod(0o644)  # as earlier versions wrote it
     files.save("a", sequence)
@@ -97,7 +97,7 @@ def test_only_this_user_reads_saved_prompts(files: SlotFiles, model: localllm.Mo
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
 def test_files_and_folders_of_others_are_refused(files: SlotFiles, model: localllm.Model) -> None:
     sequence = model.engine.add()
-    model.engine.step([Rows(sequence, [1, 2, 3])])
+    model.engine.step([SequenceRows(sequence, [1, 2, 3])])
     files.save("a", sequence)
     model.engine.release(sequence)
     os.chown(files._folder / "a", 12345, -1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import localllm as api
-from localllm.cache.prompt_cache import read, restore, save
+from localllm.cache.prompt_cache import read_prompt_cache, restore, save
 from tests.models.kit import KIT
 
 CONTEXT = 256
@@ -83,7 +83,7 @@ def test_a_file_holds_index_keys_too(model: api.Model, truth: np.ndarray, tmp_pa
     save(tmp_path / "c", model, session.sequence, [])
     session.close()
     fresh = model.session()
-    restore(read(tmp_path / "c", model), model, fresh.sequence)
+    restore(read_prompt_cache(tmp_path / "c", model), model, fresh.sequence)
     assert len(fresh.tokens) == 140
     assert (feed(fresh, 140, 200, 7) == truth[140:]).all()
     fresh.close()

@@ -41,15 +41,15 @@ def test_what_harms_is_refused_but_for_force(head_dim: int, keys: str, values: s
     plan, asked = plan_of(head_dim), CacheTypes(keys, values)
     if told:
         with pytest.raises(LocalLLMError, match=f"^{told}.*; take f16 or q8_0, or force it$"):
-            choose_types(asked, plan, limits_of(2), 1000, force=False)
-    assert choose_types(asked, plan, limits_of(2), 1000, force=bool(told)).types == asked
-    assert choose_types(asked, plan, limits_of(2), 1000, force=bool(told)).note == ""
+            choose_types(asked, plan, limits_of(2), 1000, any_type=False)
+    assert choose_types(asked, plan, limits_of(2), 1000, any_type=bool(told)).types == asked
+    assert choose_types(asked, plan, limits_of(2), 1000, any_type=bool(told)).note == ""
 
 
 @pytest.mark.parametrize("name", ["deepseek32-8of40", "deepseek4-8of50"])
 def test_an_indexer_without_values_harms_no_type(name: str) -> None:
     asked = CacheTypes("q8_0", "q4_0")
-    assert choose_types(asked, model_plan(*KIT[name].loaded()), limits_of(8), 1, force=False).types == asked
+    assert choose_types(asked, model_plan(*KIT[name].loaded()), limits_of(8), 1, any_type=False).types == asked
 
 
 def test_a_layer_of_pools_counts_for_its_share() -> None:
@@ -63,15 +63,15 @@ def test_a_layer_of_pools_counts_for_its_share() -> None:
 def test_auto_is_q8_0_where_the_cache_is_a_tenth_of_the_weights_or_more() -> None:
     """Two heads of 64, for keys and values, of two bytes are 512 bytes a token."""
     plan, auto = plan_of(64), CacheTypes("auto", "auto")
-    small, large = (choose_types(auto, plan, limits_of(blocks), 512 * 1280, force=False) for blocks in (1, 2))
+    small, large = (choose_types(auto, plan, limits_of(blocks), 512 * 1280, any_type=False) for blocks in (1, 2))
     assert (small.types, large.types) == (CacheTypes(), CacheTypes("q8_0", "q8_0"))
     assert large.note == (
         "cache: keys q8_0, values q8_0 "
         "(in f16 it takes 10% of what the weights do, from 10% on a smaller type is worth it)"
     )
-    mixed = choose_types(CacheTypes("auto", "q4_0"), plan, limits_of(2), 512, force=False)
+    mixed = choose_types(CacheTypes("auto", "q4_0"), plan, limits_of(2), 512, any_type=False)
     assert mixed.types == CacheTypes("q8_0", "q4_0")
-    tiny = choose_types(auto, plan_of(8), limits_of(64), 1, force=False)
+    tiny = choose_types(auto, plan_of(8), limits_of(64), 1, any_type=False)
     assert tiny.types == CacheTypes()
     assert "heads of 8 values" in tiny.note
 
@@ -80,7 +80,7 @@ def test_auto_counts_of_a_window_what_is_kept_of_it() -> None:
     """1000 blocks of context are ten times the weights; the two blocks that the layer stores are 2 %."""
     for window, chosen in ((0, "q8_0"), (100, "f16")):
         found = choose_types(
-            CacheTypes("auto", "auto"), plan_of(64, window), limits_of(1000, 2), 512 * BLOCK * 100, force=False
+            CacheTypes("auto", "auto"), plan_of(64, window), limits_of(1000, 2), 512 * BLOCK * 100, any_type=False
         )
         assert found.types == CacheTypes(chosen, chosen)
 

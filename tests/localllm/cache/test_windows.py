@@ -11,7 +11,7 @@ import pytest
 import localllm as api
 import localllm.opening
 from localllm.cache.paging import SLACK
-from localllm.cache.prompt_cache import read, restore, save
+from localllm.cache.prompt_cache import read_prompt_cache, restore, save
 from localllm.gguf import NewTensor, write_gguf
 from localllm.plan import BLOCK
 from localllm.scheduler.interfaces import SchedulerLimits
@@ -159,14 +159,14 @@ def test_a_file_holds_the_window_alone(
     assert content < written < content + 8000
     session.close()
     fresh = model.session()
-    restore(read(tmp_path / "c", model), model, fresh.sequence)
+    restore(read_prompt_cache(tmp_path / "c", model), model, fresh.sequence)
     assert len(fresh.tokens) == 1000
     assert fresh.rewind(950) == 950
     assert (feed(fresh, 950, 1100) == truth[950:]).all()
     fresh.close()
     monkeypatch.setattr(localllm.opening, "WINDOW_PAST", CONTEXT)
     with api.load(path, ctx_size=CONTEXT) as whole:  # a full cache: the file's windows are too small for that
-        found = read(tmp_path / "c", whole)
+        found = read_prompt_cache(tmp_path / "c", whole)
         assert found.problem == "its cache keeps another window"
 
 

@@ -12,8 +12,8 @@ from localllm import load, quant
 from localllm.calibration.hessian import collect, portions
 from localllm.calibration.method import METHODS
 from localllm.calibration.scaling import Scaling, _add, scale_model
-from localllm.calibration.smooth import FoldGroup, groups
-from localllm.evaluation import ModelSource, Scores, Windows, cut, evaluate, statistics
+from localllm.calibration.smooth import FoldGroup, fold_groups
+from localllm.evaluation import ModelSource, Scores, Windows, cut_windows, evaluate, statistics
 from localllm.gguf import NewTensor, write_gguf
 from localllm.model import Model
 from localllm.models import ARCHITECTURES
@@ -45,7 +45,7 @@ def random_factors(group: FoldGroup, tensors: dict[str, MemoryWeight]) -> np.nda
 def scaled(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> tuple[int, dict[str, MemoryWeight]]:
     """Return the number of groups, and the tensors after each group was scaled at random."""
     found: dict[str, Scaling] = {}
-    all_groups = groups(plan_of(metadata, tensors))
+    all_groups = fold_groups(plan_of(metadata, tensors))
     for group in all_groups:
         _add(found, group, random_factors(group, tensors), tensors)
     changed = {name: MemoryWeight.of(name, scaling.apply(tensors[name].values())) for name, scaling in found.items()}
@@ -74,7 +74,7 @@ def test_folding_changes_no_logits_of_experts_with_biases() -> None:
     """The biases of an expert have one number per row of `up`."""
     shapes = NORMS | QKV | OUT | biased(experts(8, 24))
     metadata, tensors = family("llama", 5, shapes, expert_count=8, expert_used_count=2)
-    (experts_group, *_) = (group for group in groups(plan_of(metadata, tensors)) if group.experts)
+    (experts_group, *_) = (group for group in fold_groups(plan_of(metadata, tensors)) if group.experts)
     assert [(rows.name.split(".", 2)[-1], rows.start, rows.stop) for rows in experts_group.makers] == [
         ("ffn_up_exps.weight", 0, 24),
         ("ffn_up_exps.bias", 0, 24),
@@ -89,20 +89,20 @@ def test_where_a_llama_can_be_folded() -> None:
     excluded.
     """
     metadata, tensors = VARIANTS["llama plain"]()
-    names = [group.readers for group in groups(plan_of(metadata, tensors))]
+    names = [group.readers for group in fold_groups(plan_of(metadata, tensors))]
     assert names[:1] == [("blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight")]
     assert len(names) == 9
     assert ("output.weight",) in names
     metadata, tensors = VARIANTS["llama tied, biased"]()
-    assert len(groups(plan_of(metadata, tensors))) == 8
+    assert len(fold_groups(plan_of(metadata, tensors))) == 8
 
 
 def test_a_gate_that_is_cut_off_is_no_place() -> None:
     """gpt-oss clamps `up` and adds one to it: its experts cannot be folded, its norms can."""
     metadata, tensors = open_model(reference("archs", "gpt-oss-moe.gguf"))
-    assert not any(group.experts for group in groups(plan_of(metadata, tensors)))
+    assert not any(group.experts for group in fold_groups(plan_of(metadata, tensors)))
     metadata, tensors = open_model(reference("archs", "llama-moe.gguf"))
-    assert any(group.experts for group in groups(plan_of(metadata, tensors)))
+    assert any(group.experts for group in fold_groups(plan_of(metadata, tensors)))
 
 
 # -- second moments ------------------------------------------------------------------------------------------------
@@ -110,12 +110,12 @@ def test_a_gate_that_is_cut_off_is_no_place() -> None:
 
 def test_moments_are_those_of_the_inputs() -> None:
     """The diagonal equals the sums of the importance matrix; q, k and v share one array."""
-    from localllm.calibration.imatrix import measure
+    from localllm.calibration.imatrix import measure_imatrix
 
     with load("demo", ctx_size=64, observe=True) as model:
-        windows = cut(model, SMALLTALK.read_text(), 64, 3)
+        windows = cut_windows(model, SMALLTALK.read_text(), 64, 3)
         names = [n for n in model.file.tensors if n.startswith("blk.1.")]
-        moments, imatrix = collect(model, windows, names), measure(model, windows)
+        moments, imatrix = collect(model, windows, names), measure_imatrix(model, windows)
     assert moments["blk.1.attn_q.weight"] is moments["blk.1.attn_v.weight"]
     for name, held in moments.items():
         np.testing.assert_allclose(np.einsum("eii->ei", held), imatrix.entries[name].sums, rtol=1e-4)
@@ -136,7 +136,7 @@ def stored(model: Model, path: Path, format_name: str, method: str) -> Path:
     """Write the model in the box with its first two layers in `format_name`; moments take more than one portion."""
     tensors, layers = model.file.tensors, ("blk.0.", "blk.1.")
     formats = {n: format_name if n.startswith(layers) and len(t.shape) > 1 else "F32" for n, t in tensors.items()}
-    windows = cut(model, SMALLTALK.read_text(), 128, 12)
+    windows = cut_windows(model, SMALLTALK.read_text(), 128, 12)
     how = METHODS[method](model, windows, formats, memory=32 << 20) if method else None
     new = []
     for name, tensor in tensors.items():
@@ -146,7 +146,7 @@ def stored(model: Model, path: Path, format_name: str, method: str) -> Path:
         else:
             rows = how.store(name, values, formats[name])
         new.append(NewTensor(name, formats[name], tensor.shape, rows))
-    write_gguf(path, dict(model.file.metadata), new, force=True)
+    write_gguf(path, dict(model.file.metadata), new, overwrite=True)
     return path
 
 
@@ -165,7 +165,7 @@ def test_gptq_halves_what_four_bits_cost(tmp_path: Path) -> None:
     AWQ's factors are near 1 here, because no input is much larger.
     """
     with load("demo", ctx_size=128, observe=True) as model:
-        held_out = Windows(cut(model, SMALLTALK.read_text(), 128).tokens[12:24])
+        held_out = Windows(cut_windows(model, SMALLTALK.read_text(), 128).tokens[12:24])
         cost = {
             method: divergence(stored(model, tmp_path / f"{method}.gguf", "Q4_0", method), model, held_out)
             for method in ("", "awq", "gptq")
@@ -177,7 +177,7 @@ def test_gptq_halves_what_four_bits_cost(tmp_path: Path) -> None:
 def test_awq_finds_the_inputs_that_stand_out(tmp_path: Path) -> None:
     """In an equivalent model with two very large inputs, the factors find these inputs and reduce them."""
     with load("demo", ctx_size=128, observe=True) as model:
-        (group, *_) = groups(model.plan) if model.plan is not None else []
+        (group, *_) = fold_groups(model.plan) if model.plan is not None else []
         scale = np.ones(512, np.float32)
         scale[[3, 100]] = 1 / 64.0  # small weight columns, whose inputs are large
         found: dict[str, Scaling] = {}
@@ -191,12 +191,12 @@ def test_awq_finds_the_inputs_that_stand_out(tmp_path: Path) -> None:
             new.append(NewTensor(name, format_name, tensor.shape, rows))
         write_gguf(tmp_path / "odd.gguf", dict(model.file.metadata), new)
     with load(tmp_path / "odd.gguf", ctx_size=128, observe=True) as odd:
-        windows = cut(odd, SMALLTALK.read_text(), 128, 6)
+        windows = cut_windows(odd, SMALLTALK.read_text(), 128, 6)
         factors = scale_model(odd, windows, dict.fromkeys(group.readers, "Q4_0"))
         columns = factors[group.readers[0]].columns
         assert columns is not None
         assert set(np.argsort(columns)[-2:]) == {3, 100}
-        held_out = Windows(cut(odd, SMALLTALK.read_text(), 128).tokens[12:20])
+        held_out = Windows(cut_windows(odd, SMALLTALK.read_text(), 128).tokens[12:20])
         plain = divergence(stored(odd, tmp_path / "p.gguf", "Q4_0", ""), odd, held_out)
         awq = divergence(stored(odd, tmp_path / "a.gguf", "Q4_0", "awq"), odd, held_out)
     assert awq < 0.8 * plain

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from localllm import LocalLLMError, load
-from localllm.calibration.imatrix import Entry, Imatrix, measure, read, write
+from localllm.calibration.imatrix import Imatrix, ImatrixEntry, measure_imatrix, read_imatrix, write_imatrix
 from localllm.calibration.observe import matrix_inputs
 from localllm.cli.main import main
-from localllm.evaluation import Windows, cut
+from localllm.evaluation import Windows, cut_windows
 from localllm.gguf import NewTensor, write_gguf
 from localllm.plan import Experts, Linear
 from localllm.quantize.jobs import metadata
@@ -41,7 +41,7 @@ def test_the_model_in_the_box_gives_llama_cpp_s_numbers(tmp_path: Path) -> None:
     target = tmp_path / "out.gguf"
     words = ["imatrix", "demo", "-f", str(SMALLTALK), "-o", str(target), "-c", "128", "--chunks", "8"]
     assert main(words) == 0
-    found = read(target)
+    found = read_imatrix(target)
     assert (len(found.entries), found.chunks, found.chunk_size) == (28, 8, 128)
     assert found.datasets == (str(SMALLTALK),)
     for name, (total, seventh) in LLAMA_CPP.items():
@@ -61,7 +61,7 @@ def test_every_expert_counts_the_rows_it_got(arch: str) -> None:
     found = []
     for backend in ("cpu", "reference"):
         with load(path, backend=backend, ctx_size=32, observe=True) as model:
-            found.append(measure(model, windows, output=True))
+            found.append(measure_imatrix(model, windows, output=True))
             assert model.plan is not None
             mixtures = [op for op in model.plan.operations if isinstance(op, Experts)]
     ours, theirs = found
@@ -86,7 +86,7 @@ def test_an_expert_that_others_share_counts_the_rows_of_each(tmp_path: Path) -> 
     write_gguf(path, metadata, [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values()])
     windows = Windows(np.random.RandomState(2).randint(0, 29, (2, 20)).astype(np.int32))
     with load(path, ctx_size=32, observe=True) as model:
-        entries = measure(model, windows).entries
+        entries = measure_imatrix(model, windows).entries
     own, shared = (entries[f"blk.0.ffn_{part}.weight"] for part in ("gate_exps", "gate_chexps"))
     np.testing.assert_array_equal(shared.counts, own.counts.reshape(-1, GROUP).sum(axis=1))
     np.testing.assert_allclose(shared.sums, own.sums.reshape(-1, GROUP, WIDTH).sum(axis=1), rtol=1e-5)
@@ -97,7 +97,7 @@ def test_rows_of_a_matrix_that_is_read_in_parts_count_once() -> None:
     path = reference("archs", "phi3-dense.gguf")
     windows = Windows(np.random.RandomState(2).randint(0, 128, (2, 20)).astype(np.int32))
     with load(path, ctx_size=32, observe=True) as model:
-        entries = measure(model, windows, output=True).entries
+        entries = measure_imatrix(model, windows, output=True).entries
         assert model.plan is not None
         parts = {op.weight.name for op in model.plan.operations if isinstance(op, Linear)}
     assert any("[" in name for name in parts)
@@ -109,7 +109,7 @@ def test_windows_begin_with_bos(tmp_path: Path) -> None:
     """Position 0 of every window is BOS if the vocabulary adds it, in place of the text's token."""
     path = reference("models", "stories260K-f32.gguf")
     with load(path, ctx_size=16, observe=True) as model:
-        windows = cut(model, "Once upon a time there was a big dog and a little cat. " * 4, 16)
+        windows = cut_windows(model, "Once upon a time there was a big dog and a little cat. " * 4, 16)
         embedded = {tuple(np.round(inputs[0].x[0], 6)) for inputs in matrix_inputs(model, windows)}
     assert len(windows.tokens) > 3
     assert len(embedded) == 1
@@ -117,15 +117,15 @@ def test_windows_begin_with_bos(tmp_path: Path) -> None:
 
 # -- files ---------------------------------------------------------------------------------------------------------
 
-DENSE = Entry(np.array([[2.0, 4.0, 8.0, 0.0]], np.float32), np.array([4]))
-MIXED = Entry(np.array([[1.0, 2.0], [0.0, 0.0]], np.float32), np.array([1, 0]))
+DENSE = ImatrixEntry(np.array([[2.0, 4.0, 8.0, 0.0]], np.float32), np.array([4]))
+MIXED = ImatrixEntry(np.array([[1.0, 2.0], [0.0, 0.0]], np.float32), np.array([1, 0]))
 BOTH = Imatrix({"blk.0.a.weight": DENSE, "blk.0.b.weight": MIXED}, 2, 2, ("wiki.txt",))
 
 
 @pytest.mark.parametrize("name", ["a.gguf", "a.dat"])
 def test_what_was_written_is_read(tmp_path: Path, name: str) -> None:
-    write(tmp_path / name, BOTH)
-    found = read(tmp_path / name)
+    write_imatrix(tmp_path / name, BOTH)
+    found = read_imatrix(tmp_path / name)
     assert found.chunks == 2
     assert found.datasets == ("wiki.txt",)
     dense, mixed = found.importance("blk.0.a.weight", 1, 4), found.importance("blk.0.b.weight", 2, 2)
@@ -141,28 +141,28 @@ def test_the_older_format_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "a.dat"
     entry = struct.pack("<i", 1) + struct.pack("<i", 1) + b"x" + struct.pack("<ii2f", 4, 2, 8.0, 2.0)
     path.write_bytes(entry)
-    values = read(path).importance("x", 1, 2)
+    values = read_imatrix(path).importance("x", 1, 2)
     assert values is not None
     assert values.tolist() == [[2.0, 0.5]]
     path.write_bytes(entry + struct.pack("<ii", 4, 3) + b"abc")
-    assert (read(path).chunks, read(path).datasets) == (4, ("abc",))
+    assert (read_imatrix(path).chunks, read_imatrix(path).datasets) == (4, ("abc",))
     path.write_bytes(b"")
     with pytest.raises(LocalLLMError, match="not an importance matrix"):
-        read(path)
+        read_imatrix(path)
 
 
 @pytest.mark.parametrize("name", ["a.gguf", "a.dat"])
 def test_names_are_bytes(tmp_path: Path, name: str) -> None:
     """A text's name need not be UTF-8, because it is a file name."""
-    write(tmp_path / name, Imatrix({"x": DENSE}, 1, 1, ("wiki\udcff.txt",)))
-    assert read(tmp_path / name).datasets == ("wiki\udcff.txt",)
+    write_imatrix(tmp_path / name, Imatrix({"x": DENSE}, 1, 1, ("wiki\udcff.txt",)))
+    assert read_imatrix(tmp_path / name).datasets == ("wiki\udcff.txt",)
 
 
 def test_a_number_of_windows_that_no_file_can_say_is_none(tmp_path: Path) -> None:
     """quantize writes it as a uint32."""
     for chunks in (np.uint64(1 << 40), np.int32(-1)):
-        write_gguf(tmp_path / "a.gguf", {"imatrix.chunk_count": chunks}, _tensors("x"), force=True)
-        found = read(tmp_path / "a.gguf")
+        write_gguf(tmp_path / "a.gguf", {"imatrix.chunk_count": chunks}, _tensors("x"), overwrite=True)
+        found = read_imatrix(tmp_path / "a.gguf")
         assert found.chunks == 0
         assert "quantize.imatrix.chunks_count" not in metadata({}, None, found, "a.gguf")
 
@@ -170,7 +170,7 @@ def test_a_number_of_windows_that_no_file_can_say_is_none(tmp_path: Path) -> Non
 def test_a_hostile_name_is_harmless_in_a_message(tmp_path: Path) -> None:
     write_gguf(tmp_path / "a.gguf", {}, _tensors("x\x1b[2J")[:1])
     with pytest.raises(LocalLLMError, match=r"x\\x1b\[2J needs in_sum2 and counts"):
-        read(tmp_path / "a.gguf")
+        read_imatrix(tmp_path / "a.gguf")
     with pytest.raises(LocalLLMError, match=r"numbers for x\\x1b\[2J, which"):
         Imatrix({"x\x1b[2J": DENSE}, 1, 1).importance("x\x1b[2J", 1, 5)
 
@@ -182,19 +182,19 @@ def _tensors(name: str) -> list[NewTensor]:
 @pytest.mark.parametrize("cut_off", [3, 7, 9, 14, 20])
 def test_a_cut_file_is_refused(tmp_path: Path, cut_off: int) -> None:
     path = tmp_path / "a.dat"
-    write(path, BOTH)
+    write_imatrix(path, BOTH)
     path.write_bytes(path.read_bytes()[:-cut_off])
     with pytest.raises(LocalLLMError, match="truncated"):
-        read(path)
+        read_imatrix(path)
 
 
 def test_what_is_no_importance_is_refused(tmp_path: Path) -> None:
     for sums in (np.array([[np.nan]], np.float32), np.array([[-1.0]], np.float32)):
-        write(tmp_path / "a.gguf", Imatrix({"x": Entry(sums, np.array([1]))}, 1, 1), force=True)
+        write_imatrix(tmp_path / "a.gguf", Imatrix({"x": ImatrixEntry(sums, np.array([1]))}, 1, 1), overwrite=True)
         with pytest.raises(LocalLLMError, match="negative numbers, NaN"):
-            read(tmp_path / "a.gguf")
+            read_imatrix(tmp_path / "a.gguf")
     with pytest.raises(LocalLLMError, match="not an importance matrix"):
-        read(REPOSITORY / "models" / "demo" / "draft.gguf")
+        read_imatrix(REPOSITORY / "models" / "demo" / "draft.gguf")
     with pytest.raises(LocalLLMError, match="made for another model"):
         BOTH.importance("blk.0.a.weight", 1, 5)
 
@@ -207,4 +207,4 @@ def test_a_count_that_is_no_number_of_tokens_is_one_error(tmp_path: Path, count:
     tensors = [NewTensor(f"x.weight.{name}", "F32", value.shape, value.tobytes()) for name, value in numbers.items()]
     write_gguf(tmp_path / "a.gguf", {"general.type": "imatrix"}, tensors)
     with pytest.raises(LocalLLMError, match="not a number of tokens"):
-        read(tmp_path / "a.gguf")
+        read_imatrix(tmp_path / "a.gguf")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from localllm import LocalLLMError, load, quant
-from localllm.calibration.imatrix import measure
+from localllm.calibration.imatrix import measure_imatrix
 from localllm.calibration.mix import Effect, best, smallest
 from localllm.calibration.sensitivity import Trial, fit_kld
-from localllm.evaluation import ModelSource, Scores, Windows, cut, evaluate, statistics
+from localllm.evaluation import ModelSource, Scores, Windows, cut_windows, evaluate, statistics
 from localllm.gguf import NewTensor, write_gguf
 from tests.conftest import reference
 from tests.localllm.support import REPOSITORY
@@ -95,7 +95,7 @@ def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
             new.append(NewTensor(name, format_name, tensor.shape, quant.quantize(values, format_name)))
         write_gguf(tmp_path / "q.gguf", dict(base.file.metadata), new)
         with load(tmp_path / "q.gguf", ctx_size=128) as model:
-            windows = cut(model, TEXT, 128, 6)
+            windows = cut_windows(model, TEXT, 128, 6)
             pair = ModelSource(model, windows), ModelSource(base, windows)
             _, found = statistics(Scores.join(list(evaluate(windows, *pair))))
     assert found is not None
@@ -117,8 +117,8 @@ def test_importance_is_what_the_quantizer_is_given() -> None:
     """With the importance of this text, the outputs on this text have a smaller error."""
     name = "blk.1.ffn_up.weight"
     with load("demo", ctx_size=64, observe=True) as model:
-        windows = cut(model, TEXT, 64, 4)
-        imatrix = measure(model, windows)
+        windows = cut_windows(model, TEXT, 64, 4)
+        imatrix = measure_imatrix(model, windows)
     errors = []
     for given in (None, imatrix):
         with Trial("demo", windows, ctx_size=64, imatrix=given) as trial:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import localllm as api
-from localllm.cli.options import Display
+from localllm.cli.options import DisplayOptions
 from localllm.cli.terminal import answer
 from localllm.cli.terminal.answer import write
 from localllm.conversation import Conversation, is_plain, template_of
@@ -133,7 +133,7 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     pieces = [api.Piece(text, 1, raw=text), api.Piece("", finished=end)]
     for stream, expected in ((Screen(), "a\\x1b[2Jb\n\tc\\x9b\n"), (io.StringIO(), "a\x1b[2Jb\n\tc\x9b\n")):
         monkeypatch.setattr(sys, "stdout", stream)
-        assert write(Reply(iter(pieces)), Display(plain=True)) is end
+        assert write(Reply(iter(pieces)), DisplayOptions(plain=True)) is end
         assert stream.getvalue() == expected
 
 
@@ -175,7 +175,7 @@ def test_the_share_of_the_roof_is_known_where_its_measurement_holds(
     reads: list[float], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer, "_reads", lambda model, seconds: reads)
-    assert answer.Roof(None).share(0.5e9) == ((share, 1e9) if share else (0.0, 0.0))  # type: ignore[arg-type]
+    assert answer.MeasuredRoof(None).share(0.5e9) == ((share, 1e9) if share else (0.0, 0.0))  # type: ignore[arg-type]
 
 
 def test_statistics_can_be_left_out(tiny: Path) -> None:

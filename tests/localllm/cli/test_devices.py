@@ -39,7 +39,7 @@ def test_every_device_of_several_is_listed_and_what_fails_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of three GPUs one works, one has no memory left for a measurement, and one does not open."""
-    pocl = localllm.backends.opencl.devices.devices()[0]
+    pocl = localllm.backends.opencl.devices.opencl_devices()[0]
     opened = []
 
     class Device(localllm.backends.opencl.backend.OpenClDevice):
@@ -59,7 +59,7 @@ def test_every_device_of_several_is_listed_and_what_fails_says_why(
         def close(self) -> None:
             opened.remove(self)
 
-    monkeypatch.setattr("localllm.backends.opencl.devices.devices", lambda: [0, 1, 2])
+    monkeypatch.setattr("localllm.backends.opencl.devices.opencl_devices", lambda: [0, 1, 2])
     monkeypatch.setattr("localllm.backends.opencl.backend.OpenClDevice", Device)
     assert main(["devices"]) == 0
     out = capsys.readouterr().out

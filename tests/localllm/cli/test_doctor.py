@@ -15,7 +15,7 @@ from localllm.cache.prompt_cache import MAGIC
 from localllm.cli.commands import doctor as command
 from localllm.cli.commands import doctor_speed
 from localllm.cli.commands.doctor_caches import clean, find_caches
-from localllm.cli.commands.doctor_speed import Watched
+from localllm.cli.commands.doctor_speed import WatchedSpeed
 from localllm.cli.commands.doctor_versions import PACKAGES, without_home
 from localllm.cli.main import main
 from localllm.machine.memory import memory
@@ -78,11 +78,11 @@ def test_what_better_instruction_sets_lack_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_busy_computer_is_told() -> None:
-    quiet = Watched([10.0, 9.5, 9.0], 0.99)
+    quiet = WatchedSpeed([10.0, 9.5, 9.0], 0.99)
     assert doctor_speed._doubts("reading", quiet) == []
-    shared = doctor_speed._doubts("reading", Watched([10.0, 9.5, 9.0], 0.6))
+    shared = doctor_speed._doubts("reading", WatchedSpeed([10.0, 9.5, 9.0], 0.6))
     assert shared == ["while reading, other programs took 40% of the processors"]
-    (uneven,) = doctor_speed._doubts("multiplying", Watched([20.0, 10.0, 10.0], 1.0))
+    (uneven,) = doctor_speed._doubts("multiplying", WatchedSpeed([20.0, 10.0, 10.0], 1.0))
     assert uneven == "multiplying was 2.0 times as fast in the best pass as in the middle one"
 
 

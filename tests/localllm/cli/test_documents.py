@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localllm.box import resolve
-from localllm.cli.app import read
+from localllm.cli.app import read_command_line
 from localllm.cli.documents import SECTIONS, brought_up_to_date
 from localllm.cli.naming import with_command
 from localllm.cli.table import COMMANDS
@@ -59,7 +59,7 @@ def test_every_command_shown_can_be_parsed(line: str) -> None:
         assert all(f'"{word}"' in source for word in words if word.startswith("-"))
         return
     words = [part.strip('"') for part in re.findall(r'"[^"]*"|\S+', line.split("localllm ", 1)[1])]
-    assert read(COMMANDS, with_command(words, COMMANDS)) is not None
+    assert read_command_line(COMMANDS, with_command(words, COMMANDS)) is not None
 
 
 def test_the_configuration_shown_is_valid(tmp_path: Path) -> None:

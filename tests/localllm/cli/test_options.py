@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.app import UsageError, read
+from localllm.cli.app import UsageError, read_command_line
 from localllm.cli.foreign import FOREIGN
-from localllm.cli.options import ModelName, Run
+from localllm.cli.options import ModelName, RunOptions
 from localllm.cli.table import COMMANDS
 from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions, declared
 from localllm.options.sampling import NAMES
 
 
 def parse(name: str, words: Sequence[str]) -> tuple[Any, ...]:
-    asked = read(COMMANDS, [name, *words])
+    asked = read_command_line(COMMANDS, [name, *words])
     assert asked is not None
     return asked.groups
 
 
-def run(*words: str) -> tuple[Run, LoadOptions, AnswerOptions, SamplingOptions]:
+def run(*words: str) -> tuple[RunOptions, LoadOptions, AnswerOptions, SamplingOptions]:
     own, opening, answering, *_, sampling, _ = parse("run", words)
     return own, opening.options, answering, SamplingOptions(**sampling)
 
@@ -34,7 +34,7 @@ def test_every_sampler_option_but_one_has_a_flag() -> None:
 
 def test_nothing_given_is_the_program_s_defaults() -> None:
     own, loading, answering, sampling = run()
-    assert (own, loading, answering, sampling) == (Run(), LoadOptions(), AnswerOptions(), SamplingOptions())
+    assert (own, loading, answering, sampling) == (RunOptions(), LoadOptions(), AnswerOptions(), SamplingOptions())
 
 
 @pytest.mark.parametrize(

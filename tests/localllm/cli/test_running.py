@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.calibration.imatrix import measure
+from localllm.calibration.imatrix import measure_imatrix
 from localllm.cli.commands import imatrix, perplexity
 from localllm.cli.main import main
 from localllm.evaluation import Scores, evaluate
@@ -94,7 +94,7 @@ def test_a_terminal_shows_the_value_so_far_and_the_time_left(tiny: Path, tmp_pat
 
 
 def pressed_in_window(count: int, times: int = 1) -> Callable[..., Any]:
-    """Return `measure` with Ctrl-C in this window, the given number of times."""
+    """Return `measure_imatrix` with Ctrl-C in this window, the given number of times."""
 
     def run(model: Any, windows: Any, dataset: str, output: bool, progress: Any, stop: Any, seen: Any) -> Any:
         asked = 0
@@ -107,7 +107,7 @@ def pressed_in_window(count: int, times: int = 1) -> Callable[..., Any]:
                     signal.raise_signal(signal.SIGINT)
             return bool(stop())
 
-        return measure(model, windows, dataset, output, progress, stopping, seen)
+        return measure_imatrix(model, windows, dataset, output, progress, stopping, seen)
 
     return run
 
@@ -121,7 +121,7 @@ def test_ctrl_c_writes_the_windows_done(
     assert main([*words, "--chunks", "3", "-o", str(whole)]) == 0
     capsys.readouterr()
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(imatrix, "measure", pressed_in_window(3))
+    monkeypatch.setattr(imatrix, "measure_imatrix", pressed_in_window(3))
     assert main([*words, "-o", str(cut_short)]) == 130
     assert " tensors, 3 of 12 windows of 32 tokens\n" in capsys.readouterr().out
     assert cut_short.read_bytes() == whole.read_bytes()
@@ -131,7 +131,7 @@ def test_ctrl_c_writes_the_windows_done(
 def test_a_second_ctrl_c_keeps_nothing(
     tiny: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(imatrix, "measure", pressed_in_window(3, times=2))
+    monkeypatch.setattr(imatrix, "measure_imatrix", pressed_in_window(3, times=2))
     assert main(["imatrix", str(tiny), "-f", str(text), "-c", "32", "-o", str(text.parent / "i.gguf")]) == 130
     assert capsys.readouterr() == ("", "")
     assert [path.name for path in text.parent.iterdir()] == [text.name]

@@ -94,8 +94,8 @@ def test_next_token_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "next-token heads  2 (answers do not use them yet)" in capsys.readouterr().out
     with api.load(path, threads=2) as model:
         assert model.plan is not None
-        assert [len(head.layers) for head in model.heads] == [1, 1]
-        assert not model.heads[0].tensors <= model.plan.tensors
+        assert [len(head.layers) for head in model.mtp_heads] == [1, 1]
+        assert not model.mtp_heads[0].tensors <= model.plan.tensors
 
 
 def test_next_token_heads_that_cannot_be_are_shown_with_the_reason(

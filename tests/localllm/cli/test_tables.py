@@ -6,7 +6,7 @@ import pytest
 
 from localllm.cli.commands import bench, show
 from localllm.cli.main import main
-from localllm.cli.terminal.formatting import markdown, table
+from localllm.cli.terminal.formatting import markdown, text_table
 
 HEADER = ("name", "nothing", "speed")
 ROWS = [("a model with a long name", "", "12.5"), ("b", "", "7")]
@@ -14,16 +14,17 @@ ROWS = [("a model with a long name", "", "12.5"), ("b", "", "7")]
 
 def test_a_table_drops_empty_columns_and_then_lies_down() -> None:
     whole = markdown(HEADER, ROWS, right=("speed",))
-    assert table(HEADER, ROWS, ("speed",)) == whole
-    assert table(HEADER, ROWS, ("speed",), room=len(whole.split("\n")[0])) == whole
-    assert table(HEADER, ROWS, ("speed",), room=40) == (
+    assert text_table(HEADER, ROWS, ("speed",)) == whole
+    assert text_table(HEADER, ROWS, ("speed",), room=len(whole.split("\n")[0])) == whole
+    assert text_table(HEADER, ROWS, ("speed",), room=40) == (
         "| name                     | speed |\n"
         "| ------------------------ | ----: |\n"
         "| a model with a long name |  12.5 |\n"
         "| b                        |     7 |"
     )
     assert (
-        table(HEADER, ROWS, ("speed",), room=31) == "name   a model with a long name\nspeed  12.5\n\nname   b\nspeed  7"
+        text_table(HEADER, ROWS, ("speed",), room=31)
+        == "name   a model with a long name\nspeed  12.5\n\nname   b\nspeed  7"
     )
 
 

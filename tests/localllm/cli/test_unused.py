@@ -37,7 +37,7 @@ def no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose passes are short even on a busy computer."""
-    monkeypatch.setattr("localllm.speculation.setup.measure", lambda *asked: Costs({1: 0.0003, 16: 0.001}))
+    monkeypatch.setattr("localllm.speculation.setup.measure_costs", lambda *asked: Costs({1: 0.0003, 16: 0.001}))
 
 
 def run(capsys: pytest.CaptureFixture[str], model: Path, *words: object, code: int = 0) -> tuple[str, list[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.app import UsageError, read
+from localllm.cli.app import UsageError, read_command_line
 from localllm.cli.configuration import filled
 from localllm.cli.table import COMMANDS
 
@@ -31,7 +31,7 @@ class User:
 
     def runs(self, *words: str) -> dict[str, Any]:
         """Return the options that a command gets, by name; for sampling only those given."""
-        asked = read(COMMANDS, words, partial(filled, COMMANDS))
+        asked = read_command_line(COMMANDS, words, partial(filled, COMMANDS))
         assert asked is not None
         groups = [group if isinstance(group, dict) else group.values() for group in asked.groups]
         return {name: value for group in groups for name, value in group.items()}

@@ -13,7 +13,7 @@ import pytest
 
 from localllm.backends import reference_operations
 from localllm.convert import ConvertError, open_checkpoint
-from localllm.models import ARCHITECTURES, Head, Pooler, head, read_config, record
+from localllm.models import ARCHITECTURES, Pooler, PoolingHead, head, read_config, record
 from tests.localllm.convert.hf_encoders import ENCODERS, read_encoders, write_encoder
 from tests.localllm.convert.hf_models import ids
 from tests.localllm.convert.hf_synthetic import DATA, POSITIONS, numbers, read_specs, write_folder
@@ -43,7 +43,7 @@ def test_results_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
         config = read_config(model.metadata, architecture.name)
         plan = record(config, architecture, model.tensors, embeddings=True)
         rows = Driver(bind_reference(plan)).step([(0, ids())])
-        pooler = Pooler(config, Head.of(config, architecture, model.tensors))
+        pooler = Pooler(config, PoolingHead.of(config, architecture, model.tensors))
     assert nmse(rows[POSITIONS], STORED[name]).max() < 1e-10
     ranks = f"{name}:scores" in STORED
     assert config.pooling == ("rank" if ranks else POOLINGS[ENCODERS[name][4]])
@@ -178,7 +178,7 @@ def test_qwen3_rerankers_score_yes_against_no(tied: bool, tmp_path: Path) -> Non
     with open_checkpoint(tmp_path) as model:
         config = read_config(model.metadata, "qwen3")
         rows = Driver(bind_reference(record(config, ARCHITECTURES["qwen3"], model.tensors, embeddings=True)))
-        pooler = Pooler(config, Head.of(config, ARCHITECTURES["qwen3"], model.tensors))
+        pooler = Pooler(config, PoolingHead.of(config, ARCHITECTURES["qwen3"], model.tensors))
         score = pooler(rows.step([(0, ids())]), config.pooling)
         assert "{query}" in model.metadata["tokenizer.chat_template.rerank"]
         assert list(model.stored["qwen3.classifier.output_labels"]) == ["yes", "no"]

@@ -14,7 +14,7 @@ import pytest
 
 from localllm.convert import open_checkpoint
 from localllm.convert.sentencepiece import UNIGRAM
-from localllm.models import ARCHITECTURES, Head, Pooler, read_config, record
+from localllm.models import ARCHITECTURES, Pooler, PoolingHead, read_config, record
 from localllm.tokenizer import Tokenizer
 from tests.localllm.convert import float64
 from tests.localllm.convert.hf_models import ids
@@ -116,7 +116,7 @@ def test_rows_and_scores_of_neo_bert_are_those_of_its_program(name: str, tmp_pat
         row = ARCHITECTURES["neo-bert"]
         config = read_config(model.metadata, row.name)
         rows = Driver(bind_reference(record(config, row, model.tensors, embeddings=True))).step([(0, ids())])
-        pooler = Pooler(config, Head.of(config, row, model.tensors))
+        pooler = Pooler(config, PoolingHead.of(config, row, model.tensors))
     assert nmse(rows, expected).max() < 1e-10
     if name == "neo-bert":
         assert config.pooling == "cls"

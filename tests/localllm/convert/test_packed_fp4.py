@@ -16,7 +16,7 @@ from localllm.convert import ConvertError
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.quantized import Packing, read_packing
 from localllm.convert.safetensors import Shard
-from localllm.convert.shelf import Shelf
+from localllm.convert.shelf import TensorRegistry
 from tests.localllm.convert.support import save, values
 
 LEVELS = np.array(
@@ -58,7 +58,7 @@ def test_numbers_are_levels_times_powers_of_two(storage: Storage, base: str, kep
     save(tmp_path / "x.safetensors", tensors, types)
     shard = Shard(tmp_path / "x.safetensors")
     try:
-        found = Shelf([shard], 1, packing)
+        found = TensorRegistry([shard], 1, packing)
         (tensor,) = found.take("", (f"{base}.weight",)) or ()
         assert (tensor.format, tensor.shape, found.rest()) == (kept, (6, 64), [])
         np.testing.assert_array_equal(values(tensor), NUMBERS)
@@ -103,6 +103,6 @@ def test_parts_that_do_not_belong_together_are_one_line(case: str, tmp_path: Pat
     save(tmp_path / "x.safetensors", tensors)
     shard = Shard(tmp_path / "x.safetensors")
     with pytest.raises(ConvertError, match=message) as error:
-        Shelf([shard], 1, packing_of(WEIGHTS))
+        TensorRegistry([shard], 1, packing_of(WEIGHTS))
     shard.close()
     assert "\n" not in str(error.value)

@@ -16,7 +16,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.program_recipes import BAICHUAN_2
 from localllm.convert.recipe import Sizes
 from localllm.convert.recipes import RECIPES
-from localllm.convert.tensor import plain
+from localllm.convert.tensor import array_tensor
 from tests.localllm.convert.hf_own import OWN, write_own
 from tests.localllm.convert.hf_synthetic import numbers, read_specs, write_folder
 from tests.localllm.convert.support import save, values
@@ -90,7 +90,7 @@ def test_the_output_of_baichuan_2_has_rows_of_length_one(vocabulary: int, tmp_pa
     """Its own code (NormHead) and vLLM do the same; the output of Baichuan 1 is unchanged."""
     table = np.array([[3.0, 4.0], [0.0, 0.0], [-0.5, 0.0]], np.float32)
     sizes = Sizes(32, 2, 2, HfConfig(tmp_path, {"vocab_size": vocabulary}, {}))
-    found = values(RECIPES["baichuan"].top["output"].change([plain("lm_head.weight", table)], sizes))
+    found = values(RECIPES["baichuan"].top["output"].change([array_tensor("lm_head.weight", table)], sizes))
     unit = np.array([[0.6, 0.8], [0.0, 0.0], [-1.0, 0.0]], np.float32)
     np.testing.assert_allclose(found, unit if vocabulary == BAICHUAN_2 else table, rtol=1e-6)
 

@@ -12,7 +12,7 @@ import pytest
 
 from localllm.convert import ConvertError, open_checkpoint
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.quantized import read_packing, unpack
+from localllm.convert.quantized import read_packing, unpack_quantized
 from localllm.convert.safetensors import Shard
 from tests.localllm.convert.hf_models import ids
 from tests.localllm.convert.hf_synthetic import DATA, numbers, read_specs
@@ -38,7 +38,7 @@ def unpacked(parts: dict[str, np.ndarray], known: tuple[tuple[int, int], ...], f
     shard = Shard(folder / "x.safetensors")
     try:
         tensors = dict(shard.tensors)
-        tensor = unpack(lambda name: tensors.pop(name, None), "x", known)
+        tensor = unpack_quantized(lambda name: tensors.pop(name, None), "x", known)
         assert not tensors
         whole = values(tensor)
         for start, stop in ((0, 1), (3, 7), (5, len(whole))):  # zero points of eight rows share a word

@@ -47,7 +47,7 @@ def test_rows_and_columns(fmt: str) -> None:
     np.testing.assert_array_equal(values_of(t.strided(x, 0, 4)), X[:, :4])
     np.testing.assert_array_equal(values_of(t.strided(x, 4, 8)), X[:, 4:])
     np.testing.assert_array_equal(values_of(t.strided(x, 1, 8, 2)), X[:, 1::2])
-    np.testing.assert_array_equal(values_of(t.columns(x, np.arange(1, 6, 2))), X[:, :, 1::2])
+    np.testing.assert_array_equal(values_of(t.picked_columns(x, np.arange(1, 6, 2))), X[:, :, 1::2])
     np.testing.assert_array_equal(values_of(t.transposed(x)), X.transpose(0, 2, 1))
     np.testing.assert_array_equal(values_of(t.transposed(of(X[0], fmt))), X[0].T)
     np.testing.assert_array_equal(values_of(t.stacked([of(m, fmt) for m in X])), X)
@@ -61,7 +61,7 @@ def test_rows_and_columns(fmt: str) -> None:
 def test_float32() -> None:
     np.testing.assert_array_equal(values_of(t.as_float32(of(X, "F16"))), X.astype(np.float32))
     np.testing.assert_array_equal(values_of(t.as_float32(of(X[0, 0], "BF16"), 1.0)) - 1, values_of(of(X[0, 0], "BF16")))
-    np.testing.assert_array_equal(values_of(t.plain("x", X[0].astype(np.float32))), X[0])
+    np.testing.assert_array_equal(values_of(t.array_tensor("x", X[0].astype(np.float32))), X[0])
 
 
 def test_mxfp4_keeps_every_number() -> None:
@@ -114,7 +114,7 @@ def test_shapes_and_functions() -> None:
     np.testing.assert_array_equal(values_of(t.shaped(x, 2)), X[0, 0].reshape(3, 2))
     np.testing.assert_array_equal(values_of(t.squeezed(of(X[:, :1], "F16"))), X[:, 0])
     np.testing.assert_array_equal(values_of(t.divided(of(X[0], "F16"), 4)), X[0].reshape(4, 2, 6))
-    np.testing.assert_array_equal(values_of(t.padded(of(X[0], "F16"), 11)), np.pad(X[0], ((0, 3), (0, 0))))
+    np.testing.assert_array_equal(values_of(t.padded_rows(of(X[0], "F16"), 11)), np.pad(X[0], ((0, 3), (0, 0))))
     factors = np.arange(8, dtype=np.float32)
     np.testing.assert_array_equal(
         values_of(t.scaled(of(X[0], "F16"), factors)), X[0] * factors[:, None].astype(np.float16)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from localllm.diffusion.choice import confidence, guided, propose, settling
-from localllm.diffusion.schedule import Stage, evenly, over_time, stages
+from localllm.diffusion.schedule import DenoisingStage, evenly, over_time, stages
 from localllm.options import SamplingOptions
 
 MASK, VOCABULARY = 7, 50
@@ -127,8 +127,12 @@ def test_all_settle_over_time(steps: int, length: int) -> None:
 
 
 def test_blocks() -> None:
-    assert list(stages(10, 58, 16, 0)) == [Stage(10, 58, 16)]
-    assert list(stages(10, 50, 7, 16)) == [Stage(10, 26, 3), Stage(26, 42, 2), Stage(42, 50, 2)]
+    assert list(stages(10, 58, 16, 0)) == [DenoisingStage(10, 58, 16)]
+    assert list(stages(10, 50, 7, 16)) == [
+        DenoisingStage(10, 26, 3),
+        DenoisingStage(26, 42, 2),
+        DenoisingStage(42, 50, 2),
+    ]
     assert [stage.steps for stage in stages(0, 64, 1, 16)] == [1, 1, 1, 1]
     assert all(one.stop == next_one.start for one, next_one in pairwise(stages(3, 99, 12, 10)))
     assert [evenly(step, 5, 13) for step in range(5)] == [3, 3, 3, 2, 2]

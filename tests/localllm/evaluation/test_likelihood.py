@@ -22,7 +22,7 @@ from localllm.evaluation import (
     TextTooShort,
     Windows,
     compare,
-    cut,
+    cut_windows,
     evaluate,
     log_softmax,
     save_base,
@@ -30,7 +30,7 @@ from localllm.evaluation import (
     statistics,
 )
 from localllm.evaluation.likelihood import mean_of
-from localllm.evaluation.logits_file import pack, unpack
+from localllm.evaluation.logits_file import pack_logits, unpack_logits
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.model import Model
 from tests.conftest import reference
@@ -91,7 +91,7 @@ def test_standard_error_is_that_of_the_mean() -> None:
 def test_only_the_second_half_of_a_window_counts_and_bos_takes_the_first_place(tmp_path: Path) -> None:
     """The scores equal a plain pass over each window."""
     with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=32) as model:
-        windows = cut(model, "abcdefghij" * 12, 32)
+        windows = cut_windows(model, "abcdefghij" * 12, 32)
         found = Scores.join(list(evaluate(windows, source_of(model, windows))))
         expected = []
         for tokens in windows.tokens.tolist():
@@ -127,11 +127,11 @@ def test_windows_that_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_text_must_fill_two_windows(tmp_path: Path) -> None:
     with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=64) as model:
         with pytest.raises(TextTooShort, match="has 100 tokens and 128 are needed"):
-            cut(model, "a" * 98, 64)
-        assert len(cut(model, "a" * 126 + "\n", 64).tokens) == 2  # BOS, the added space, and no final newline
+            cut_windows(model, "a" * 98, 64)
+        assert len(cut_windows(model, "a" * 126 + "\n", 64).tokens) == 2  # BOS, the added space, and no final newline
         with pytest.raises(TextTooShort, match="has 127 tokens"):
-            cut(model, "a" * 125 + "\n", 64)
-        assert len(cut(model, "a" * 500, 64, limit=3).tokens) == 3
+            cut_windows(model, "a" * 125 + "\n", 64)
+        assert len(cut_windows(model, "a" * 500, 64, limit=3).tokens) == 3
 
 
 def test_models_of_different_vocabularies_are_not_compared(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_the_reference_models_give_llama_cpp_s_numbers(name: str, ctx: int, valu
     """Float models differ only by rounding; an odd window is halved as in llama.cpp."""
     text = reference("text", "tinystories_smallGPT.txt").read_text(encoding="utf-8")[:100000]
     with load(reference("models", f"{name}.gguf"), ctx_size=ctx) as model:
-        windows = cut(model, text, ctx, limit=20)
+        windows = cut_windows(model, text, ctx, limit=20)
         own, _ = statistics(Scores.join(list(evaluate(windows, source_of(model, windows)))))
     assert own.perplexity.value == pytest.approx(value, abs=2e-4)
     assert own.perplexity.error == pytest.approx(error, abs=2e-5)
@@ -212,12 +212,14 @@ def test_windows_that_overlap_give_llama_cpp_s_numbers(
 def test_a_row_of_the_file_by_hand() -> None:
     """Scale and minimum come first. Code 0 means at least 16 below the maximum. Odd vocabularies are padded."""
     log_p = np.array([[-1.0, -9.0, -30.0]], np.float32)
-    row = pack(log_p)
+    row = pack_logits(log_p)
     assert row.shape == (1, 8)
     assert row[0, :4].view("<f4").tolist() == [np.float32(16.0 / 65535.0), -17.0]
     assert row[0, 4:].tolist() == [65535, 32768, 0, 0]
-    assert unpack(row)[0, :3].tolist() == pytest.approx([-1.0, -9.0, -17.0], abs=2e-4)
-    assert unpack(pack(np.full((2, 4), -1.5, np.float32))).tolist() == [[-1.5] * 4] * 2  # all equal: scale 0
+    assert unpack_logits(row)[0, :3].tolist() == pytest.approx([-1.0, -9.0, -17.0], abs=2e-4)
+    assert (
+        unpack_logits(pack_logits(np.full((2, 4), -1.5, np.float32))).tolist() == [[-1.5] * 4] * 2
+    )  # all equal: scale 0
 
 
 def test_a_base_on_disk_is_as_good_as_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,11 +300,11 @@ def test_what_is_no_number_is_told_without_a_warning_of_numpy(value: float) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bad, windows = Fixed(log_softmax(logits)), Windows(np.ones((1, 8), np.int32))
-        pack(bad.log_p[:1])
+        pack_logits(bad.log_p[:1])
         for source, base, what in ((bad, None, "model"), (bad, good, "model"), (good, bad, "base")):
             with pytest.raises(LocalLLMError, match=f"the {what} gives NaN or infinity in window 1 of the text"):
                 list(evaluate(windows, source, base))
-        unpack(np.full((1, 6), 0x7F80, "<u2"))
+        unpack_logits(np.full((1, 6), 0x7F80, "<u2"))
 
 
 @pytest.mark.parametrize("value", [np.inf, 3e38])

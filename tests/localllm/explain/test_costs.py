@@ -13,7 +13,7 @@ from localllm.backends.base import Clocked, Roofs
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.explain.account import Spent
 from localllm.explain.costs import CacheRead, Cost, costs_of
-from localllm.explain.record import Step
+from localllm.explain.record import StepRecord
 from localllm.plan import Plan
 from localllm.plan.summary import summarize
 from tests.backends.support import bind
@@ -35,8 +35,8 @@ MODELS = [
 ]
 
 
-def step(first: int, count: int, logit_rows: int = 1) -> Step:
-    return Step("model", 0.0, 0.0, first, (1,) * count, logit_rows, None)
+def step(first: int, count: int, logit_rows: int = 1) -> StepRecord:
+    return StepRecord("model", 0.0, 0.0, first, (1,) * count, logit_rows, None)
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +155,11 @@ def test_a_time_shorter_than_reading_takes_gives_no_rates() -> None:
     """A kind's time is measured on the first thread. When other threads did the work, shares of 1854 % appeared."""
     roofs = Roofs(60e9, 1e12, 3e9)
     usual = Spent("output", 1, 1e-3, 1e-4, 30_000_000, 10_000_000, roofs)
-    assert (usual.read_share, usual.bandwidth) == (0.5, 30e9)
-    assert usual.multiply_share > 0
+    assert (usual.memory_share, usual.bandwidth) == (0.5, 30e9)
+    assert usual.compute_share > 0
     assert usual.bound == "memory"
     other = replace(usual, seconds=2e-6)
-    assert (other.read_share, other.multiply_share, other.bandwidth, other.rate) == (0, 0, 0, 0)
+    assert (other.memory_share, other.compute_share, other.bandwidth, other.rate) == (0, 0, 0, 0)
     assert other.bytes == usual.bytes
 
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from localllm.explain.html import Node, Row, element, table
+from localllm.explain.html import Node, Row, element, html_table
 
 HOSTILE = ["<b>", "</p>", "&amp;", '"><script>', "'", "a & b", "]]>", "<!--"]
 
@@ -41,6 +41,6 @@ def test_controls_are_made_visible() -> None:
 
 
 def test_columns_of_numbers() -> None:
-    found = table("t", ("a", "n"), [Row(("x", "<1"), "chosen")], right=(1,))
+    found = html_table("t", ("a", "n"), [Row(("x", "<1"), "chosen")], right=(1,))
     assert '<th scope="col">a</th><th class="n" scope="col">n</th>' in found
     assert '<tr class="chosen"><td>x</td><td class="n">&lt;1</td></tr>' in found

@@ -12,14 +12,14 @@ import pytest
 import localllm
 from localllm.explain.account import Account, measure_roofs
 from localllm.explain.record import Record
-from localllm.explain.recorder import Recorder
+from localllm.explain.recorder import AnswerRecorder
 from localllm.options import SamplingOptions
 from localllm.plan import BLOCK
 from localllm.sampling.chain import softmax
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.request import Finished, Request, Token
 from localllm.speculation.policy import Costs
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 from tests.localllm.speculation.support import Told, drafting_by, eager
 
 PROMPT = "Once upon a time there was a little bird. The little bird"
@@ -50,7 +50,7 @@ def empty(demo: localllm.Model) -> None:
 def recorded(
     model: localllm.Model, options: SamplingOptions, prompt: str = PROMPT, top: int = 8, count: int = COUNT
 ) -> tuple[Record, list[int], Finished]:
-    recorder = Recorder(model, top)
+    recorder = AnswerRecorder(model, top)
     request = Request(model.tokenize(prompt), options, count, observer=recorder)
     with recorder.watching() as record:
         events = list(model.stepper.stream(request))
@@ -102,7 +102,7 @@ def test_passes_and_time(demo: localllm.Model) -> None:
     moments = sorted([(s.began, s.ended) for s in record.steps] + [(c.began, c.ended) for c in record.choices])
     assert all(0 <= began <= ended for began, ended in moments)
     assert all(before[1] <= after[0] for before, after in pairwise(moments))
-    assert record.held == end.held == len(record.prompt) + len(later)
+    assert record.held == end.cached_tokens == len(record.prompt) + len(later)
 
 
 def test_time_and_work_add_up(demo: localllm.Model) -> None:
@@ -151,7 +151,7 @@ def test_nobody_watches_afterwards(demo: localllm.Model) -> None:
 
 
 def told(guess: Callable[[Sequence[int]], int], costs: Costs | None = None) -> Told:
-    return Told(lambda text, _: Guess(guess(text), 0), 3, costs)
+    return Told(lambda text, _: DraftToken(guess(text), 0), 3, costs)
 
 
 @pytest.mark.parametrize("sort", ["right", "wrong", "mixed"])
@@ -179,7 +179,7 @@ def test_accepted_and_rejected_drafts(demo: localllm.Model, sort: str, given: di
         assert choice.verified == (choice.draft is not None and choice.row + 1 < len(step.tokens))
         if choice.verified:
             assert choice.draft == step.tokens[choice.row + 1]
-    assert record.held == end.held == len(record.prompt) + len(chosen) - 1
+    assert record.held == end.cached_tokens == len(record.prompt) + len(chosen) - 1
 
 
 class Dear(Costs):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import localllm
-from localllm.backends.base import Largest
+from localllm.backends.base import TopK
 from localllm.conversation import Conversation, template_of
-from localllm.engine import Engine, largest_of
+from localllm.engine import Engine, top_k_of
 from localllm.generation.statistics import Usage
 from localllm.generation.text import AnswerText
 from localllm.options import SamplingOptions
@@ -63,7 +63,7 @@ def test_a_prompt_that_is_cancelled_keeps_what_was_read(model: localllm.Model) -
         it.turn(2)
         one.ticket.cancel()
         it.turn()
-        assert (answer.result().reason, answer.result().held) == ("cancelled", 16)
+        assert (answer.result().reason, answer.result().cached_tokens) == ("cancelled", 16)
         _, again = it.ask(Request(ids, SamplingOptions(temperature=0), 1))
         it.finish()
         assert again.reused > 0
@@ -74,22 +74,22 @@ def test_a_prompt_that_is_cancelled_keeps_what_was_read(model: localllm.Model) -
 
 
 class Device(Table):
-    """Returns up to `most_picked` top logits; records the requests."""
+    """Returns up to `max_top_k` top logits; records the requests."""
 
-    def __init__(self, rows: np.ndarray, most_picked: int) -> None:
+    def __init__(self, rows: np.ndarray, max_top_k: int) -> None:
         super().__init__(lambda text: rows[len(text) - 1], Clock(), lambda count: 1.0)
-        self.most_picked = most_picked
+        self.max_top_k = max_top_k
         self.asked: list[int] = []
 
     def step(self, batch):  # type: ignore[no-untyped-def]
         self.asked.append(0)
         return super().step(batch)
 
-    def step_largest(self, batch, count: int):  # type: ignore[no-untyped-def]
+    def step_top_k(self, batch, count: int):  # type: ignore[no-untyped-def]
         self.asked.append(count)
-        return largest_of(super().step(batch), count)
+        return top_k_of(super().step(batch), count)
 
-    def result_largest(self, count: int) -> Largest:
+    def result_top_k(self, count: int) -> TopK:
         raise AssertionError("a plan in one place needs no stages")
 
 
@@ -99,23 +99,21 @@ def on(device: Device) -> Engine:
 
 
 @pytest.mark.parametrize("options", [SamplingOptions(temperature=0), SamplingOptions(top_k=5, seed=3)])
-@pytest.mark.parametrize("most_picked", [0, 3, 256])
-def test_the_tokens_are_the_same_however_few_logits_leave_the_device(
-    options: SamplingOptions, most_picked: int
-) -> None:
+@pytest.mark.parametrize("max_top_k", [0, 3, 256])
+def test_the_tokens_are_the_same_however_few_logits_leave_the_device(options: SamplingOptions, max_top_k: int) -> None:
     rows = np.random.RandomState(2).standard_normal((9, 400)).astype(np.float32)
     truth, expected = Sampler(options), []
     truth.accept(1)
     for row in rows:
         expected.append(truth.sample(row))
         truth.write(expected[-1])
-    device = Device(rows, most_picked)
+    device = Device(rows, max_top_k)
     with Stepped(on(device)) as it:
         _, answer = it.ask(Request([1], options, 9))
         it.finish()
     assert answer.tokens == expected
-    few = Sampler(options).looks_at
-    assert device.asked == [few if 0 < few <= most_picked else 0] * 9
+    few = Sampler(options).required_top_k
+    assert device.asked == [few if 0 < few <= max_top_k else 0] * 9
 
 
 class Looks:
@@ -146,8 +144,8 @@ def test_an_observer_gets_all_logits() -> None:
 
 
 def test_largest_are_those_of_all() -> None:
-    found = largest_of(np.array([[1, 5, 3, 5]], np.float32), 3)
-    assert isinstance(found, Largest)
+    found = top_k_of(np.array([[1, 5, 3, 5]], np.float32), 3)
+    assert isinstance(found, TopK)
     assert found.ids.tolist() == [[1, 3, 2]]
 
 

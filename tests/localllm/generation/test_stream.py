@@ -54,7 +54,7 @@ def alone(model: localllm.Model, number: int, count: int = 30) -> list[int]:
 def answered(model: localllm.Model) -> dict[int, int]:
     """Return the tokens of the unfinished answers, by the first token of their prompt."""
     running = model.stepper.core.running
-    return {one.tokens[0] - 300: one.answered for one in [*running.active, *running.waiting]}
+    return {one.tokens[0] - 300: one.answer_tokens for one in [*running.active, *running.waiting]}
 
 
 class Steps:

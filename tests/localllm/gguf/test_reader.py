@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from localllm import quant
 from localllm.gguf import GGUFError, StringArray, open_gguf, write_gguf
-from localllm.gguf.strings import scan
+from localllm.gguf.strings import scan_strings
 from tests.conftest import reference
 
 ORACLE_FILES = [  # gguf-py takes seconds for the first, with 32000 tokens, and half a minute for larger vocabularies
@@ -239,7 +239,7 @@ def test_strings_of_any_bytes_are_found_and_decoded(
     strings = head * repeat + tail
     stored = _stored(strings)
     data = before + stored + after
-    bounds = scan(data, len(before), len(data), len(strings))
+    bounds = scan_strings(data, len(before), len(data), len(strings))
     assert isinstance(bounds, np.ndarray)
     array = StringArray(data, bounds)
     want = [s.decode("utf-8", "surrogateescape") for s in strings]
@@ -248,7 +248,7 @@ def test_strings_of_any_bytes_are_found_and_decoded(
     assert array.stored() == stored
     for cut in range(min(len(stored), 12)):  # the number of the cut string, at any position
         end = len(before) + len(stored) - 1 - cut
-        last = scan(data, len(before), end, len(strings))
+        last = scan_strings(data, len(before), end, len(strings))
         sizes = np.cumsum([8 + len(s) for s in strings])
         assert last == int(np.searchsorted(sizes, end - len(before), side="right"))
 

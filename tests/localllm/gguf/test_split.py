@@ -26,7 +26,7 @@ def _write_part(folder: Path, index: int, tensor: str | None = None, **changes: 
     metadata = {key: value for key, value in metadata.items() if value is not None}
     name = tensor or f"t{index}"
     data = bytes([index] * 64)
-    write_gguf(folder / NAMES[index], metadata, [(name, "I8", (2, 32), data)], force=True)
+    write_gguf(folder / NAMES[index], metadata, [(name, "I8", (2, 32), data)], overwrite=True)
 
 
 @pytest.fixture

@@ -171,7 +171,7 @@ def test_a_failing_source_leaves_nothing_behind_and_keeps_what_was_there(
 
     (tmp_path / "m.gguf").write_bytes(b"before")
     with pytest.raises(error, match="source"):
-        write_gguf(tmp_path / "m.gguf", {}, [("w", "Q8_0", (1, 32), failing)], force=True)
+        write_gguf(tmp_path / "m.gguf", {}, [("w", "Q8_0", (1, 32), failing)], overwrite=True)
     assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
     assert (tmp_path / "m.gguf").read_bytes() == b"before"
 
@@ -189,7 +189,7 @@ def test_overwrites_only_when_asked(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists"):
         write_gguf(tmp_path / "n.gguf", {}, [("w", "I8", (1,), meanwhile)])
     assert (tmp_path / "n.gguf").read_bytes() == b"theirs"
-    write_gguf(path, {"a": 2}, [], force=True)
+    write_gguf(path, {"a": 2}, [], overwrite=True)
     with open_gguf(path) as file:
         assert file.metadata["a"] == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gguf", "n.gguf"]
@@ -200,7 +200,7 @@ def test_a_file_can_replace_the_one_it_is_made_from(tmp_path: Path) -> None:
     write_gguf(path, {}, [("w", "I8", (2, 3), b"abcdef")])
     with open_gguf(path) as file:
         tensor = file.tensors["w"]
-        write_gguf(path, {"new": True}, [("w", "I8", (2, 3), lambda: tensor.read(0, 2))], force=True)
+        write_gguf(path, {"new": True}, [("w", "I8", (2, 3), lambda: tensor.read(0, 2))], overwrite=True)
     with open_gguf(path) as file:
         assert file.tensors["w"].read(0, 2).tobytes() == b"abcdef"
 
@@ -254,7 +254,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=rf"no such folder: {tmp_path}/none; create it first$"):
         write_gguf(tmp_path / "none" / "m.gguf", {}, [])
     with pytest.raises(OutputError, match=r"is a folder"):
-        write_gguf(tmp_path, {}, [], force=True)
+        write_gguf(tmp_path, {}, [], overwrite=True)
 
 
 @pytest.mark.parametrize("size", [150_000, 100_001])  # fails in the middle, and when the buffer is flushed

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from localllm.machine import memory as module
-from localllm.machine.memory import Memory, memory, peak_memory, reset_peak
+from localllm.machine.memory import SystemMemory, memory, peak_memory, reset_peak
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:       16384 kB\nMemFree:         1024 kB\nMemAvailable:   12288 kB\n"
@@ -30,25 +30,25 @@ Pages purgeable:                             4.
 
 def on_linux(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(module, "read_text", lambda path: files.get(path, ""))
+    monkeypatch.setattr(module, "read_system_text", lambda path: files.get(path, ""))
 
 
 def test_linux_tells_it_in_meminfo(monkeypatch: pytest.MonkeyPatch) -> None:
     on_linux(monkeypatch, {"/proc/meminfo": MEMINFO})
-    assert memory() == Memory(16 * MIB, 12 * MIB)
+    assert memory() == SystemMemory(16 * MIB, 12 * MIB)
 
 
 @pytest.mark.parametrize(
     ("limit", "used", "files", "expected"),
     [
-        (8, 5, 2, Memory(16 * MIB, 5 * MIB, 8 * MIB)),  # 8 - (5 - 2)
-        (15, 1, 0, Memory(16 * MIB, 12 * MIB, 15 * MIB)),  # the computer has less
-        (4, 6, 0, Memory(16 * MIB, 0, 4 * MIB)),
-        (64, 1, 0, Memory(16 * MIB, 12 * MIB)),  # exceeds the memory: no limit
+        (8, 5, 2, SystemMemory(16 * MIB, 5 * MIB, 8 * MIB)),  # 8 - (5 - 2)
+        (15, 1, 0, SystemMemory(16 * MIB, 12 * MIB, 15 * MIB)),  # the computer has less
+        (4, 6, 0, SystemMemory(16 * MIB, 0, 4 * MIB)),
+        (64, 1, 0, SystemMemory(16 * MIB, 12 * MIB)),  # exceeds the memory: no limit
     ],
 )
 def test_a_container_leaves_less(
-    monkeypatch: pytest.MonkeyPatch, limit: int, used: int, files: int, expected: Memory
+    monkeypatch: pytest.MonkeyPatch, limit: int, used: int, files: int, expected: SystemMemory
 ) -> None:
     group = "/sys/fs/cgroup/memory."
     on_linux(monkeypatch, {
@@ -62,7 +62,7 @@ def test_macos_counts_pages_that_can_be_taken(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(module, "sysctl", lambda name: {"hw.memsize": str(1 << 34)}[name])
     monkeypatch.setattr(module, "output", lambda program: {"/usr/bin/vm_stat": VM_STAT}[program])
-    assert memory() == Memory(1 << 34, 3034 * 16384)
+    assert memory() == SystemMemory(1 << 34, 3034 * 16384)
 
 
 class Kernel:
@@ -91,20 +91,20 @@ class Kernel:
 def test_windows_fills_structures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=Kernel(), psapi=Kernel()), raising=False)
-    monkeypatch.setattr(module, "read_text", lambda path: "")
-    assert memory() == Memory(1 << 35, 3 << 33)
+    monkeypatch.setattr(module, "read_system_text", lambda path: "")
+    assert memory() == SystemMemory(1 << 35, 3 << 33)
     assert peak_memory() == 123 * MIB
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin", "freebsd14"])
 def test_a_system_that_tells_no_more_has_all_memory_free(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
     monkeypatch.setattr(sys, "platform", system)
-    for name in ("read_text", "sysctl", "output"):
+    for name in ("read_system_text", "sysctl", "output"):
         monkeypatch.setattr(module, name, lambda *asked: "")
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
-    assert memory() == Memory(4096000, 4096000)
+    assert memory() == SystemMemory(4096000, 4096000)
     monkeypatch.delattr(os, "sysconf")
-    assert memory() == Memory(0, 0)
+    assert memory() == SystemMemory(0, 0)
 
 
 def test_the_peak_is_that_of_this_process() -> None:
@@ -122,7 +122,7 @@ def test_the_peak_is_that_of_this_process() -> None:
 def test_without_linux_the_peak_comes_from_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=7 * MIB))
     monkeypatch.setitem(sys.modules, "resource", usage)
-    monkeypatch.setattr(module, "read_text", lambda path: "")
+    monkeypatch.setattr(module, "read_system_text", lambda path: "")
     monkeypatch.setattr(sys, "platform", "darwin")  # reports bytes
     assert peak_memory() == 7 * MIB
     monkeypatch.setattr(sys, "platform", "freebsd14")  # reports KiB

@@ -41,7 +41,7 @@ RISCV = "processor\t: 0\nhart\t\t: 1\nisa\t\t: rv64imafdcv\nuarch\t\t: sifive,u7
 def test_linux_tells_it_in_cpuinfo(monkeypatch: pytest.MonkeyPatch, cpuinfo: str, board: str, name: str) -> None:
     files = {"/proc/cpuinfo": cpuinfo, "/sys/firmware/devicetree/base/model": board}
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(processor, "read_text", lambda path: files[path])
+    monkeypatch.setattr(processor, "read_system_text", lambda path: files[path])
     assert processor_name() == name
 
 

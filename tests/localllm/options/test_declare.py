@@ -22,7 +22,7 @@ from localllm.options import (
     same,
 )
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
-from localllm.options.kinds import whole
+from localllm.options.kinds import integer
 from localllm.options.signature import takes, types_of
 
 GROUPS = (LoadOptions, AnswerOptions, SamplingOptions)
@@ -32,7 +32,7 @@ GROUPS = (LoadOptions, AnswerOptions, SamplingOptions)
 class Timing(Options):
     threads: Any = same(LoadOptions, "threads", default=7, help="how many")
     load: LoadOptions = group(LoadOptions, without=("threads", "draft_max"))
-    runs: int = option(5, "--runs", help="runs of a test", kind=whole(1))
+    runs: int = option(5, "--runs", help="runs of a test", kind=integer(1))
 
 
 def test_names_are_flat_and_each_stands_once() -> None:

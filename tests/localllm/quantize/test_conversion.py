@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from localllm import quant
-from localllm.calibration.imatrix import Entry, Imatrix, write
+from localllm.calibration.imatrix import Imatrix, ImatrixEntry, write_imatrix
 from localllm.cli.main import main
 from localllm.gguf import GGUFError, NewTensor, open_gguf, write_gguf
-from localllm.quant.mixes import Options, find
+from localllm.quant.mixes import MixOptions, find
 from localllm.quantize import conversion as module
-from localllm.quantize.conversion import Error, Settings, conversion
+from localllm.quantize.conversion import ConversionSettings, Error, conversion
 from localllm.quantize.jobs import QuantizeError, given_jobs, metadata, plan_jobs
 from localllm.quantize.source import default_target, geometry_of
 from tests.localllm.support import REPOSITORY, default_signals
@@ -59,7 +59,7 @@ def write_source(path: Path, **tensors: np.ndarray) -> Path:
 def run(source: Path, target: Path, formats: dict[str, str], **how: object) -> None:
     with open_gguf(source) as file:
         jobs = given_jobs(file, formats)
-        with conversion(jobs, file.tensors, Settings(**({"threads": 2} | how))) as tensors:  # type: ignore[arg-type]
+        with conversion(jobs, file.tensors, ConversionSettings(**({"threads": 2} | how))) as tensors:  # type: ignore[arg-type]
             write_gguf(target, metadata(file.stored, None, None, ""), tensors)
 
 
@@ -103,7 +103,7 @@ def test_every_expert_is_quantized_by_its_own_importance(tmp_path: Path) -> None
     random = np.random.RandomState(5)
     name, stack = "blk.0.ffn_up_exps.weight", random.standard_normal((3, 8, 64)).astype(np.float32)
     weights = random.random_sample((3, 64)).astype(np.float32)
-    imatrix = Imatrix({name: Entry(weights, np.ones(3, np.int64))}, 1, 1)
+    imatrix = Imatrix({name: ImatrixEntry(weights, np.ones(3, np.int64))}, 1, 1)
     source, target = write_source(tmp_path / "a.gguf", **{name: stack}), tmp_path / "b.gguf"
     run(source, target, {name: "Q4_0"}, imatrix=imatrix)
     with open_gguf(target) as file:
@@ -131,7 +131,7 @@ def test_a_split_model_becomes_one_file(tmp_path: Path) -> None:
 
 def test_metadata_says_what_was_done_in_llama_quantize_s_order() -> None:
     stored = {"general.file_type": np.uint32(1), "general.name": "x", "quantize.imatrix.file": "old"}
-    imatrix = Imatrix({"a": Entry(np.ones((1, 2), np.float32), np.ones(1, np.int64))}, 7, 512, ("text", "other"))
+    imatrix = Imatrix({"a": ImatrixEntry(np.ones((1, 2), np.float32), np.ones(1, np.int64))}, 7, 512, ("text", "other"))
     found = metadata(stored, 15, imatrix, "é" * 100)
     assert list(found.items()) == [
         ("general.name", "x"),
@@ -149,7 +149,7 @@ def test_errors_are_measured_against_what_was_read(tmp_path: Path) -> None:
     x = random.standard_normal((ROWS, COLUMNS)).astype(np.float32)
     weights = random.random_sample(COLUMNS).astype(np.float32)
     errors: dict[str, Error] = {}
-    imatrix = Imatrix({name: Entry(weights[None], np.ones(1, np.int64))}, 1, 1)
+    imatrix = Imatrix({name: ImatrixEntry(weights[None], np.ones(1, np.int64))}, 1, 1)
     run(
         write_source(tmp_path / "a.gguf", **{name: x}),
         tmp_path / "b.gguf",
@@ -300,7 +300,9 @@ def test_a_full_disk_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
 
 def test_an_imatrix_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "blk.0.ffn_up.weight"
-    write(tmp_path / "i.gguf", Imatrix({name: Entry(np.ones((1, 100), np.float32), np.ones(1, np.int64))}, 1, 1))
+    write_imatrix(
+        tmp_path / "i.gguf", Imatrix({name: ImatrixEntry(np.ones((1, 100), np.float32), np.ones(1, np.int64))}, 1, 1)
+    )
     source = write_source(tmp_path / "a.gguf")
     said = fails([source, "Q4_0", "--imatrix", tmp_path / "i.gguf"], capsys)
     assert f"1 x 100 numbers for {name}, which needs 1 x {COLUMNS}; it was made for another model" in said
@@ -348,7 +350,7 @@ def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
         open_gguf(tmp_path / "v.gguf") as file,
         pytest.raises(QuantizeError, match="holds a vocabulary but no weights"),
     ):
-        plan_jobs(file, find("Q8_0"), Options())
+        plan_jobs(file, find("Q8_0"), MixOptions())
 
 
 def test_a_file_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
@@ -356,6 +358,9 @@ def test_a_file_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     with open_gguf(source) as file:
         jobs = given_jobs(file, {"blk.0.ffn_up.weight": "Q8_0"})
         os.truncate(source, 1 << 20)
-        with pytest.raises(GGUFError, match="was cut"), conversion(jobs, file.tensors, Settings(1)) as tensors:
+        with (
+            pytest.raises(GGUFError, match="was cut"),
+            conversion(jobs, file.tensors, ConversionSettings(1)) as tensors,
+        ):
             write_gguf(tmp_path / "b.gguf", {}, tensors)
     assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"]

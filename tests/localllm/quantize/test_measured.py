@@ -11,10 +11,10 @@ import pytest
 from localllm import load, quant
 from localllm.calibration.method import Gptq
 from localllm.cli.main import main
-from localllm.evaluation import cut
+from localllm.evaluation import cut_windows
 from localllm.gguf import open_gguf
 from localllm.quant import FORMATS
-from localllm.quant.mixes import Options
+from localllm.quant.mixes import MixOptions
 from localllm.quantize.target import NARROW, WIDE, candidates
 from tests.localllm.convert.support import HF
 from tests.localllm.support import REPOSITORY, write_model
@@ -95,7 +95,7 @@ def test_a_goal_that_cannot_be_reached_is_one_line(
 
 
 def test_what_is_asked_for_by_name_is_no_choice(tmp_path: Path) -> None:
-    options = Options(overrides=((re.compile("ffn_up"), "Q5_1"),), embedding="Q4_1", leave_output=True)
+    options = MixOptions(overrides=((re.compile("ffn_up"), "Q5_1"),), embedding="Q4_1", leave_output=True)
     with open_gguf(write_model(tmp_path / "m.gguf")) as file:
         found = candidates(file, options, imatrix=False)
     assert found["blk.0.ffn_up.weight"] == ("Q5_1",)
@@ -104,7 +104,7 @@ def test_what_is_asked_for_by_name_is_no_choice(tmp_path: Path) -> None:
     assert found["blk.0.attn_q.weight"] == (*NARROW[:-1], "Q8_0")  # rows of 64
     writable = tuple(name for name in WIDE[: WIDE.index("Q4_K") + 1] if FORMATS[name].quantize)  # the file holds Q4_K
     with open_gguf(REPOSITORY / "models" / "demo" / "demo.gguf") as file:
-        assert candidates(file, Options(), imatrix=False)["blk.0.attn_q.weight"] == writable
+        assert candidates(file, MixOptions(), imatrix=False)["blk.0.attn_q.weight"] == writable
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq"])
@@ -197,7 +197,7 @@ def test_columns_are_alike_to_an_expert_that_no_token_chose(tmp_path: Path) -> N
     with load(tmp_path / "m.gguf", ctx_size=64, observe=True) as model:
         tensor = model.file.tensors[name]
         values = quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
-        method = Gptq(model, cut(model, Path(TEXT[1]).read_text(), 64, 2), {name: "Q4_0"})
+        method = Gptq(model, cut_windows(model, Path(TEXT[1]).read_text(), 64, 2), {name: "Q4_0"})
         seen = method.store(name, values, "Q4_0")
         method._moments[name][1] = 0
         rows = method.store(name, values, "Q4_0").reshape(len(values), -1)

@@ -17,7 +17,7 @@ from localllm.options.sampling import NAMES, ORDER
 from localllm.sampling.chain import (
     SAMPLERS,
     Candidates,
-    Context,
+    SamplingContext,
     enabled,
     min_p,
     softmax,
@@ -343,7 +343,7 @@ def test_greedy_leaves_out_only_samplers_that_make_no_difference(
         repeat_penalty=repeat,
         top_n_sigma=1.0,
     )
-    context = Context(history)
+    context = SamplingContext(history)
     candidates = Candidates(np.arange(len(logits), dtype=np.int32), logits)
     for name in order:
         if SAMPLERS[name].wanted(options):
@@ -384,8 +384,8 @@ def test_top_p_is_exact_where_float32_cannot_tell(case: tuple[int, str, int], p:
     candidates = Candidates(np.arange(len(logits), dtype=np.int32), logits)
     options = SamplingOptions(top_p=p, min_p=0.03, min_keep=min_keep)
     rows = leading(logits, softmax(candidates), p, "left", min_keep)
-    assert top_p(candidates, options, Context()).ids.tolist() == rows.tolist()
-    expected = min_p(candidates.take(rows, descending=True), options, Context())
-    found = top_p_min_p(candidates, options, Context())
+    assert top_p(candidates, options, SamplingContext()).ids.tolist() == rows.tolist()
+    expected = min_p(candidates.take(rows, descending=True), options, SamplingContext())
+    found = top_p_min_p(candidates, options, SamplingContext())
     assert found.ids.tolist() == expected.ids.tolist()
     assert found.logits.tolist() == expected.logits.tolist()

@@ -49,16 +49,16 @@ def test_probabilities_follow_the_tokens_chosen_so_far(case: str) -> None:
 
 
 def test_infill_keeps_what_llama_cpp_keeps(demo: localllm.Model) -> None:
-    words = demo.tokenizer
-    pieces = list(map(partial(words.piece, special=False), range(words.vocab_size)))
+    tokenizer = demo.tokenizer
+    pieces = list(map(partial(tokenizer.piece, special=False), range(tokenizer.vocab_size)))
     seen = set()
     for case in range(INFILL):
-        row, most = infill_logits(case, pieces, sorted(words.eog))
+        row, most = infill_logits(case, pieces, sorted(tokenizer.eog))
         sampler = demo.sampler(SamplingOptions(samplers=("top_k", "infill"), top_k=most))
         ids, p = sampler.distribution(row)
         expected = {int(token): value for token, value in FACTS["infill"][case].items()}
         assert dict(zip(ids.tolist(), p.tolist(), strict=True)) == pytest.approx(expected, rel=2e-4)
-        seen.add((len(expected), bool(expected.keys() & words.eog)))
+        seen.add((len(expected), bool(expected.keys() & tokenizer.eog)))
     assert {(1, False), (1, True), (2, False)} <= seen  # a text, the end, and a choice
 
 

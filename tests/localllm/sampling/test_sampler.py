@@ -14,7 +14,7 @@ from localllm.errors import LocalLLMError
 from localllm.options import OptionError, SamplingOptions
 from localllm.sampling.chain import Candidates, quick_draw, softmax
 from localllm.sampling.errors import SamplingError
-from localllm.sampling.repetition import find_breakers
+from localllm.sampling.repetition import find_dry_breakers
 from localllm.sampling.sampler import Sampler
 
 V = 1000
@@ -255,7 +255,7 @@ def test_bias_is_added_before_everything_else() -> None:
 )
 def test_suppressed_tokens_are_never_chosen(options: SamplingOptions) -> None:
     sampler = Sampler(options, suppressed=(2, 0))
-    assert sampler.looks_at == 0
+    assert sampler.required_top_k == 0
     logits = np.array([9, 3, 9, 2.5], np.float32)
     drawn = {sampler.sample(logits) for _ in range(200)}
     assert drawn == ({1} if options.greedy else {1, 3})
@@ -307,7 +307,7 @@ def test_extreme_but_allowed_numbers_give_a_distribution_without_warnings() -> N
 def test_sequence_breakers_are_found_in_every_spelling() -> None:
     pieces = [b"a", b"\n", b"x\n\n", b"END", b"the E", b"N", b"D", b"EN", b"nd", b"EE"]
     tokenized = {"ND": [5, 6], "D": [6]}
-    found = find_breakers(("\n", "END"), pieces, lambda text: tokenized[text])
+    found = find_dry_breakers(("\n", "END"), pieces, lambda text: tokenized[text])
     assert found == {
         1: ((),),
         2: ((),),
@@ -316,7 +316,7 @@ def test_sequence_breakers_are_found_in_every_spelling() -> None:
         7: ((6,),),
         9: ((5, 6),),
     }
-    both = find_breakers(("aab",), [b"aa"], lambda text: list(text.encode()))
+    both = find_dry_breakers(("aab",), [b"aa"], lambda text: list(text.encode()))
     assert both == {0: ((97, 98), (98,))}  # as "a|ab" after the last a, or "aa|b"
 
 
@@ -338,7 +338,7 @@ def test_many_sequence_breakers_are_found_as_fast_as_few() -> None:
     def count(strings: Sequence[str]) -> int:
         nonlocal looks
         looks = 0
-        find_breakers(strings, [Watched(b"once"), Watched(b"upon"), Watched(b"a")], lambda text: [1])
+        find_dry_breakers(strings, [Watched(b"once"), Watched(b"upon"), Watched(b"a")], lambda text: [1])
         return looks
 
     assert 0 < count([f"{i:03}" for i in range(256)]) <= count(["xyz"])

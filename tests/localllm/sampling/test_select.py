@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localllm.sampling.select import largest, leading
+from localllm.sampling.select import leading, top_k_indices
 
 V = 128256
 Logits = NDArray[np.float32]
@@ -35,7 +35,7 @@ def make(kind: str, n: int) -> Logits:
 @pytest.mark.parametrize("k", [1, 40, 250, 1000, V])
 def test_largest_is_the_beginning_of_the_sorted_order_with_ties_by_index(kind: str, n: int, k: int) -> None:
     values = make(kind, n)
-    assert largest(values, k).tolist() == np.lexsort((np.arange(n), -values))[:k].tolist()
+    assert top_k_indices(values, k).tolist() == np.lexsort((np.arange(n), -values))[:k].tolist()
 
 
 @pytest.mark.parametrize("kind", INPUTS)
@@ -45,7 +45,7 @@ def test_leading_is_the_shortest_run_that_reaches_the_total(kind: str, total: fl
     values = make(kind, 5000)
     weights = np.random.default_rng(1).random(5000)
     weights /= weights.sum()
-    order = largest(values, 5000)
+    order = top_k_indices(values, 5000)
     run = leading(values, weights, total, "left", at_least)
     assert run.tolist() == order[: len(run)].tolist()
     assert len(run) >= max(1, at_least)

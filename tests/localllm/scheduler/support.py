@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import localllm
-from localllm.engine import Engine, Result, Rows
+from localllm.engine import Engine, Result, SequenceRows
 from localllm.generation.core import Core
 from localllm.generation.stream import Stepper
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.answering import Answering, Ticket
+from localllm.scheduler.answering import RequestState, Ticket
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import Stopped
 from localllm.scheduler.interfaces import SchedulerLimits
@@ -91,9 +91,9 @@ class Watched(Engine):
 
     def __init__(self, engine: Engine, **limits: int) -> None:
         super().__init__(engine.executable, engine.pool, replace(engine.limits, **limits))
-        self.stepped: list[list[Rows]] = []
+        self.stepped: list[list[SequenceRows]] = []
 
-    def step(self, rows: Sequence[Rows]) -> list[Result]:
+    def step(self, rows: Sequence[SequenceRows]) -> list[Result]:
         self.stepped.append(list(rows))
         return super().step(rows)
 
@@ -111,10 +111,10 @@ class Stepped:
     def _count(self) -> None:
         self.ended += 1
 
-    def ask(self, request: Request) -> tuple[Answering, Answer]:
+    def ask(self, request: Request) -> tuple[RequestState, Answer]:
         answer = Answer()
         answer.ticket = Ticket(request, answer, ended=self._count)
-        one = self.core.answering(answer.ticket)
+        one = self.core.new_state(answer.ticket)
         self.running.waiting.append(one)
         return one, answer
 

@@ -11,7 +11,7 @@ import pytest
 import localllm
 from localllm.backends.base import Limits
 from localllm.options import SamplingOptions
-from localllm.scheduler.answering import Answering
+from localllm.scheduler.answering import RequestState
 from localllm.scheduler.draft_model import CATCH_UP, DraftModel
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.interfaces import SchedulerLimits
@@ -30,7 +30,7 @@ FREE = {1: 10.0, 16: 10.0}  # seconds: far more than a real round takes
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a token worth the time in FREE, not its time on this machine."""
-    monkeypatch.setattr(Answering, "pace", 1.0)
+    monkeypatch.setattr(RequestState, "pace", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_one_step_drafts_for_all_answers(demo: localllm.Model, small: localllm.M
     with Stepped(demo, drafts) as it:
         ones = [it.ask(Request([1 + number, 2, 3], GREEDY, 50, ignore_eos=True))[0] for number in range(3)]
         it.turn(2)
-    assert all(one.answered >= 2 for one in ones)
+    assert all(one.answer_tokens >= 2 for one in ones)
     assert [len(rows.tokens) for rows in engine.stepped[0]] == [4, 4, 4]
     assert all([len(rows.tokens) for rows in step] == [1] * len(step) for step in engine.stepped[1:])
     assert len(engine.stepped) > 2
@@ -208,7 +208,7 @@ def test_repetitions_come_first_and_the_model_drafts_for_the_rest(demo: localllm
         again.tokens[-1] = 9  # the usual continuation of the phrase
         drafts.begin(again)
         drafts.propose([again, new], Limits(rows=64, logit_rows=64, blocks=8, positions=400))
-        assert again.guesses[0].token == 10
+        assert again.drafts[0].token == 10
         assert (again.modelled, new.modelled) == (False, True)
-        assert new.guesses
+        assert new.drafts
         assert len(engine.stepped[0]) == 1

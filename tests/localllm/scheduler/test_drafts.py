@@ -13,11 +13,11 @@ import localllm
 from localllm.backends.base import Limits
 from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.answering import Answering
+from localllm.scheduler.answering import RequestState
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.request import Request
 from localllm.speculation.policy import Costs
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 from tests.localllm.scheduler.support import Stepped, Watched
 from tests.localllm.scheduler.test_scheduler import Free, each_alone
 from tests.localllm.speculation.support import Told
@@ -44,7 +44,7 @@ def model() -> Iterator[localllm.Model]:
         yield model
 
 
-def writing(model: localllm.Model, drafts: Drafts, prompts: list[list[int]], most: int = 50) -> list[Answering]:
+def writing(model: localllm.Model, drafts: Drafts, prompts: list[list[int]], most: int = 50) -> list[RequestState]:
     """Requests for which a step drafts."""
     it = Stepped(model, drafts)
     found = [it.ask(Request(prompt, GREEDY, most, ignore_eos=True))[0] for prompt in prompts]
@@ -57,8 +57,8 @@ def test_what_followed_the_same_tokens_is_drafted(model: localllm.Model) -> None
     drafts = Drafts(Free({1: 1.0, 64: 1.0}), 6)
     [one, other] = writing(model, drafts, [[*PHRASE, *PHRASE[:4]], [1, 2, 3]])
     drafts.propose([one, other], LIMITS)
-    assert [guess.token for guess in one.guesses] == [9, 10, 11, 12, 5, 6]
-    assert (one.verified, other.guesses, other.verified) == (6, [], 0)
+    assert [draft.token for draft in one.drafts] == [9, 10, 11, 12, 5, 6]
+    assert (one.verified, other.drafts, other.verified) == (6, [], 0)
 
 
 def test_drafts_end_where_the_answer_or_the_context_does(model: localllm.Model) -> None:
@@ -66,12 +66,12 @@ def test_drafts_end_where_the_answer_or_the_context_does(model: localllm.Model) 
     prompt = [*PHRASE, *PHRASE[:4]]
     [short] = writing(model, drafts, [prompt], most=4)
     drafts.propose([short], LIMITS)
-    assert len(short.guesses) == 3
+    assert len(short.drafts) == 3
     [full] = writing(model, drafts, [prompt])
     drafts.propose([full], Limits(64, 64, 8, len(prompt) + 3))
-    assert len(full.guesses) == 2
+    assert len(full.drafts) == 2
     drafts.propose([full], Limits(64, 64, 8, len(prompt) + 1))
-    assert full.guesses == []
+    assert full.drafts == []
 
 
 def test_rows_are_verified_while_they_cost_less_than_they_save(model: localllm.Model) -> None:
@@ -90,7 +90,7 @@ def test_nothing_is_verified_where_every_row_costs_a_step(model: localllm.Model)
     drafts = Drafts(Fixed({1: 1.0, 64: 64.0}), 15)
     [one] = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]])
     drafts.propose([one], LIMITS)
-    assert one.guesses
+    assert one.drafts
     assert one.verified == 0
 
 
@@ -105,13 +105,13 @@ def test_guesses_that_fail_are_drafted_less(model: localllm.Model) -> None:
     drafts = Drafts(Free({1: 1.0, 64: 1.0}), 15)
     [one] = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]])
     drafts.propose([one], LIMITS)
-    assert len(one.guesses) > 5
+    assert len(one.drafts) > 5
     for _ in range(200):
-        one.outcome += [(guess.trust, False) for guess in one.guesses[:3]]
+        one.outcome += [(draft.trust, False) for draft in one.drafts[:3]]
         drafts.judge(one)
         assert one.outcome == []
     drafts.propose([one], LIMITS)
-    assert len(one.guesses) == 1  # two in a row are very unlikely
+    assert len(one.drafts) == 1  # two in a row are very unlikely
 
 
 def test_costs_are_learnt_from_steps_of_answers_alone(model: localllm.Model) -> None:
@@ -155,8 +155,8 @@ def test_what_a_grammar_forbids_is_not_verified(model: localllm.Model) -> None:
     """Every third drafted token is not allowed; the tokens equal those without drafts."""
     prompt = list(range(5, 45))
 
-    def guess(text: list[int], sampler: Sampler) -> Guess:
-        return Guess(5 + (text[-1] - 5 + (1, 2, 9)[len(text) % 3]) % 40, 0)
+    def guess(text: list[int], sampler: Sampler) -> DraftToken:
+        return DraftToken(5 + (text[-1] - 5 + (1, 2, 9)[len(text) % 3]) % 40, 0)
 
     requests = [
         Request(prompt, sampling, 200, constraint=lambda: Rising(model.vocabulary, 90))

@@ -141,7 +141,7 @@ def test_a_folder_of_prefixes_is_this_users_own(tmp_path: Path, caplog: pytest.L
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=1024) as model:
         first = PrefixFiles(folder, model)
         sequence = model.engine.add()
-        model.engine.step([localllm.engine.Rows(sequence, [3] * (LEAST + 5))])
+        model.engine.step([localllm.engine.SequenceRows(sequence, [3] * (LEAST + 5))])
         first.save(sequence)
         model.engine.release(sequence)
         [path] = folder.iterdir()
@@ -164,7 +164,7 @@ def test_the_folder_keeps_to_its_size(tmp_path: Path) -> None:
         files = PrefixFiles(tmp_path, model, most_bytes=1)
         for first in (3, 4):
             sequence = model.engine.add()
-            model.engine.step([localllm.engine.Rows(sequence, [first] * (LEAST + 5))])
+            model.engine.step([localllm.engine.SequenceRows(sequence, [first] * (LEAST + 5))])
             files.save(sequence)
             model.engine.release(sequence)
         assert files.best([4] * 500) == LEAST

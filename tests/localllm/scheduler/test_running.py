@@ -284,7 +284,7 @@ def test_a_prompt_that_does_not_fit_beside_others_waits(small: localllm.Model) -
         assert it.running.waiting == [long]
         assert long.sequence is None
         it.finish()
-        assert long.answered == 5
+        assert long.answer_tokens == 5
 
 
 def test_shared_blocks_count_once(small: localllm.Model) -> None:
@@ -329,7 +329,7 @@ def test_the_newest_of_the_lowest_priority_is_stopped_and_loses_nothing(
                 break
         assert [one.sequence is None for one, _ in asked].index(True) == stopped
         victim = asked[stopped][0]
-        assert (victim.guesses, victim.verified) == ([], 0)
+        assert (victim.drafts, victim.verified) == ([], 0)
         it.finish()
     assert [answer.tokens for _, answer in asked] == expected
     assert small.pool.free_blocks == small.pool.blocks
@@ -346,9 +346,9 @@ def test_drafts_of_a_stopped_request_are_forgotten(small: localllm.Model) -> Non
         victim = asked[1][0]
         while not victim.verified:
             it.turn()
-            drafts.propose([one for one in it.running.active if not one.reading], small.engine.limits)
+            drafts.propose([one for one in it.running.active if not one.prefilling], small.engine.limits)
         it.running.free_some()
-        assert (victim.guesses, victim.verified, victim.sequence) == ([], 0, None)
+        assert (victim.drafts, victim.verified, victim.sequence) == ([], 0, None)
         stopped = 0
         while it.running.active or it.running.waiting:
             before = list(it.running.active)

@@ -16,7 +16,7 @@ import localllm
 from localllm.backends.base import Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.cache import CacheFull
-from localllm.engine import ContextFull, Rows
+from localllm.engine import ContextFull, SequenceRows
 from localllm.errors import LocalLLMError
 from localllm.generation.constraint import Constraint
 from localllm.options import SamplingOptions
@@ -388,7 +388,7 @@ def test_a_constraint_decides_what_may_come(model: localllm.Model) -> None:
 def test_a_prompt_that_fills_the_cache_alone_is_told(model: localllm.Model) -> None:
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=128, sequences=1) as small:
         held = small.engine.add()
-        small.engine.step([Rows(held, [3] * 128)])  # held by another owner
+        small.engine.step([SequenceRows(held, [3] * 128)])  # held by another owner
         with scheduled(small) as scheduler:
             answer = ask(scheduler, Request([5] * 128, GREEDY, 100))
             error = answer.error().error

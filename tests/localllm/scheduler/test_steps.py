@@ -10,12 +10,12 @@ import localllm
 from localllm.backends.base import BackendError, Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.cache import CacheFull
-from localllm.engine import Engine, Result, Rows
+from localllm.engine import Engine, Result, SequenceRows
 from localllm.options import SamplingOptions
 from localllm.plan import BLOCK
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.request import Prefilled, Request, Token
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 from tests.localllm.engine_support import ATTENDING, RECURRENT, engine_of
 from tests.localllm.scheduler.support import Stepped, Watched
 from tests.localllm.scheduler.test_running import text, wanted
@@ -30,7 +30,7 @@ def model() -> Iterator[localllm.Model]:
         yield model
 
 
-def counts(step: list[Rows]) -> list[int]:
+def counts(step: list[SequenceRows]) -> list[int]:
     return [len(rows.tokens) for rows in step]
 
 
@@ -84,7 +84,7 @@ def test_no_step_has_more_logits_than_the_engine_takes_and_nobody_starves(model:
     with Stepped(engine, parallel=5) as it:
         asked = [it.ask(request) for request in requests]
         it.turn(40)
-        written = [one.answered for one, _ in asked]
+        written = [one.answer_tokens for one, _ in asked]
         assert min(written) > 5
         assert max(written) - min(written) < 10
         it.finish()
@@ -110,7 +110,7 @@ class Bold(Drafts):
 
     def propose(self, writing: object, limits: Limits) -> None:
         for one in writing:  # type: ignore[attr-defined]
-            one.guesses, one.verified = [Guess(5, 0)] * 15, 15
+            one.drafts, one.verified = [DraftToken(5, 0)] * 15, 15
 
 
 def test_more_drafts_than_a_step_takes_are_not_verified(model: localllm.Model) -> None:
@@ -211,7 +211,7 @@ def test_a_request_that_fills_the_cache_alone_ends(model: localllm.Model, writte
     """It ends as a complete answer if it has begun, else with an error."""
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=4 * BLOCK, sequences=1) as small:
         held = small.engine.add()
-        small.engine.step([Rows(held, [3] * 2 * BLOCK)])  # held by another owner
+        small.engine.step([SequenceRows(held, [3] * 2 * BLOCK)])  # held by another owner
         free = small.pool.free_blocks * BLOCK
         with Stepped(small) as it:
             _, answer = it.ask(wanted(text(1, free + 1 - written), 50))

@@ -16,7 +16,7 @@ from localllm.server.admission import Admission
 from localllm.server.app import make_app
 from localllm.server.interface import Service
 from localllm.server.run import listen, start
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 
 LOCAL = "http://localhost"
 
@@ -27,11 +27,11 @@ def call(
     body: Any = None,
     *,
     method: str = "",
-    settings: Settings | None = None,
+    settings: ServerSettings | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> httpx.Response:
     """Send one request: POST with a body (a value for JSON, or bytes), else GET."""
-    app = service if not hasattr(service, "find") else make_app(service, settings or Settings())  # type: ignore[arg-type]
+    app = service if not hasattr(service, "find") else make_app(service, settings or ServerSettings())  # type: ignore[arg-type]
 
     async def one() -> httpx.Response:
         # uvicorn would log errors that the application raises; here they fail the test.
@@ -59,9 +59,9 @@ def lines(response: httpx.Response) -> list[Any]:
 
 
 @contextmanager
-def served(service: Service, settings: Settings | None = None) -> Iterator[int]:
+def served(service: Service, settings: ServerSettings | None = None) -> Iterator[int]:
     """Serve on a free port of 127.0.0.1, in a thread; yield the port."""
-    settings = settings or Settings(port=0)
+    settings = settings or ServerSettings(port=0)
     admission = Admission(settings.limits)
     sockets = listen(settings)
     server, run = start(make_app(service, settings, admission=admission), settings, admission, sockets)

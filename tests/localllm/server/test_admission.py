@@ -14,14 +14,14 @@ from localllm.server import admission as admission_module
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
 from localllm.server.errors import Draining, TooManyRequests
-from localllm.server.limits import Limits
-from localllm.server.settings import Settings, digest
+from localllm.server.limits import ServerLimits
+from localllm.server.settings import ServerSettings, digest
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService, done, said, script
 
 
 def test_requests_are_counted() -> None:
-    admission = Admission(Limits(requests=3, client_requests=2))
+    admission = Admission(ServerLimits(requests=3, client_requests=2))
     admission.enter("a")
     admission.enter("a")
     with pytest.raises(TooManyRequests, match="2 requests of yours"):
@@ -39,7 +39,7 @@ def test_requests_are_counted() -> None:
 
 
 def test_no_account_takes_more_than_is_left() -> None:
-    admission = Admission(Limits(requests=8, client_requests=100))
+    admission = Admission(ServerLimits(requests=8, client_requests=100))
     for _ in range(5):
         admission.enter("a")
     with pytest.raises(TooManyRequests, match="5 requests of yours are open"):
@@ -52,7 +52,7 @@ def test_no_account_takes_more_than_is_left() -> None:
 
 
 def test_the_time_to_retry_follows_from_what_requests_take() -> None:
-    admission = Admission(Limits(requests=8, client_requests=2))
+    admission = Admission(ServerLimits(requests=8, client_requests=2))
     admission.enter("a")
     admission.leave("a", 30.0)
     for expected in (15, 13):  # half of a request's mean duration
@@ -64,7 +64,7 @@ def test_the_time_to_retry_follows_from_what_requests_take() -> None:
         admission.leave("a", 1.0)
         admission.leave("a", 1.0)
     admission.seconds = 1e6
-    admission.limits = Limits(client_requests=1)
+    admission.limits = ServerLimits(client_requests=1)
     admission.enter("a")
     with pytest.raises(TooManyRequests) as raised:
         admission.enter("a")
@@ -73,7 +73,7 @@ def test_the_time_to_retry_follows_from_what_requests_take() -> None:
 
 def test_tokens_of_a_minute_are_regained_evenly() -> None:
     now = [100.0]
-    admission = Admission(Limits(client_tokens=600), clock=lambda: now[0])
+    admission = Admission(ServerLimits(client_tokens=600), clock=lambda: now[0])
     admission.enter("a")
     admission.spend("a", 599)
     admission.enter("a")
@@ -91,7 +91,7 @@ def test_tokens_of_a_minute_are_regained_evenly() -> None:
 
 
 def test_answers_are_counted_for_the_account_of_their_client() -> None:
-    settings = Settings(limits=Limits(client_tokens=60), keys=frozenset({digest("one"), digest("two")}))
+    settings = ServerSettings(limits=ServerLimits(client_tokens=60), keys=frozenset({digest("one"), digest("two")}))
     service = ScriptedService(script("a", "b", prompt=70, reused=5))
 
     async def main() -> None:
@@ -116,11 +116,11 @@ def test_answers_are_counted_for_the_account_of_their_client() -> None:
     ],
 )
 def test_each_api_is_refused_in_its_own_shape(path: str, body: dict[str, Any], kind: tuple[str, ...]) -> None:
-    admission = Admission(Limits(client_requests=1))
+    admission = Admission(ServerLimits(client_requests=1))
     admission.enter("127.0.0.1")
 
     async def main() -> None:
-        app = make_app(ScriptedService(script("a")), Settings(limits=admission.limits), admission=admission)
+        app = make_app(ScriptedService(script("a")), ServerSettings(limits=admission.limits), admission=admission)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             response = await client.post(path, json=body)
         assert (response.status_code, response.headers["retry-after"]) == (429, "1")
@@ -133,7 +133,9 @@ def test_each_api_is_refused_in_its_own_shape(path: str, body: dict[str, Any], k
     asyncio.run(main())
 
 
-async def together(settings: Settings, admission: Admission, headers: list[dict[str, str]]) -> list[httpx.Response]:
+async def together(
+    settings: ServerSettings, admission: Admission, headers: list[dict[str, str]]
+) -> list[httpx.Response]:
     """Send slow requests at once, then one more."""
     service = ScriptedService([Started(5, 0), *said("a"), 0.05, done()])
     app = make_app(service, settings, admission=admission)
@@ -145,7 +147,7 @@ async def together(settings: Settings, admission: Admission, headers: list[dict[
 
 
 def test_too_many_are_refused_and_the_others_answered() -> None:
-    settings = Settings(limits=Limits(requests=2))
+    settings = ServerSettings(limits=ServerLimits(requests=2))
     admission = Admission(settings.limits)
     found = asyncio.run(together(settings, admission, [{}] * 5))
     assert sorted(each.status_code for each in found) == [200, 200, 429, 429, 429]
@@ -157,7 +159,7 @@ def test_too_many_are_refused_and_the_others_answered() -> None:
 
 def test_clients_with_keys_have_limits_of_their_own() -> None:
     keys = frozenset({digest("one"), digest("two")})
-    settings = Settings(limits=Limits(client_requests=1), keys=keys)
+    settings = ServerSettings(limits=ServerLimits(client_requests=1), keys=keys)
     headers = [{"X-Api-Key": "one"}, {"X-Api-Key": "two"}, {"X-Api-Key": "one"}]
     found = asyncio.run(together(settings, Admission(settings.limits), headers))
     assert [each.status_code for each in found] == [200, 200, 429]
@@ -166,7 +168,7 @@ def test_clients_with_keys_have_limits_of_their_own() -> None:
 @pytest.mark.parametrize(("allowed", "priority"), [(False, 0), (True, 1)])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
 def test_priority_is_the_operators(path: str, allowed: bool, priority: int) -> None:
-    settings = Settings.of(ServeOptions(allow_priority=allowed))
+    settings = ServerSettings.of(ServeOptions(allow_priority=allowed))
     service = ScriptedService(script("a"))
     field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "messages")
     body = {field: [{"role": "user", "content": "x"}] if field == "messages" else "x", "max_tokens": 2}
@@ -176,7 +178,7 @@ def test_priority_is_the_operators(path: str, allowed: bool, priority: int) -> N
 
 
 def test_a_stopping_server_answers_only_questions() -> None:
-    settings = Settings()
+    settings = ServerSettings()
     admission = Admission(settings.limits, draining=True)
 
     async def main() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from localllm.server.body import parse
 from localllm.server.errors import BadRequest, TooLarge
-from localllm.server.limits import Limits
+from localllm.server.limits import ServerLimits
 
-LIMITS = Limits(depth=10, items=100)
+LIMITS = ServerLimits(depth=10, items=100)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_everything_else_is_refused(body: bytes, says: str) -> None:
 
 def test_deep_json_within_the_number_of_values_is_refused() -> None:
     with pytest.raises(BadRequest, match="nested more than 100 levels"):
-        parse(b'{"a":' * 100_000, Limits(items=10**6, objects=10**6))
+        parse(b'{"a":' * 100_000, ServerLimits(items=10**6, objects=10**6))
 
 
 def test_values_are_counted_without_the_commas_of_texts() -> None:
@@ -79,7 +79,7 @@ def test_values_are_counted_without_the_commas_of_texts() -> None:
 
 
 def test_objects_are_counted_without_the_braces_of_texts() -> None:
-    limits = Limits(objects=100)
+    limits = ServerLimits(objects=100)
     assert parse(json.dumps({"a": "{" * 1000}).encode(), limits) == {"a": "{" * 1000}
     assert len(parse(json.dumps({"a": [{}] * 99}).encode(), limits)["a"]) == 99
     with pytest.raises(TooLarge, match="more than 100 objects"):
@@ -93,4 +93,4 @@ def test_objects_are_counted_without_the_braces_of_texts() -> None:
 def test_a_megabyte_of_anything_is_refused(unit: bytes, start: bytes) -> None:
     """Quadratic time would take an hour."""
     with pytest.raises((BadRequest, TooLarge)):
-        parse(start + unit * (1_000_000 // len(unit)), Limits(items=1000))
+        parse(start + unit * (1_000_000 // len(unit)), ServerLimits(items=1000))

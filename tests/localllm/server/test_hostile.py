@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.server.app import make_app
-from localllm.server.limits import Limits
-from localllm.server.settings import Settings
+from localllm.server.limits import ServerLimits
+from localllm.server.settings import ServerSettings
 from localllm.server.shapes import shape_of
 from tests.localllm.server.scripted import ScriptedService, script
 
@@ -106,10 +106,10 @@ def judge(path: str, response: httpx.Response) -> None:
 
 
 def send_all(bodies: list[tuple[str, bytes]]) -> None:
-    limits = Limits(body_bytes=500_000, items=100_000)
+    limits = ServerLimits(body_bytes=500_000, items=100_000)
 
     async def main() -> None:
-        app = make_app(ScriptedService(script("a", "b")), Settings(limits=limits))
+        app = make_app(ScriptedService(script("a", "b")), ServerSettings(limits=limits))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             for path, body in bodies:
                 judge(path, await client.post(path, content=body))
@@ -120,7 +120,7 @@ def send_all(bodies: list[tuple[str, bytes]]) -> None:
 @pytest.mark.parametrize("path", VALID)
 def test_the_requests_that_are_changed_are_good(path: str) -> None:
     async def main() -> int:
-        app = make_app(ScriptedService(script("a")), Settings())
+        app = make_app(ScriptedService(script("a")), ServerSettings())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             return (await client.post(path, content=json.dumps(VALID[path]))).status_code
 
@@ -166,7 +166,7 @@ def test_any_bytes(path: str, body: bytes) -> None:
 @pytest.mark.parametrize("query", ["", "?", "?model=%00", "?model=a&model=b", "?fail_on_no_slot=%ff", "?" + "a" * 5000])
 def test_questions_with_any_query(path: str, query: str) -> None:
     async def main() -> None:
-        app = make_app(ScriptedService(), Settings())
+        app = make_app(ScriptedService(), ServerSettings())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             assert (await client.get(path + query)).status_code == 200
 

@@ -14,7 +14,7 @@ from localllm.scheduler.interfaces import Load
 from localllm.scheduler.request import Prefilled, Started, Token
 from localllm.server.metrics import Metrics
 from localllm.server.observer import ServiceObserver
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Generation
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService, done, said, script
@@ -133,7 +133,7 @@ def test_servers_count_by_themselves() -> None:
 def test_requests_are_counted_by_route_and_never_by_path() -> None:
     from localllm.server.app import make_app
 
-    app = make_app(ScriptedService(script("a", "b")), Settings())
+    app = make_app(ScriptedService(script("a", "b")), ServerSettings())
     call(app, "/completion", {"prompt": "x"})
     call(app, "/completion", {})
     call(app, "/secret-path-of-a-stranger")
@@ -165,7 +165,7 @@ def test_the_log_has_a_harmless_line_for_each_request(caplog: pytest.LogCaptureF
 
 
 def test_no_metrics() -> None:
-    response = call(ScriptedService(), "/metrics", settings=Settings(metrics=False))
+    response = call(ScriptedService(), "/metrics", settings=ServerSettings(metrics=False))
     assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
 
 

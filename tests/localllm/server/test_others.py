@@ -25,8 +25,8 @@ from localllm.server.app import make_app
 from localllm.server.lanes import LARGE
 from localllm.server.served import Served
 from localllm.server.service import ModelService
-from localllm.server.settings import Settings
-from localllm.server.shelf import Shelf
+from localllm.server.settings import ServerSettings
+from localllm.server.shelf import ModelRegistry
 from localllm.template import ChatTemplate
 from localllm.tokenizer import Tokenizer
 from tests.localllm.test_embedding import write_embedder
@@ -41,8 +41,8 @@ Clients = dict[str, httpx.AsyncClient]
 
 
 @asynccontextmanager
-async def _of(shelf: Shelf) -> AsyncIterator[Clients]:
-    app = make_app(ModelService(shelf), Settings())
+async def _of(registry: ModelRegistry) -> AsyncIterator[Clients]:
+    app = make_app(ModelService(registry), ServerSettings())
     made = {
         address: httpx.AsyncClient(
             transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://localhost", timeout=WAIT
@@ -54,7 +54,7 @@ async def _of(shelf: Shelf) -> AsyncIterator[Clients]:
     finally:
         for each in made.values():
             await each.aclose()
-        shelf.end()
+        registry.end()
 
 
 @asynccontextmanager
@@ -66,8 +66,8 @@ async def clients(limits: SchedulerLimits | None = None, context: int = CONTEXT)
         model = localllm.load(path, backend="cpu", threads=1, sequences=limits.parallel, ctx_size=context)
         return Served(model, limits)
 
-    shelf = Shelf([("demo", DEMO)], opened)
-    async with _of(shelf) as made:
+    registry = ModelRegistry([("demo", DEMO)], opened)
+    async with _of(registry) as made:
         yield made
 
 
@@ -403,9 +403,9 @@ def test_a_list_of_prompts_takes_its_places_in_turn(path: str) -> None:
 
 @asynccontextmanager
 async def embedding(path: Path) -> AsyncIterator[Clients]:
-    shelf = Shelf([("bert", path)], lambda path: Served(localllm.load(path), SchedulerLimits()))
-    await shelf.load("bert")
-    async with _of(shelf) as made:
+    registry = ModelRegistry([("bert", path)], lambda path: Served(localllm.load(path), SchedulerLimits()))
+    await registry.load("bert")
+    async with _of(registry) as made:
         yield made
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from localllm.scheduler.request import Started
-from localllm.server.limits import Limits
+from localllm.server.limits import ServerLimits
 from localllm.server.run import ListenError, listen
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.calls import served
 from tests.localllm.server.scripted import ScriptedService, done, said, script
 from tests.localllm.server.test_streams import wait_for
@@ -45,13 +45,13 @@ def test_a_port_in_use_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
-            listen(Settings(port=port))
+            listen(ServerSettings(port=port))
 
 
 @pytest.mark.parametrize("address", ["256.0.0.1.invalid", "192.0.2.1", "\x00", "a" * 300])
 def test_addresses_that_cannot_be_had_are_one_line(address: str) -> None:
     with pytest.raises(ListenError) as caught:
-        listen(Settings(addresses=("127.0.0.1", address), port=0))
+        listen(ServerSettings(addresses=("127.0.0.1", address), port=0))
     assert "\n" not in str(caught.value)
 
 
@@ -59,7 +59,7 @@ def test_several_addresses_have_one_port() -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6")
     try:
-        sockets = listen(Settings(addresses=("127.0.0.1", "::1"), port=0))
+        sockets = listen(ServerSettings(addresses=("127.0.0.1", "::1"), port=0))
     except ListenError:
         pytest.skip("no IPv6 loopback")
     assert len({each.getsockname()[1] for each in sockets}) == 1
@@ -92,7 +92,7 @@ def test_names_of_headers_are_written_as_usual() -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_headers_that_do_not_come_close_the_connection(sent: bytes) -> None:
     with (
-        served(ScriptedService(), Settings(port=0, limits=Limits(header_seconds=0.1))) as port,
+        served(ScriptedService(), ServerSettings(port=0, limits=ServerLimits(header_seconds=0.1))) as port,
         connect(port) as client,
     ):
         client.sendall(sent)
@@ -101,7 +101,7 @@ def test_headers_that_do_not_come_close_the_connection(sent: bytes) -> None:
 
 def test_a_byte_now_and_then_does_not_keep_a_connection() -> None:
     with (
-        served(ScriptedService(), Settings(port=0, limits=Limits(header_seconds=0.3))) as port,
+        served(ScriptedService(), ServerSettings(port=0, limits=ServerLimits(header_seconds=0.3))) as port,
         connect(port) as client,
     ):
         client.sendall(ask())
@@ -131,7 +131,7 @@ def test_headers_are_limited() -> None:
 def test_a_body_over_the_limit_is_refused_before_it_is_sent(digits: int, status: bytes) -> None:
     """h11 rejects numbers of more than 20 digits as invalid HTTP."""
     head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %s\r\n\r\n{" % (b"9" * digits)
-    with served(ScriptedService(), Settings(port=0, limits=Limits(body_bytes=1000))) as port:
+    with served(ScriptedService(), ServerSettings(port=0, limits=ServerLimits(body_bytes=1000))) as port:
         with connect(port) as client:
             client.sendall(head)
             seen = until(client, b"}}")
@@ -143,7 +143,10 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(digits: int, status:
 
 
 def test_a_chunked_body_over_the_limit_is_refused() -> None:
-    with served(ScriptedService(), Settings(port=0, limits=Limits(body_bytes=1000))) as port, connect(port) as client:
+    with (
+        served(ScriptedService(), ServerSettings(port=0, limits=ServerLimits(body_bytes=1000))) as port,
+        connect(port) as client,
+    ):
         client.sendall(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         client.sendall(b"800\r\n" + b" " * 2048 + b"\r\n")
         assert until(client, b"}}").startswith(b"HTTP/1.1 413")
@@ -163,7 +166,7 @@ def test_a_chunked_body_over_the_limit_is_refused() -> None:
     ],
 )
 def test_what_is_not_http_harms_nobody(sent: bytes) -> None:
-    with served(ScriptedService(), Settings(port=0, limits=Limits(header_seconds=0.2))) as port:
+    with served(ScriptedService(), ServerSettings(port=0, limits=ServerLimits(header_seconds=0.2))) as port:
         with connect(port) as client:
             client.sendall(sent)
             seen = until(client, b"\r\n\r\n")
@@ -177,7 +180,10 @@ def test_what_is_not_http_harms_nobody(sent: bytes) -> None:
 def test_a_client_that_does_not_read_is_cut_off() -> None:
     endless = [Started(1, 0), *said(*["x" * 1000] * 20_000)]
     service = ScriptedService(endless)
-    with served(service, Settings(port=0, limits=Limits(send_seconds=0.2))) as port, connect(port) as client:
+    with (
+        served(service, ServerSettings(port=0, limits=ServerLimits(send_seconds=0.2))) as port,
+        connect(port) as client,
+    ):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(ask("/completion", "POST", b'{"prompt": "x", "stream": true}'))
         wait_for(lambda: service.closed == 1)
@@ -189,7 +195,10 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", ask()])
 def test_one_address_cannot_take_all_connections(sent: bytes) -> None:
     """Of 6 it gets half plus one; others get the rest, and closed connections can be reopened."""
-    with served(ScriptedService(), Settings(port=0, limits=Limits(connections=6))) as port, ExitStack() as stack:
+    with (
+        served(ScriptedService(), ServerSettings(port=0, limits=ServerLimits(connections=6))) as port,
+        ExitStack() as stack,
+    ):
         held = [stack.enter_context(connect(port)) for _ in range(4)]
         for each in held:
             each.sendall(sent)
@@ -282,10 +291,10 @@ from localllm.errors import LocalLLMError
 from localllm.scheduler.request import Started
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
-from localllm.server.run import listen, serve
-from localllm.server.settings import Settings
+from localllm.server.run import listen, run_server
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.scripted import Model, ScriptedService, done, said
-settings = Settings(port=0)
+settings = ServerSettings(port=0)
 sockets = listen(settings)
 print(sockets[0].getsockname()[1], flush=True)
 model = Model(state="loading")
@@ -297,7 +306,7 @@ async def load():
     model.state = "loaded"
 admission = Admission(settings.limits)
 try:
-    serve(make_app(service, settings, admission=admission), settings, admission, sockets, load)
+    run_server(make_app(service, settings, admission=admission), settings, admission, sockets, load)
 except LocalLLMError as error:
     print(error, flush=True)
 print("closed", service.closed, flush=True)

@@ -12,7 +12,7 @@ from localllm.options import ServeOptions
 from localllm.server.accounts import account_of_address
 from localllm.server.app import make_app
 from localllm.server.security import hostname, is_address, is_local
-from localllm.server.settings import Settings, digest
+from localllm.server.settings import ServerSettings, digest
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService
 
@@ -20,7 +20,7 @@ KEY = "sk-this-is-the-secret-key"
 
 
 def status(headers: dict[str, str], path: str = "/props", method: str = "GET", **options: Any) -> int:
-    settings = Settings.of(ServeOptions(**options))
+    settings = ServerSettings.of(ServeOptions(**options))
     return call(ScriptedService(), path, method=method, headers=headers, settings=settings).status_code
 
 
@@ -114,7 +114,7 @@ def test_pages_can_be_allowed() -> None:
         ScriptedService(),
         "/props",
         headers=page,
-        settings=Settings.of(ServeOptions(cors=("https://chat.example.org/",))),
+        settings=ServerSettings.of(ServeOptions(cors=("https://chat.example.org/",))),
     )
     assert response.status_code == 200
     assert response.headers["access-control-allow-origin"] == "https://chat.example.org"
@@ -126,7 +126,7 @@ def test_pages_can_be_allowed() -> None:
 
 
 def test_errors_are_shared_with_allowed_pages_too() -> None:
-    settings = Settings.of(ServeOptions(cors=("*",)))
+    settings = ServerSettings.of(ServeOptions(cors=("*",)))
     response = call(ScriptedService(), "/completion", {}, headers={"Origin": "http://a.b"}, settings=settings)
     assert (response.status_code, response.headers["access-control-allow-origin"]) == (400, "http://a.b")
 
@@ -136,7 +136,7 @@ def preflight(origin: str, **options: Any) -> Any:
         ScriptedService(),
         "/completion",
         method="OPTIONS",
-        settings=Settings.of(ServeOptions(**options)),
+        settings=ServerSettings.of(ServeOptions(**options)),
         headers={
             "Origin": origin,
             "Access-Control-Request-Method": "POST",
@@ -213,7 +213,7 @@ def test_health_is_public() -> None:
     ],
 )
 def test_refusals_have_the_protocols_shape(path: str, type_of: Any) -> None:
-    settings = Settings(keys=frozenset({digest(KEY)}))
+    settings = ServerSettings(keys=frozenset({digest(KEY)}))
     response = call(ScriptedService(), path, {}, settings=settings)
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
@@ -239,7 +239,7 @@ def test_an_address_of_a_site_stands_for_all_that_a_host_there_may_use(address: 
     service = ScriptedService()
 
     async def main() -> None:
-        transport = httpx.ASGITransport(make_app(service, Settings()), client=(address, 1))
+        transport = httpx.ASGITransport(make_app(service, ServerSettings()), client=(address, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.post("/completion", json={"prompt": "x"})
 
@@ -265,7 +265,7 @@ def test_who_asks_is_known_by_key_or_address() -> None:
         "/completion",
         {"prompt": "x"},
         headers={"X-Api-Key": KEY},
-        settings=Settings(keys=frozenset({digest(KEY)})),
+        settings=ServerSettings(keys=frozenset({digest(KEY)})),
     )
     clients = [asked.generation.client for asked in service.asked]
     assert clients[0] == "127.0.0.1"

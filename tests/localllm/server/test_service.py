@@ -12,8 +12,8 @@ import pytest
 from localllm.server.app import make_app
 from localllm.server.served import Served
 from localllm.server.service import ModelService, Usual
-from localllm.server.settings import Settings
-from localllm.server.shelf import Shelf
+from localllm.server.settings import ServerSettings
+from localllm.server.shelf import ModelRegistry
 from localllm.server.turn import Thinking, Turn
 from localllm.template import given_template
 from tests.localllm.server.test_together import DEMO, opened
@@ -73,14 +73,14 @@ def answered(usual: Usual, template: str = THINKS, **body: Any) -> dict[str, Any
         return served
 
     async def run() -> dict[str, Any]:
-        shelf = Shelf([("demo", DEMO)], load)
-        transport = httpx.ASGITransport(make_app(ModelService(shelf, usual), Settings()))
+        registry = ModelRegistry([("demo", DEMO)], load)
+        transport = httpx.ASGITransport(make_app(ModelService(registry, usual), ServerSettings()))
         body.setdefault("messages", [{"role": "user", "content": "Hello"}])
         try:
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as one:
                 answer = await one.post("/v1/chat/completions", json={"max_tokens": 6, "temperature": 0, **body})
         finally:
-            shelf.end()
+            registry.end()
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()["choices"][0]["message"]
         return found

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from localllm.options import LoadOptions, OptionError, SamplingOptions, ServeOptions, declared
-from localllm.server.limits import Limits
-from localllm.server.settings import Settings, SettingsError, digest
+from localllm.server.limits import ServerLimits
+from localllm.server.settings import ServerSettings, SettingsError, digest
 
 
 def test_the_defaults_are_those_of_the_parts() -> None:
-    settings = Settings.of(ServeOptions())
-    assert settings.limits == Limits(body_seconds=60, send_seconds=60, ping_seconds=15)
+    settings = ServerSettings.of(ServeOptions())
+    assert settings.limits == ServerLimits(body_seconds=60, send_seconds=60, ping_seconds=15)
     assert (settings.addresses, settings.port, settings.parallel) == (("127.0.0.1",), 8080, 4)
     assert not settings.keys
     assert not settings.log_prompts
-    assert Limits(body_seconds=60, send_seconds=60, ping_seconds=15) == Limits()
+    assert ServerLimits(body_seconds=60, send_seconds=60, ping_seconds=15) == ServerLimits()
 
 
 def test_keys_are_kept_as_digests(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("\n one \n\ntwo\n")
-    settings = Settings.of(ServeOptions(api_key=("three",), api_key_file=str(tmp_path / "keys")))
+    settings = ServerSettings.of(ServeOptions(api_key=("three",), api_key_file=str(tmp_path / "keys")))
     assert settings.keys == {digest("one"), digest("two"), digest("three")}
     assert "three" not in repr(settings)
 
@@ -43,7 +43,7 @@ def test_bad_files_of_keys_are_one_line(tmp_path: Path, content: bytes | None, s
     if content is not None:
         (tmp_path / "keys").write_bytes(content)
     with pytest.raises(SettingsError) as caught:
-        Settings.of(ServeOptions(api_key_file=str(tmp_path / "keys")))
+        ServerSettings.of(ServeOptions(api_key_file=str(tmp_path / "keys")))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -97,7 +97,7 @@ def test_flags_do_not_clash_with_those_of_other_groups() -> None:
 
 
 def test_names_are_compared_in_lower_case() -> None:
-    settings = Settings.of(ServeOptions(allowed_host=("Box.LAN.",), cors=("http://a.b/",), host="127.0.0.1, ::1"))
+    settings = ServerSettings.of(ServeOptions(allowed_host=("Box.LAN.",), cors=("http://a.b/",), host="127.0.0.1, ::1"))
     assert "box.lan" in settings.hosts
     assert settings.origins == ("http://a.b",)
     assert settings.addresses == ("127.0.0.1", "::1")

@@ -17,15 +17,15 @@ from localllm.scheduler.request import Started
 from localllm.server.errors import BadRequest, Draining
 from localllm.server.fields import Fields
 from localllm.server.http import frame, ndjson, post, sse
-from localllm.server.limits import Limits
+from localllm.server.limits import ServerLimits
 from tests.localllm.server.calls import call, events, lines, served
 from tests.localllm.server.scripted import ScriptedService, said
 
 Source = Callable[[], AsyncGenerator[Any, None]]
 
 
-def app(source: Source, *, jsonl: bool = False, limits: Limits | None = None) -> Starlette:
-    limits = limits or Limits()
+def app(source: Source, *, jsonl: bool = False, limits: ServerLimits | None = None) -> Starlette:
+    limits = limits or ServerLimits()
 
     async def handler(request: Request, fields: Fields) -> Response:
         return ndjson(source(), limits) if jsonl else sse(source(), limits)
@@ -180,7 +180,7 @@ def test_a_client_that_takes_nothing_is_cut_off() -> None:
         wire.stuck = True
         scope = wire.scope(extensions={"localllm.abort": cut.set})
         await asyncio.wait_for(
-            app(held.__call__, limits=Limits(send_seconds=0.02))(scope, wire.receive, wire.send), 10
+            app(held.__call__, limits=ServerLimits(send_seconds=0.02))(scope, wire.receive, wire.send), 10
         )  # fmt: skip
         assert cut.is_set()
         assert held.closed.is_set()
@@ -193,7 +193,7 @@ def test_a_silent_stream_has_comments() -> None:
         wire, held = Wire(), Held(first=False)
         asyncio.get_running_loop().call_later(0.2, wire.gone.set)
         await asyncio.wait_for(
-            app(held.__call__, limits=Limits(ping_seconds=0.01))(wire.scope(), wire.receive, wire.send), 10
+            app(held.__call__, limits=ServerLimits(ping_seconds=0.01))(wire.scope(), wire.receive, wire.send), 10
         )  # fmt: skip
         return wire.sent
 
@@ -213,7 +213,7 @@ def test_a_handler_is_cancelled_when_the_client_goes() -> None:
             finally:
                 closed.set()
 
-        routed = Starlette(routes=post(("/completion",), slow, Limits()))
+        routed = Starlette(routes=post(("/completion",), slow, ServerLimits()))
         task = asyncio.create_task(routed(wire.scope(), wire.receive, wire.send))
         await asyncio.sleep(0.01)
         wire.gone.set()
@@ -227,7 +227,7 @@ def test_a_body_that_does_not_come_is_refused() -> None:
     async def main() -> list[Any]:
         wire = Wire()
         wire.first = False  # it neither sends a body nor disconnects
-        await app(two, limits=Limits(body_seconds=0.02))(wire.scope(), wire.receive, wire.send)
+        await app(two, limits=ServerLimits(body_seconds=0.02))(wire.scope(), wire.receive, wire.send)
         return wire.sent
 
     assert asyncio.run(main())[0]["status"] == 408

@@ -21,11 +21,11 @@ from localllm.errors import LocalLLMError
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.server.app import make_app
 from localllm.server.metrics import Metrics
-from localllm.server.observer import ServiceObserver, Watched
+from localllm.server.observer import ObservedAnswers, ServiceObserver
 from localllm.server.served import Served
 from localllm.server.service import ModelService
-from localllm.server.settings import Settings
-from localllm.server.shelf import Shelf, models_in
+from localllm.server.settings import ServerSettings
+from localllm.server.shelf import ModelRegistry, models_in
 from localllm.server.turn import Generation, Turn
 from localllm.template import given_template
 from tests.conftest import reference
@@ -48,18 +48,18 @@ def opened(path: Path, parallel: int = 3, **options: Any) -> Served:
 
 
 @asynccontextmanager
-async def client(shelf: Shelf, settings: Settings | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    service = ModelService(shelf)
-    transport = httpx.ASGITransport(make_app(service, settings or Settings()))
+async def client(registry: ModelRegistry, settings: ServerSettings | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    service = ModelService(registry)
+    transport = httpx.ASGITransport(make_app(service, settings or ServerSettings()))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080", timeout=60) as one:
             yield one
     finally:
-        shelf.end()
+        registry.end()
 
 
-def one_model(**options: Any) -> Shelf:
-    return Shelf([("demo", DEMO)], lambda path: opened(path, **options))
+def one_model(**options: Any) -> ModelRegistry:
+    return ModelRegistry([("demo", DEMO)], lambda path: opened(path, **options))
 
 
 def requests(count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
@@ -176,9 +176,9 @@ def test_a_call_that_is_not_parsed_is_content() -> None:
 
 def test_a_client_that_vanishes_frees_its_place() -> None:
     async def run() -> None:
-        shelf = one_model(parallel=1)
-        service = ModelService(shelf)
-        async with client(shelf) as http:
+        registry = one_model(parallel=1)
+        service = ModelService(registry)
+        async with client(registry) as http:
             from localllm.server.turn import Completion, Generation
 
             wanted = Completion("Once", Generation({"temperature": 0}, max_tokens=900, ignore_eos=True))
@@ -216,15 +216,15 @@ def test_models_are_loaded_when_they_are_asked_for_and_unloaded_by_age(tmp_path:
         with opened(DEMO, ctx_size=64) as one:
             need = one.bytes
         assert need > DEMO.stat().st_size  # includes the cache
-        shelf = Shelf(models_in(tmp_path), lambda path: opened(path, ctx_size=64), memory=2 * need)
+        registry = ModelRegistry(models_in(tmp_path), lambda path: opened(path, ctx_size=64), memory=2 * need)
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-        async with client(shelf) as http:
+        async with client(registry) as http:
             for name in ("a", "b", "deep/c"):
                 answer = await http.post("/v1/chat/completions", json={**body, "model": name})
                 assert answer.json()["model"] == name
-            states = {info.id: info.state for info in shelf.infos}
+            states = {info.id: info.state for info in registry.infos}
             assert states == {"a": "unloaded", "b": "loaded", "deep/c": "loaded", "broken": "failed"}
-            assert set(ModelService(shelf).loads()) == {"b", "deep/c"}
+            assert set(ModelService(registry).loads()) == {"b", "deep/c"}
             assert (await http.post("/v1/chat/completions", json={**body, "model": "x"})).status_code == 404
             broken = await http.post("/v1/chat/completions", json={**body, "model": "broken"})
             assert broken.status_code == 503
@@ -243,11 +243,11 @@ def test_a_model_that_does_not_fit_with_its_cache_is_refused_and_freed() -> None
         return loaded[-1]
 
     async def run() -> None:
-        shelf = Shelf([("demo", DEMO)], load, memory=DEMO.stat().st_size + 1000)
+        registry = ModelRegistry([("demo", DEMO)], load, memory=DEMO.stat().st_size + 1000)
         with pytest.raises(LocalLLMError, match=r"demo needs \d+ MiB, the server may use \d MiB .* smaller context"):
-            await shelf.load("demo")
-        assert [info.state for info in shelf.infos] == ["failed"]
-        assert shelf.loaded("demo") is None
+            await registry.load("demo")
+        assert [info.state for info in registry.infos] == ["failed"]
+        assert registry.loaded("demo") is None
 
     asyncio.run(run())
     assert len(loaded) == 1
@@ -276,7 +276,7 @@ def test_embeddings_need_a_model_that_embeds() -> None:
         async with client(one_model()) as http:
             answer = await http.post("/v1/embeddings", json={"input": "x"})
             assert answer.status_code in (400, 501)
-        vectors = Shelf(
+        vectors = ModelRegistry(
             [("demo", DEMO)],
             lambda path: Served(localllm.load(path, backend="cpu", threads=1, embeddings=True), SchedulerLimits()),
             embeds=True,
@@ -300,11 +300,11 @@ def test_vectors_of_tokens_and_of_any_length() -> None:
         with localllm.load("demo", backend="cpu", threads=1, embeddings=True) as model:
             long, rows = model.embed("a cat", normalize=False), model.token_embeddings("a cat")
         for settings, body, expected in (
-            (Settings(), {"embd_normalize": -1}, [long.tolist()]),
-            (Settings(pooling="none"), {}, rows.tolist()),
+            (ServerSettings(), {"embd_normalize": -1}, [long.tolist()]),
+            (ServerSettings(pooling="none"), {}, rows.tolist()),
         ):
-            shelf = Shelf([("demo", DEMO)], load, embeds=True)
-            async with client(shelf, settings) as http:
+            registry = ModelRegistry([("demo", DEMO)], load, embeds=True)
+            async with client(registry, settings) as http:
                 [found] = (await http.post("/embedding", json={"content": "a cat", **body})).json()
             assert len(found["embedding"]) == len(expected)
             for ours, theirs in zip(found["embedding"], expected, strict=True):
@@ -317,9 +317,9 @@ def test_a_query_counts_with_each_document(tmp_path: Path) -> None:
     path = write_embedder(tmp_path / "rank.gguf", "bert-rank")
 
     async def run() -> None:
-        shelf = Shelf([("rank", path)], lambda path: Served(localllm.load(path), SchedulerLimits()))
-        async with client(shelf) as http:
-            await shelf.load("rank")
+        registry = ModelRegistry([("rank", path)], lambda path: Served(localllm.load(path), SchedulerLimits()))
+        async with client(registry) as http:
+            await registry.load("rank")
             texts = {"query": "ab", "documents": ["c", "def"]}
             answer = (await http.post("/v1/rerank", json=texts)).json()
             # [CLS] a b [SEP] c [SEP] and [CLS] a b [SEP] d e f [SEP]
@@ -328,7 +328,7 @@ def test_a_query_counts_with_each_document(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def chatml() -> Shelf:
+def chatml() -> ModelRegistry:
     """Return a model with another chat template."""
 
     def load(path: Path) -> Served:
@@ -336,14 +336,14 @@ def chatml() -> Shelf:
         served.model.use_template(given_template("chatml"))
         return served
 
-    return Shelf([("demo", DEMO)], load)
+    return ModelRegistry([("demo", DEMO)], load)
 
 
 def test_a_given_template_takes_the_place_of_the_files() -> None:
     async def run() -> None:
-        shelf = chatml()
+        registry = chatml()
         messages = [{"role": "user", "content": "Hi"}]
-        async with client(shelf) as http:
+        async with client(registry) as http:
             await http.post("/tokenize", json={"content": "x"})  # loads the model
             shown = (await http.post("/apply-template", json={"messages": messages})).json()["prompt"]
             assert shown == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -358,9 +358,9 @@ def test_a_given_template_takes_the_place_of_the_files() -> None:
 
 def test_a_continued_message_follows_the_prompt_of_an_answer_whatever_the_request_says_of_it() -> None:
     async def run() -> None:
-        shelf = chatml()
+        registry = chatml()
         begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]
-        async with client(shelf) as http:
+        async with client(registry) as http:
             for extra in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
                 shown = (await http.post("/apply-template", json={"messages": begun, **extra})).json()["prompt"]
                 assert shown == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWh"
@@ -380,7 +380,7 @@ def test_spaces_before_words_where_a_vocabulary_adds_them() -> None:
     async def run() -> None:
         begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]
         greedy = {"temperature": 0, "max_tokens": 4}
-        async with client(Shelf([("stories", stories)], load)) as http:
+        async with client(ModelRegistry([("stories", stories)], load)) as http:
             body = {"messages": begun, "verbose": True, **greedy}
             answer = (await http.post("/v1/chat/completions", json=body)).json()
             assert answer["__verbose"]["prompt"].endswith("<|im_start|>assistant\nWh")
@@ -398,7 +398,7 @@ def test_content_is_the_text_of_its_tokens(tmp_path: Path, stream: bool) -> None
     body = {"messages": [{"role": "user", "content": "Hi"}], "grammar": 'root ::= " ab"', "logprobs": True}
 
     async def run() -> None:
-        async with client(Shelf([("m", path)], opened)) as http:
+        async with client(ModelRegistry([("m", path)], opened)) as http:
             answer = await http.post("/v1/chat/completions", json={**body, "max_tokens": 8, "stream": stream})
             said, tokens = "", ""
             for event in events(answer) if stream else [answer.json()]:
@@ -436,7 +436,7 @@ def test_the_state_tells_the_options_of_the_server() -> None:
             model = localllm.load(path, backend="cpu", threads=1, sequences=1)
             return Served(model, SchedulerLimits(parallel=1), sampling={"seed": 42, "temperature": 0.25})
 
-        async with client(Shelf([("demo", DEMO)], load)) as http:
+        async with client(ModelRegistry([("demo", DEMO)], load)) as http:
             settings = (await http.post("/completion", json={"prompt": "a", "n_predict": 1})).json()
             shown = (await http.get("/props")).json()["default_generation_settings"]["params"]
             for found in (settings["generation_settings"], shown):
@@ -448,7 +448,7 @@ def test_the_state_tells_the_options_of_the_server() -> None:
 class Noting(ServiceObserver):
     """Records the requests that begin."""
 
-    def begin(self, model: str, generation: Generation) -> Watched:
+    def begin(self, model: str, generation: Generation) -> ObservedAnswers:
         self.begun = generation
         return super().begin(model, generation)
 
@@ -456,9 +456,9 @@ class Noting(ServiceObserver):
 @pytest.mark.parametrize(("allowed", "priority"), [(False, 0), (True, 1)])
 def test_the_service_tells_of_its_answers(allowed: bool, priority: int) -> None:
     async def main() -> None:
-        shelf = one_model()
+        registry = one_model()
         try:
-            service = ModelService(shelf)
+            service = ModelService(registry)
             service.observer = observer = Noting(Metrics(), lambda *one: spent.append(one), allowed)
             turn = Turn([{"role": "user", "content": "Hi"}], Generation(n=2, max_tokens=3, priority=1, client="c/u"))
             loads = [observer.load() async for _ in service.answer("demo", turn)]
@@ -467,7 +467,7 @@ def test_the_service_tells_of_its_answers(allowed: bool, priority: int) -> None:
             assert observer.begun.priority == priority
             assert [client for client, _ in spent] == ["c", "c"]
         finally:
-            shelf.end()
+            registry.end()
 
     spent: list[tuple[str, int]] = []
     asyncio.run(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from localllm.server.settings import Settings, digest
+from localllm.server.settings import ServerSettings, digest
 from localllm.server.web.files import HEADERS, PAGE, TYPES, read_files
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService
@@ -20,7 +20,7 @@ OURS = [name for name in FILES if not name.startswith("vendor/")]
 TYPE = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 
 
-def fetch(path: str, *, method: str = "", settings: Settings | None = None, **headers: str) -> httpx.Response:
+def fetch(path: str, *, method: str = "", settings: ServerSettings | None = None, **headers: str) -> httpx.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return call(ScriptedService(), path, settings=settings, method=method, headers=named)
 
@@ -88,7 +88,7 @@ def test_no_path_leads_out_of_the_folder(path: str) -> None:
 
 
 def test_the_page_needs_no_key_and_its_requests_do() -> None:
-    settings = Settings(keys=frozenset({digest("secret")}))
+    settings = ServerSettings(keys=frozenset({digest("secret")}))
     assert fetch("/", settings=settings, **HTML).status_code == 200
     assert fetch("/web/main.js", settings=settings).status_code == 200
     assert fetch("/v1/models", settings=settings).status_code == 401
@@ -104,7 +104,7 @@ def test_strange_hosts_and_pages_get_no_page() -> None:
 
 
 def test_the_page_can_be_left_out() -> None:
-    settings = Settings(web=False)
+    settings = ServerSettings(web=False)
     assert fetch("/", settings=settings, **HTML).text == "Ollama is running"
     assert fetch("/web/main.js", settings=settings).status_code == 404
 

@@ -16,17 +16,17 @@ from localllm.model import Model
 from localllm.options import SamplingOptions
 from localllm.plan import BLOCK, Batch
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.answering import Answering
+from localllm.scheduler.answering import RequestState
 from localllm.scheduler.draft_model import DraftModel
 from localllm.scheduler.drafts import Drafts
 from localllm.speculation import draft
 from localllm.speculation.ngram import NgramDrafter
 from localllm.speculation.policy import Acceptance, Costs, Judge
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 from localllm.speculation.setup import Speculation
 
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
-Guessing = Callable[[list[int], Sampler], Guess]
+Guessing = Callable[[list[int], Sampler], DraftToken]
 
 # Seconds of a pass of 1 to 16 rows, measured on two cores with the 1B geometry in Q4_0.
 MEASURED = dict(enumerate((24.6, 24.7, 25.7, 47.7, 54, 54, 61.5, 63, 70, 70, 74, 77, 81, 85, 87, 89.4), 1))
@@ -56,12 +56,12 @@ class ToldDrafter:
     def accept(self, token: int) -> None:
         self.text.append(token)
 
-    def propose(self, sampler: Sampler) -> Iterator[Guess]:
+    def propose(self, sampler: Sampler) -> Iterator[DraftToken]:
         text = self.text.copy()
         while True:
-            guess = self._guess(text, sampler)
-            yield guess
-            text.append(guess.token)
+            draft = self._guess(text, sampler)
+            yield draft
+            text.append(draft.token)
 
 
 class Table:
@@ -108,7 +108,7 @@ class Told(Drafts):
         self._acceptance = Acceptance([0.9])
         self._acceptance.observe = lambda trust, likelihood: None  # type: ignore[method-assign]
 
-    def begin(self, one: Answering) -> None:
+    def begin(self, one: RequestState) -> None:
         one.drafting = True
         one.drafter = cast(NgramDrafter, ToldDrafter(self._told))
         one.drafter.begin(one.tokens)

@@ -13,7 +13,7 @@ from localllm.options import SamplingOptions
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.sampler import Sampler
 from localllm.scheduler.request import Request
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 from tests.localllm.scheduler.support import Stepped, Watched
 from tests.localllm.speculation.support import GREEDY, Guessing, Told, table_engine
 from tests.localllm.speculation.test_rule import DRAFTERS, OPTIONS, PLAIN, PROMPT, V, table
@@ -85,8 +85,8 @@ def test_answers_are_those_without_drafts(options: SamplingOptions, drafter: str
 def test_what_the_grammar_forbids_is_not_verified() -> None:
     """Drafts of three: the first is allowed, the second often, the third never."""
 
-    def guess(text: list[int], sampler: Sampler) -> Guess:
-        return Guess((text[-1] + (2, 3 + len(text) % 2, V // 2)[len(text) % 3]) % V, 0)
+    def guess(text: list[int], sampler: Sampler) -> DraftToken:
+        return DraftToken((text[-1] + (2, 3 + len(text) % 2, V // 2)[len(text) % 3]) % V, 0)
 
     answer, engine = drafted(PLAIN, guess, 100)
     assert answer == plain(PLAIN, 100)
@@ -118,8 +118,8 @@ def test_a_grammar_that_leaves_no_token_is_a_line(options: SamplingOptions, toke
 
 def test_all_logits_are_wanted_while_a_constraint_is_on() -> None:
     sampler = Sampler(GREEDY)
-    assert sampler.looks_at == 1
+    assert sampler.required_top_k == 1
     sampler.constrain(Steps())
-    assert sampler.looks_at == 0
+    assert sampler.required_top_k == 0
     sampler.constrain(None)
-    assert sampler.looks_at == 1
+    assert sampler.required_top_k == 1

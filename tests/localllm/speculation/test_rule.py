@@ -10,7 +10,7 @@ import pytest
 from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
 from localllm.scheduler.request import Request
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 from tests.localllm.scheduler.support import Stepped, Watched
 from tests.localllm.speculation.support import GREEDY, Guessing, Logits, Told, table_engine
 
@@ -45,14 +45,14 @@ def table(seed: int, spread: float = 1.5) -> Logits:
 
 def likeliest(logits: Logits) -> Guessing:
     """Return the most likely tokens, as a draft model would."""
-    return lambda text, sampler: Guess(int(logits(text).argmax()), 0)
+    return lambda text, sampler: DraftToken(int(logits(text).argmax()), 0)
 
 
 DRAFTERS: dict[str, Guessing] = {
     "alike": likeliest(lambda tokens: table(1)(tokens) + 0.3 * table(2)(tokens)),
     "unlike": likeliest(table(2, 3.0)),
     "hostile": likeliest(lambda tokens: -table(1, 3.0)(tokens)),
-    "repeating": lambda text, sampler: Guess((text[-1] + text[-2]) % V, 0),
+    "repeating": lambda text, sampler: DraftToken((text[-1] + text[-2]) % V, 0),
 }
 
 
@@ -94,7 +94,7 @@ def test_right_drafts_all_stand(options: SamplingOptions) -> None:
     expected, _ = plain(options, 40)
     text = [*PROMPT, *expected]
     engine = Watched(table_engine(table(1)))
-    right = Told(lambda seen, sampler: Guess(text[len(seen)] if len(seen) < len(text) else 0, 0), 7)
+    right = Told(lambda seen, sampler: DraftToken(text[len(seen)] if len(seen) < len(text) else 0, 0), 7)
     with Stepped(engine, right) as it:
         _, answer = it.ask(Request(PROMPT, options, 40))
         it.finish()

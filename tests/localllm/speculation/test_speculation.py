@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import localllm
-from localllm.cli.terminal.answer import Roof, full_statistics
+from localllm.cli.terminal.answer import MeasuredRoof, full_statistics
 from localllm.generation.statistics import Usage
 from localllm.gguf import open_gguf, write_gguf
 from localllm.options import OptionError
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.speculation.policy import Costs
-from localllm.speculation.rule import Guess
+from localllm.speculation.rule import DraftToken
 from tests.localllm.speculation.support import Told, drafting_by, eager
 from tests.localllm.support import SPECIAL, write_model
 from tests.localllm.support import localllm as cli
@@ -73,7 +73,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
 def seen(reply: localllm.Reply) -> tuple[Any, ...]:
     """Return everything that a reader receives of an answer."""
     pieces = [(piece.text, piece.token) for piece in reply]
-    return pieces, reply.end.reason, reply.end.stop, reply.usage.answer_tokens, reply.end.held
+    return pieces, reply.end.reason, reply.end.stop, reply.usage.answer_tokens, reply.end.cached_tokens
 
 
 # Drafts after a text, given the model's continuation.
@@ -96,7 +96,7 @@ def sources(kind: str, truth: list[int], demo: localllm.Model, drafted: localllm
         yield drafted
     else:
         size = demo.vocabulary
-        with drafting_by(demo, Told(lambda text, _: Guess(HOSTILE[kind](text, truth, size), 0))) as model:
+        with drafting_by(demo, Told(lambda text, _: DraftToken(HOSTILE[kind](text, truth, size), 0))) as model:
             yield model
 
 
@@ -197,7 +197,7 @@ def test_a_cancelled_answer_has_what_was_verified(drafted: localllm.Model, demo:
 
 def test_an_end_that_was_guessed_ends_the_answer(tiny: localllm.Model) -> None:
     """A model that always ends: its end token is accepted within a pass, and nothing after it is shown."""
-    with drafting_by(tiny, Told(lambda text, _: Guess(END, 0))) as model:
+    with drafting_by(tiny, Told(lambda text, _: DraftToken(END, 0))) as model:
         reply = model.generate([1, 70], logit_bias={END: 50.0}, **GREEDY)
         assert (reply.tokens, reply.text, reply.end.reason) == ([], "", "end")
 
@@ -326,7 +326,7 @@ def test_usage_counts_what_was_guessed(demo: localllm.Model) -> None:
     ids = demo.tokenize(PROMPT)
     truth = ids + demo.generate(ids, max_tokens=33, **GREEDY).tokens
     right = HOSTILE["always right"]
-    with drafting_by(demo, Told(lambda text, _: Guess(right(text, truth, demo.vocabulary), 0))) as model:
+    with drafting_by(demo, Told(lambda text, _: DraftToken(right(text, truth, demo.vocabulary), 0))) as model:
         usage = model.generate(ids, max_tokens=33, **GREEDY).usage
     assert (usage.drafted, usage.accepted, usage.rounds) == (30, 30, 2)  # 32 tokens after the first: 16 and 16
     assert (usage.decode_steps, usage.decode_passes) == (32, 2)
@@ -358,7 +358,7 @@ def test_run_says_what_guessing_has_gained(tmp_path: Path) -> None:
 
 
 def test_usage_in_a_line() -> None:
-    unknown = Roof(SimpleNamespace(executable=SimpleNamespace(read_bandwidth=lambda: 0.0)))  # type: ignore[arg-type]
+    unknown = MeasuredRoof(SimpleNamespace(executable=SimpleNamespace(read_bandwidth=lambda: 0.0)))  # type: ignore[arg-type]
     usage = Usage(
         prompt_tokens=1, prompt_seconds=0.1, first_token_seconds=0.1, answer_tokens=21, decode_seconds=1.5,
         decode_steps=20, decode_passes=6, bytes_per_step=10**9, drafting=True, drafted=20, accepted=15, rounds=6,

@@ -11,7 +11,7 @@ from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
 from localllm.speculation.errors import SpeculationError
 from localllm.speculation.ngram import LONGEST, SHORTEST, NgramDrafter
-from localllm.speculation.vocabulary import Vocabulary, match
+from localllm.speculation.vocabulary import Vocabulary, match_vocabularies
 from localllm.tokenizer import Tokenizer
 
 
@@ -38,7 +38,7 @@ def model(tokenizer: Tokenizer | None, size: int = 0, name: str = "m.gguf") -> V
 
 
 def test_equal_vocabularies_are_equal() -> None:
-    mapping = match(model(spm("a", "b")), model(spm("a", "b")))
+    mapping = match_vocabularies(model(spm("a", "b")), model(spm("a", "b")))
     assert mapping.identical
     logits = np.arange(261, dtype=np.float32)
     assert mapping.logits(logits) is logits
@@ -48,7 +48,7 @@ def test_equal_vocabularies_are_equal() -> None:
 def test_tokens_are_the_same_by_their_bytes() -> None:
     """Tokens have another order, with others in between; a byte token and a letter with equal text stay distinct."""
     ours, theirs = spm("a", "ab", "▁c"), spm("▁c", "x", "a", end="<end>")
-    mapping = match(model(ours), model(theirs))
+    mapping = match_vocabularies(model(ours), model(theirs))
     ids, other = {w: 259 + i for i, w in enumerate(("a", "ab", "▁c"))}, {"▁c": 259, "x": 260, "a": 261}
     assert mapping.target_of[other["▁c"]] == ids["▁c"]
     assert mapping.target_of[other["a"]] == 3 + ord("a")  # the first of two tokens with these bytes
@@ -60,7 +60,7 @@ def test_tokens_are_the_same_by_their_bytes() -> None:
 
 
 def test_what_the_draft_does_not_have_is_spelled_to_it() -> None:
-    mapping = match(model(spm("a", "ab", "abc")), model(spm("ab", "c")))
+    mapping = match_vocabularies(model(spm("a", "ab", "abc")), model(spm("ab", "c")))
     assert mapping.to_draft(261) == tuple(spm("ab", "c").encode("abc", add_special=False))
     assert mapping.to_draft(0) == (0,)
 
@@ -69,11 +69,11 @@ def test_a_control_token_that_the_draft_does_not_know_is_left_out() -> None:
     ours = spm("a", end="<stop>")
     theirs = spm("a")
     theirs.eos = None
-    assert match(model(ours), model(theirs)).to_draft(2) == ()
+    assert match_vocabularies(model(ours), model(theirs)).to_draft(2) == ()
 
 
 def test_rows_padded_beyond_the_vocabulary_do_not_matter() -> None:
-    mapping = match(model(spm("a"), 264), model(spm("a"), 320))
+    mapping = match_vocabularies(model(spm("a"), 264), model(spm("a"), 320))
     assert mapping.logits(np.zeros(320, np.float32)).shape == (264,)
     assert mapping.logits(np.zeros(320, np.float32))[260:].max() == -np.inf
     assert mapping.to_draft(263) == ()
@@ -82,23 +82,23 @@ def test_rows_padded_beyond_the_vocabulary_do_not_matter() -> None:
 def test_a_begin_token_that_only_the_draft_wants() -> None:
     ours, theirs = spm("a"), spm("a", "b")
     ours.add_bos = False
-    assert match(model(ours), model(theirs)).begin == (1,)
+    assert match_vocabularies(model(ours), model(theirs)).begin == (1,)
     ours.add_bos = True
-    assert match(model(ours), model(theirs)).begin == ()
+    assert match_vocabularies(model(ours), model(theirs)).begin == ()
 
 
 def test_a_draft_that_shares_too_little_is_refused() -> None:
     many = spm(*(f"w{i}" for i in range(3000)))
     with pytest.raises(SpeculationError, match=r"draft.gguf: cannot draft for .*m.gguf: only 259 of its 3259 tokens"):
-        match(model(spm("a")), model(many, name="draft.gguf"))
+        match_vocabularies(model(spm("a")), model(many, name="draft.gguf"))
 
 
 def test_without_tokenizers_the_sizes_must_agree() -> None:
-    assert match(model(None, 100), model(None, 100)).identical
+    assert match_vocabularies(model(None, 100), model(None, 100)).identical
     with pytest.raises(SpeculationError, match="vocabularies differ"):
-        match(model(None, 100), model(None, 101))
+        match_vocabularies(model(None, 100), model(None, 101))
     with pytest.raises(SpeculationError, match=r"draft.gguf has no tokenizer"):
-        match(model(spm("a")), model(None, 101, "draft.gguf"))
+        match_vocabularies(model(spm("a")), model(None, 101, "draft.gguf"))
 
 
 # -- n-grams -----------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def guesses(text: list[int], count: int = 6) -> list[tuple[int, int]]:
     drafter = NgramDrafter()
     drafter.begin(text)
     proposed = drafter.propose(Sampler(SamplingOptions()))
-    return [(guess.token, guess.trust) for guess, _ in zip(proposed, range(count), strict=False)]
+    return [(draft.token, draft.trust) for draft, _ in zip(proposed, range(count), strict=False)]
 
 
 def test_what_followed_the_same_words_is_guessed() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from localllm.store import Found, Places, everything
-from localllm.store.fetch import Watch
+from localllm.store import StoredModel, StoreFolders, everything
+from localllm.store.fetch import FetchHooks
 from localllm.store.hub import Hub
-from localllm.store.pull import Pulled, pull
+from localllm.store.pull import Pulled, pull_model
 from localllm.store.reference import reference
 from tests.localllm.store.hub_server import HubServer
 
@@ -29,13 +29,13 @@ class Client:
 
     def pull(self, name: str, free: int = 16 * GIB, hub: Hub | None = None) -> Pulled:
         self.told, self.waited, self.progress = [], [], []
-        return pull(
+        return pull_model(
             hub or Hub(self.server.url), reference(name), self.cache, free,
-            Watch(lambda *step: self.progress.append(step), self.told.append, self.waited.append),
+            FetchHooks(lambda *step: self.progress.append(step), self.told.append, self.waited.append),
         )  # fmt: skip
 
-    def models(self) -> list[Found]:
-        return everything(Places(self.cache))
+    def models(self) -> list[StoredModel]:
+        return everything(StoreFolders(self.cache))
 
     def partials(self) -> list[Path]:
         return list(self.cache.glob("*/blobs/*.incomplete"))

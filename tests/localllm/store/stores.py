@@ -7,15 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from localllm.store import Places
+from localllm.store import StoreFolders
 
 GGUF = b"GGUF of a test, which nobody opens "
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def places(root: Path) -> Places:
+def places(root: Path) -> StoreFolders:
     """Return all stores below one folder."""
-    return Places.of({}, root, "linux")
+    return StoreFolders.of({}, root, "linux")
 
 
 def hub_model(root: Path, repo: str, *names: str, commit: str = COMMIT, data: bytes = GGUF, main: bool = True) -> Path:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from localllm.store import Places, StoreError, everything, find
-from localllm.store.owned import RECORD, is_owned, owned, remove
+from localllm.store import StoreError, StoreFolders, everything, find
+from localllm.store.owned import RECORD, is_owned, owned, remove_model
 from localllm.store.reading import MAX_ENTRIES, MAX_JSON, Unusable, files_below, read_object
 from tests.localllm.store.stores import (
     COMMIT,
@@ -216,14 +216,14 @@ def test_a_list_of_owned_files_that_lies_deletes_nothing_else(tmp_path: Path) ->
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
     folder = hub_model(tmp_path, "ann/Bad", "x-Q4_0.gguf")
-    hub = Places.of({}, tmp_path, "linux").hub
+    hub = StoreFolders.of({}, tmp_path, "linux").hub
     (found,) = everything(places(tmp_path))
     for blob in ("../../../../../victim", str(victim), "", 5, None, "0" * 63):
         (folder / RECORD).write_text(json.dumps({"files": {"x-Q4_0.gguf": blob}}))
         assert owned(folder) == {}
         assert not is_owned(found, hub)
         with pytest.raises(StoreError, match="was not fetched by `localllm pull`"):
-            remove(found, hub)
+            remove_model(found, hub)
     (folder / RECORD).unlink()
     (folder / RECORD).symlink_to(victim)
     assert owned(folder) == {}
@@ -240,7 +240,7 @@ def test_a_list_of_owned_files_that_lies_deletes_nothing_else(tmp_path: Path) ->
     (folder / "blobs").rename(tmp_path / "old")
     (folder / "blobs").symlink_to(tmp_path / "blobs")
     (tmp_path / "blobs" / Path(os.readlink(found.path)).name).write_bytes(b"mine")
-    remove(found, hub)
+    remove_model(found, hub)
     assert [path.read_bytes() for path in (tmp_path / "blobs").iterdir()] == [b"mine"]
     assert victim.read_bytes() == (tmp_path / "elsewhere/x-Q4_0.gguf").read_bytes() == b"mine"
     assert not os.path.lexists(found.path)

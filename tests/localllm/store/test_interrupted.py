@@ -11,11 +11,11 @@ import pytest
 from huggingface_hub import constants
 
 from localllm.store import StoreError, find
-from localllm.store.fetch import Watch
+from localllm.store.fetch import FetchHooks
 from localllm.store.hub import Hub
 from localllm.store.labels import Variant, titles
-from localllm.store.owned import is_owned, remove
-from localllm.store.pull import Pulled, pull
+from localllm.store.owned import is_owned, remove_model
+from localllm.store.pull import Pulled, pull_model
 from localllm.store.reference import Reference
 from tests.conftest import full_disk
 from tests.localllm.store.hub_client import DATA, GIB, Client
@@ -43,12 +43,12 @@ def test_a_later_run_goes_on_where_an_earlier_one_stopped(client: Client, server
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pull(
+        pull_model(
             hub,
             Reference("ann/Toy-GGUF", "Q8_0"),
             client.cache,
             GIB,
-            Watch(lambda *step: None, client.told.append, stop),
+            FetchHooks(lambda *step: None, client.told.append, stop),
         )
     (left,) = client.partials()
     assert left.stat().st_size == 200_000
@@ -88,7 +88,9 @@ def test_a_server_that_falls_silent_is_asked_again(
         server.faults.pause = 0
 
     hub, told = Hub(server.url), client.told.append
-    done = pull(hub, Reference("ann/Toy-GGUF", "Q8_0"), client.cache, GIB, Watch(lambda *step: None, told, wait))
+    done = pull_model(
+        hub, Reference("ann/Toy-GGUF", "Q8_0"), client.cache, GIB, FetchHooks(lambda *step: None, told, wait)
+    )
     assert done.path.read_bytes() == DATA["Q8_0"]
     assert client.told == ["nothing came for some time at 21 % of Toy-Q8_0.gguf; trying again in 1 s"]
 
@@ -183,7 +185,7 @@ def test_a_damaged_beginning_is_fetched_again(client: Client, server: HubServer)
         (blobs / f"{sha256(DATA['Q8_0'])}.incomplete").write_bytes(left)
         done = client.pull("ann/Toy-GGUF:Q8_0")
         assert done.path.read_bytes() == DATA["Q8_0"]
-        remove(find(done.name, client.models()), client.cache)
+        remove_model(find(done.name, client.models()), client.cache)
         blobs.mkdir(parents=True, exist_ok=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.store import Places
+from localllm.store import StoreFolders
 
 HOME = Path("/home/somebody")
 LIBRARY = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
@@ -33,7 +33,7 @@ def test_the_hub_cache_is_that_of_the_library(environ: dict[str, str], monkeypat
     environ = {**clean, "HOME": str(HOME), **environ}
     done = subprocess.run([sys.executable, "-c", LIBRARY], env=environ, capture_output=True, text=True, check=True)
     monkeypatch.setenv("HOME", str(HOME))  # for "~"
-    assert str(Places.of(environ, HOME, "linux").hub) == done.stdout.strip()
+    assert str(StoreFolders.of(environ, HOME, "linux").hub) == done.stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,6 @@ def test_the_hub_cache_is_that_of_the_library(environ: dict[str, str], monkeypat
 def test_other_programs_have_their_variables_and_systems(
     environ: dict[str, str], platform: str, llama: Path, ollama: Path
 ) -> None:
-    found = Places.of(environ, HOME, platform)
+    found = StoreFolders.of(environ, HOME, platform)
     assert (found.llama, found.ollama[0]) == ((llama,), ollama)
     assert found.lm_studio == (HOME / ".lmstudio/models", HOME / ".cache/lm-studio/models")

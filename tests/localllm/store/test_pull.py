@@ -82,7 +82,7 @@ def test_a_name_that_means_several_lists_them(client: Client, server: HubServer)
     ],
 )
 def test_without_a_type_the_memory_decides(free: int, chosen: str, reason: str) -> None:
-    from localllm.store.choose import choose
+    from localllm.store.choose import choose_variant
 
     sizes = {
         "IQ1_S": 2 * GIB,
@@ -93,10 +93,10 @@ def test_without_a_type_the_memory_decides(free: int, chosen: str, reason: str) 
         "F16": 11 * GIB,
     }
     given = variants([f"m-{name}.gguf" for name in sizes])
-    found = choose("u/r", given, "", lambda each: sizes[each.label], free, [])
+    found = choose_variant("u/r", given, "", lambda each: sizes[each.label], free, [])
     assert found.variant.label == chosen
     assert found.reason.startswith(reason)
-    kept = choose("u/r", given, "", lambda each: sizes[each.label] * GIB, free, ["Q4_K_M"])
+    kept = choose_variant("u/r", given, "", lambda each: sizes[each.label] * GIB, free, ["Q4_K_M"])
     assert (kept.variant.label, kept.reason) == ("Q4_K_M", "the one that is on this computer")
 
 

@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import scan_cache_dir
 
 from localllm.store import StoreError, find
-from localllm.store.owned import is_owned, owned, remove
+from localllm.store.owned import is_owned, owned, remove_model
 from tests.localllm.store.hub_client import DATA, PARTS, Client
 from tests.localllm.store.hub_server import HubServer, sha256
 
@@ -17,14 +17,14 @@ def test_removal_deletes_what_pull_fetched_and_nothing_else(client: Client) -> N
     client.pull("ann/Toy-GGUF:Q8_0")
     before = set(client.cache.rglob("*"))
     client.pull("ann/Toy-GGUF:Q2_K")
-    assert remove(find("ann/Toy-GGUF:Q2_K", client.models()), client.cache) == len(DATA["Q2_K"])
+    assert remove_model(find("ann/Toy-GGUF:Q2_K", client.models()), client.cache) == len(DATA["Q2_K"])
     locks = {path for path in client.cache.rglob("*") if ".locks" in path.parts}
     assert set(client.cache.rglob("*")) - locks == before - locks
-    assert remove(find("ann/Big-GGUF", client.models()), client.cache) == sum(map(len, PARTS.values()))
+    assert remove_model(find("ann/Big-GGUF", client.models()), client.cache) == sum(map(len, PARTS.values()))
     assert [each.name for each in client.models()] == ["ann/Toy-GGUF:Q4_K_M", "ann/Toy-GGUF:Q8_0"]
     assert not (client.cache / "models--ann--Big-GGUF").exists()
     for name in ("Q4_K_M", "Q8_0"):
-        remove(find(f"ann/Toy-GGUF:{name}", client.models()), client.cache)
+        remove_model(find(f"ann/Toy-GGUF:{name}", client.models()), client.cache)
     assert [path.name for path in client.cache.iterdir() if path.name.startswith("models")] == []
     assert scan_cache_dir(client.cache).warnings == []
 
@@ -38,8 +38,8 @@ def test_what_another_program_fetched_stays(client: Client, server: HubServer) -
     mine, theirs = client.models()
     assert (is_owned(mine, client.cache), is_owned(theirs, client.cache)) == (True, False)
     with pytest.raises(StoreError, match=r"not fetched by `localllm pull`, so it stays; `hf cache rm model/ann/T"):
-        remove(theirs, client.cache)
-    remove(mine, client.cache)
+        remove_model(theirs, client.cache)
+    remove_model(mine, client.cache)
     assert [each.name for each in client.models()] == ["ann/Toy-GGUF:Q8_0"]
 
 
@@ -65,5 +65,5 @@ def test_a_file_that_two_commits_share_outlives_neither(client: Client, server: 
     server.repos["ann/One"].commit = "f" * 40
     client.pull("ann/One")
     assert len(list(client.cache.glob("*/snapshots/*/model.gguf"))) == 2
-    remove(find("ann/One", client.models()), client.cache)
+    remove_model(find("ann/One", client.models()), client.cache)
     assert not (client.cache / "models--ann--One").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from localllm.box import FolderError, resolve
 from localllm.store import NotHere, StoreError, everything, find, locate
-from localllm.store.search import matches, nearest
+from localllm.store.search import matches, nearest_models
 from tests.localllm.store.stores import (
     GGUF,
     blob,
@@ -185,9 +185,9 @@ def test_a_file_of_ollama_with_two_names_is_found_by_both(tmp_path: Path) -> Non
 
 def test_the_nearest_name_may_be_a_short_one(home: Path) -> None:
     models = everything(places(home))
-    assert nearest("qwen33", models) == "qwen3:latest"
-    assert nearest("smal-gguf", models) in ("ann/Small-GGUF:Q4_K_M", "ann/Small-GGUF:Q8_0")
-    assert nearest("xyzzy", models) == ""
+    assert nearest_models("qwen33", models) == "qwen3:latest"
+    assert nearest_models("smal-gguf", models) in ("ann/Small-GGUF:Q4_K_M", "ann/Small-GGUF:Q8_0")
+    assert nearest_models("xyzzy", models) == ""
     assert matches("xyzzy", models) == []
 
 

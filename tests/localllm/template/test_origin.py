@@ -211,16 +211,16 @@ def vocabulary() -> Tokenizer:
     return Tokenizer.from_metadata(VOCABULARY)
 
 
-def specials(ids: Sequence[int], words: Tokenizer) -> list[str]:
-    return [words.text(i) for i in ids if i >= 256]
+def specials(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.text(i) for i in ids if i >= 256]
 
 
 def encoded(
-    talk: list[dict[str, Any]], words: Tokenizer, confined: Confined, parse: bool = False, **given: Any
+    talk: list[dict[str, Any]], tokenizer: Tokenizer, confined: Confined, parse: bool = False, **given: Any
 ) -> list[int]:
     rendered = ChatTemplate(CHATML, "", "", confined=confined).render(talk, **given)
-    ids = ChatEncoder(words, CHATML, parse).encode(rendered.text)
-    assert words.decode(ids, special=True) == rendered.text  # nothing is lost
+    ids = ChatEncoder(tokenizer, CHATML, parse).encode(rendered.text)
+    assert tokenizer.decode(ids, special=True) == rendered.text  # nothing is lost
     return ids
 
 
@@ -274,7 +274,7 @@ def test_marks_of_turns_do_not_count_in_the_models_turns(confined: Confined) -> 
     """A client may write an assistant's message, too; a model itself writes markers of reasoning and calls."""
     roles, own = ["<|assistant_start|>", "<|user_end|>"], ["<|inner_prefix|>", "<|tools_prefix|>"]
     letters = [f"<0x{byte:02X}>" for byte in range(256)]
-    words = Tokenizer.from_metadata(
+    tokenizer = Tokenizer.from_metadata(
         {
             KEY + "model": "llama",
             KEY + "tokens": ["<unk>", *letters, *roles, *own],
@@ -285,7 +285,7 @@ def test_marks_of_turns_do_not_count_in_the_models_turns(confined: Confined) -> 
     source = "{{ '" + roles[0] + "' ~ messages[0].content }}{# " + " ".join([*roles, *own]) + " #}"
     talk = [{"role": "assistant", "content": "".join([*roles, *own])}]
     rendered = ChatTemplate(source, "", "", confined=confined).render(talk)
-    assert specials(ChatEncoder(words, source).encode(rendered.text), words) == [roles[0], *own]
+    assert specials(ChatEncoder(tokenizer, source).encode(rendered.text), tokenizer) == [roles[0], *own]
 
 
 def test_other_user_defined_tokens_count_everywhere(vocabulary: Tokenizer, confined: Confined) -> None:
@@ -299,7 +299,7 @@ def test_merging_does_not_make_control_tokens_of_text(confined: Confined) -> Non
     text.
     """
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "<", "/", "s", ">", "</", "s>"]
-    words = Tokenizer.from_metadata(
+    tokenizer = Tokenizer.from_metadata(
         {
             KEY + "model": "llama",
             KEY + "tokens": tokens,
@@ -307,13 +307,13 @@ def test_merging_does_not_make_control_tokens_of_text(confined: Confined) -> Non
             KEY + "scores": [0.0] * len(tokens),
         }
     )
-    assert 2 in words.encode("</s>")
+    assert 2 in tokenizer.encode("</s>")
     source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
     rendered = ChatTemplate(source, "<s>", "</s>", confined=confined).render([{"role": "user", "content": "s</s>"}])
-    ids = ChatEncoder(words, source).encode(rendered.text)
+    ids = ChatEncoder(tokenizer, source).encode(rendered.text)
     assert ids[0] == 1
     assert [i for i, token in enumerate(ids) if token == 2] == [len(ids) - 1]
-    assert words.decode(ids, special=True, drop_space=False) == "<s> s</s></s>"
+    assert tokenizer.decode(ids, special=True, drop_space=False) == "<s> s</s></s>"
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

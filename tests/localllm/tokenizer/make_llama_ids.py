@@ -23,7 +23,7 @@ DATA = Path(__file__).parent / "data" / "llama_ids.json"
 
 def ids_of(program: str, metadata: Mapping[str, Any], folder: Path) -> list[list[int]]:
     model, text = folder / "vocabulary.gguf", folder / "text"
-    write_gguf(model, {"general.architecture": "llama", **metadata}, [], force=True)
+    write_gguf(model, {"general.architecture": "llama", **metadata}, [], overwrite=True)
     text.write_bytes(SEPARATOR.join(TEXTS).encode())
     command = [program, "-m", model, "-f", text, "--ids", "--no-bos", "--no-escape", "--log-disable"]
     made = subprocess.run(command, capture_output=True, check=True, text=True).stdout

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from localllm.tokenizer import Tokenizer, TokenizerError
 from localllm.tokenizer.encoders import BYTE_LETTERS
-from localllm.tokenizer.pretokenize import PRE_RULES, PreTokenizer, nearest, pre_rule
+from localllm.tokenizer.pretokenize import PRE_RULES, PreTokenizer, nearest_known, pre_rule
 
 PROBE = (
     "I'll say: DON'T HelloWorld's 3.14 1234567 x=[1,22,333]\n\n  def f(a_b):\r\n\t return '…'   \n"
@@ -134,16 +134,16 @@ def test_an_unknown_name_is_refused_with_the_nearest_which_force_takes() -> None
         Tokenizer.from_metadata(probe_metadata("Qwen2.1"))
     expected = "tokenizer.ggml.pre 'Qwen2.1' is not supported; the nearest known is qwen2, and force=True takes it"
     assert str(error.value) == expected
-    forced = Tokenizer.from_metadata(probe_metadata("Qwen2.1"), force=True)
+    forced = Tokenizer.from_metadata(probe_metadata("Qwen2.1"), nearest_rule=True)
     assert forced.encode(PROBE) == Tokenizer.from_metadata(probe_metadata("qwen2")).encode(PROBE)
     assert (
         forced.note == "tokenizer.ggml.pre 'Qwen2.1' is not supported; qwen2 is used instead, so some ids may be wrong"
     )
-    assert Tokenizer.from_metadata(probe_metadata("qwen2"), force=True).note == ""
+    assert Tokenizer.from_metadata(probe_metadata("qwen2"), nearest_rule=True).note == ""
 
 
 def test_a_name_like_no_other_is_read_as_no_name() -> None:
     start = time.process_time()
-    assert nearest("\n" * 1_000_000) == "default"
+    assert nearest_known("\n" * 1_000_000) == "default"
     assert time.process_time() - start < 1
-    assert nearest("deepseek-v9") == "deepseek-v3"
+    assert nearest_known("deepseek-v9") == "deepseek-v3"

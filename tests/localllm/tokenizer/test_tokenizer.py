@@ -349,7 +349,7 @@ def test_long_hostile_text_ends_soon() -> None:
 def test_many_special_tokens_with_one_beginning_are_found_in_one_pass() -> None:
     """Each position is checked once per length: 2000 tokens over 20,000 characters, longest first."""
     special = [f"eee{i}" for i in range(2000)]
-    words = Tokenizer.from_metadata(
+    tokenizer = Tokenizer.from_metadata(
         bpe_metadata(tokens=[*BYTE_LETTERS, *special], token_type=[NORMAL] * W + [CONTROL] * 2000, merges=[])
     )
     looked = 0
@@ -361,7 +361,7 @@ def test_many_special_tokens_with_one_beginning_are_found_in_one_pass() -> None:
             return str.__getitem__(self, key)
 
     text = "eee1999" + "e" * 20_000 + "eee19"
-    found = words._found(Counting(text))
+    found = tokenizer._found(Counting(text))
     assert looked <= 4 * len(text)
-    assert [words.text(token) for _, _, token in found] == ["eee1999", "eee199", "eee19", "eee19", "eee1", "eee1"]
-    assert [words.text(i) for i in words.encode(text, False, True) if i >= W] == ["eee1999", "eee19"]
+    assert [tokenizer.text(token) for _, _, token in found] == ["eee1999", "eee199", "eee19", "eee19", "eee1", "eee1"]
+    assert [tokenizer.text(i) for i in tokenizer.encode(text, False, True) if i >= W] == ["eee1999", "eee19"]

@@ -106,39 +106,39 @@ def outputs_of(kind: type) -> Callable[[Plan], list[Value]]:
 
 
 def test_ends_of_heads_are_rotated_in_one_go_unless_a_part_is_read_again() -> None:
-    rope = Rope("norm", 4, (1.0, 0.5))
+    rope = Rope("interleaved", 4, (1.0, 0.5))
 
     def cut(r: Recorder, x: Value, groups: int = 4, start: int = 4, head: int = 4) -> tuple[Value, Value]:
-        ends = r.rotate(r.columns(x, start, 32 // groups, groups), head, rope)
-        return r.columns(x, 0, start, groups), ends
+        ends = r.rotate(r.slice(x, start, 32 // groups, groups), head, rope)
+        return r.slice(x, 0, start, groups), ends
 
     def once(r: Recorder, x: Value) -> Value:
-        return r.join(*cut(r, x), 4)
+        return r.concat(*cut(r, x), 4)
 
     def again(r: Recorder, x: Value) -> Value:
         others, ends = cut(r, x)
-        return r.join(r.join(others, ends, 4), ends)
+        return r.concat(r.concat(others, ends, 4), ends)
 
     def swapped(r: Recorder, x: Value) -> Value:
-        return r.join(*cut(r, x)[::-1], 4)
+        return r.concat(*cut(r, x)[::-1], 4)
 
     def of_others(r: Recorder, x: Value) -> Value:
-        return r.join(cut(r, r.scale(x, 2.0))[0], cut(r, x)[1], 4)
+        return r.concat(cut(r, r.scale(x, 2.0))[0], cut(r, x)[1], 4)
 
     def some(r: Recorder, x: Value) -> Value:
-        ends = r.rotate(r.columns(x, 4, 8, 4), 4, rope)
-        return r.join(r.columns(x, 0, 3, 4), ends, 4)
+        ends = r.rotate(r.slice(x, 4, 8, 4), 4, rope)
+        return r.concat(r.slice(x, 0, 3, 4), ends, 4)
 
     def two_to_a_head(r: Recorder, x: Value) -> Value:
-        return r.join(*cut(r, x, 2, 8), 2)
+        return r.concat(*cut(r, x, 2, 8), 2)
 
     def in_other_slices(r: Recorder, x: Value) -> Value:
-        return r.join(*cut(r, x), 2)
+        return r.concat(*cut(r, x), 2)
 
-    apart = ["Columns", "Rotate", "Columns", "Join"]
+    apart = ["Slice", "Rotate", "Slice", "Concat"]
     assert kinds(once) == ["RotateEnds"]
     assert kinds(once, outputs_of(Rotate)) == apart
-    assert sorted(kinds(again)) == sorted([*apart, "Join"])
+    assert sorted(kinds(again)) == sorted([*apart, "Concat"])
     assert [sorted(kinds(build)) for build in (swapped, some, two_to_a_head, in_other_slices)] == [sorted(apart)] * 4
     assert "RotateEnds" not in kinds(of_others)
 

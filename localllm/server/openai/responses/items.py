@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from localllm.server.content import JOINT, Draft, drafted, read_text
+from localllm.server.content import JOINT, Draft, drafted, read_text_field
 from localllm.server.fields import Fields
 from localllm.server.openai.messages import ROLES, custom_arguments, read_arguments, tool_call
 from localllm.server.turn import Json
@@ -50,7 +50,7 @@ def _reader(item: Fields) -> Callable[[list[Draft], Fields], None]:
 
 def _message(drafts: list[Draft], item: Fields) -> None:
     role = ROLES[item.choice("role", ("user", "assistant", "system", "developer"))]
-    content = read_text(item, "content")
+    content = read_text_field(item, "content")
     if content is None:
         raise item.wrong("content", "required, but missing")
     if role == "assistant":
@@ -61,14 +61,14 @@ def _message(drafts: list[Draft], item: Fields) -> None:
 
 def _reasoning(drafts: list[Draft], item: Fields) -> None:
     """Add the reasoning or its summary. Encrypted reasoning of other servers cannot be read."""
-    thought = read_parts(item, "content") or read_parts(item, "summary")
-    if not thought:
+    text = read_parts(item, "content") or read_parts(item, "summary")
+    if not text:
         return
     draft = drafted(drafts, "assistant")
     if draft.texts or draft.calls:
         draft = Draft("assistant")
         drafts.append(draft)
-    draft.thoughts.append(thought)
+    draft.reasoning.append(text)
 
 
 def read_parts(item: Fields, name: str) -> str:
@@ -100,7 +100,7 @@ def _other_call(drafts: list[Draft], item: Fields) -> None:
 def _output(drafts: list[Draft], item: Fields) -> None:
     value = item.data.get("output")
     typed = isinstance(value, str) or (isinstance(value, list) and item.text("type") in OUTPUTS)
-    content = read_text(item, "output") if typed else json.dumps(value, ensure_ascii=False)
+    content = read_text_field(item, "output") if typed else json.dumps(value, ensure_ascii=False)
     id = item.text("call_id", "") or item.text("id")
     drafts.append(Draft("tool", content or "", call_id=id))
 

@@ -52,7 +52,7 @@ class Item:
         return self._event(kind) | {"content_index": 0}
 
 
-class Thought(Item):
+class ReasoningItem(Item):
     """A reasoning item."""
 
     PREFIX = "rs_"

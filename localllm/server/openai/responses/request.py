@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localllm.server.fields import Fields
-from localllm.server.openai.generation import MAX_ALTERNATIVES, Asked, read_generation, read_max_tokens
+from localllm.server.openai.generation import MAX_ALTERNATIVES, GenerationRequest, read_generation, read_max_tokens
 from localllm.server.openai.request import Show, read_show
 from localllm.server.openai.responses.items import read_input
 from localllm.server.openai.responses.tools import Named, read_response_tools
@@ -28,7 +28,7 @@ class ResponseRequest:
     """A parsed request. `turn` lacks biases that still need tokenizing; `asked` has them."""
 
     turn: Turn
-    asked: Asked
+    asked: GenerationRequest
     show: Show
     tools: Mapping[str, Named]
     repeated: Json  # request fields repeated in the response
@@ -59,7 +59,7 @@ def read_response(fields: Fields, client: str, most: int | None = None) -> Respo
     return ResponseRequest(turn, asked, read_show(fields), tools.named, _repeated(fields, turn), not messages)
 
 
-def _asked(fields: Fields, client: str, most: int | None) -> Asked:
+def _asked(fields: Fields, client: str, most: int | None) -> GenerationRequest:
     asked = read_generation(fields, client)
     wanted = LOGPROBS in fields.texts("include")
     top = fields.integer("top_logprobs", 0, 0, MAX_ALTERNATIVES)

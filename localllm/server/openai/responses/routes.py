@@ -17,7 +17,7 @@ from localllm.server.openai.head import new_head
 from localllm.server.openai.responses.request import ResponseRequest, read_response
 from localllm.server.openai.responses.writer import ResponseWriter
 from localllm.server.refusal import refusal_of
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json, ModelInfo, Turn
 from localllm.server.wire import frame
 
@@ -25,7 +25,7 @@ from localllm.server.wire import frame
 class Responses:
     """The handlers of responses."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings
 
     async def create(self, request: Request, fields: Fields) -> Response | Json:

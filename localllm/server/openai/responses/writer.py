@@ -9,10 +9,10 @@ from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reaso
 from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Clock, Stopwatch, timings
-from localllm.server.openai.head import Head
+from localllm.server.openai.head import ReplyHead
 from localllm.server.openai.logprobs import chat_entry
 from localllm.server.openai.request import Show
-from localllm.server.openai.responses.output import CustomCall, FunctionCall, Item, Message, Thought
+from localllm.server.openai.responses.output import CustomCall, FunctionCall, Item, Message, ReasoningItem
 from localllm.server.openai.responses.tools import Named
 from localllm.server.refusal import Refusal
 from localllm.server.turn import Json
@@ -25,7 +25,7 @@ class ResponseWriter:
 
     def __init__(
         self,
-        head: Head,
+        head: ReplyHead,
         repeated: Json,
         tools: Mapping[str, Named],
         show: Show,
@@ -115,7 +115,7 @@ class ResponseWriter:
     def _part(self, part: Part) -> Iterator[Json]:
         match part:
             case Reasoning(text):
-                yield from self._add(Thought, text)
+                yield from self._add(ReasoningItem, text)
             case Content(text):
                 yield from self._add(Message, text)
             case CallStart(_, id, name):
@@ -128,7 +128,7 @@ class ResponseWriter:
         if not isinstance(part, Content):
             self._entries.clear()
 
-    def _add(self, kind: type[Thought] | type[Message], text: str) -> Iterator[Json]:
+    def _add(self, kind: type[ReasoningItem] | type[Message], text: str) -> Iterator[Json]:
         if not isinstance(self._open, kind):
             yield from self._begin(kind(len(self._items)))
         entries, self._entries = self._entries, []

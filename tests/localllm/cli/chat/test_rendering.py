@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from localllm.cli.options import Display
-from localllm.cli.terminal.formatting import columns
+from localllm.cli.options import DisplayOptions
+from localllm.cli.terminal.formatting import in_columns
 from localllm.cli.terminal.inline import parsed
 from localllm.cli.terminal.markdown import Markdown
-from localllm.cli.terminal.shown import Plain, Rendered, shown_on
+from localllm.cli.terminal.shown import MarkdownShown, PlainShown, shown_on
 from localllm.cli.terminal.wrapping import Wrapped, broken
 from tests.localllm.support import CHATML, Terminal, localllm, write_model
 
@@ -142,8 +142,8 @@ def test_emphasis_in_a_line(text: str, expected: list[tuple[str, str]]) -> None:
 @given(st.text(alphabet=st.sampled_from("ab1 \n\t*_`~#|->.\\:\x1b\x9b\x07\r\u202e中\u0301[]m;2J"), max_size=120))
 def test_no_answer_steers_the_terminal(text: str) -> None:
     stream = Screen()
-    shown = Rendered(stream, hide=False, colours=True)
-    shown.thought(text)
+    shown = MarkdownShown(stream, hide=False, colours=True)
+    shown.reasoning(text)
     shown.content(text[: len(text) // 2])
     shown.content(text[len(text) // 2 :])
     shown.end()
@@ -155,7 +155,7 @@ def test_no_answer_steers_the_terminal(text: str) -> None:
 
 def test_a_word_without_end_is_shown() -> None:
     stream = Screen()
-    Rendered(stream, hide=False, colours=True).content("x" * 100 + "a" + "\u0301" * 1000)
+    MarkdownShown(stream, hide=False, colours=True).content("x" * 100 + "a" + "\u0301" * 1000)
     assert stream.getvalue().count("x") == 100
     assert stream.getvalue().count("\u0301") > 600
 
@@ -164,9 +164,9 @@ def test_thoughts_are_dim_or_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = []
     for hide in (False, True):
         stream = Screen()
-        answer = Rendered(stream, hide, colours=True)
+        answer = MarkdownShown(stream, hide, colours=True)
         for text in ("let me ", "**think**"):
-            answer.thought(text)
+            answer.reasoning(text)
         answer.content("It is **so**.")
         answer.end()
         shown.append(stream.getvalue())
@@ -198,10 +198,10 @@ def test_a_model_that_thinks(tmp_path: Path) -> None:
 
 def test_pipes_plain_dumb_and_colourless_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(stream: io.StringIO, **display: bool) -> str:
-        shown = shown_on(stream, Display(**display))
-        assert isinstance(shown, Plain | Rendered)
+        shown = shown_on(stream, DisplayOptions(**display))
+        assert isinstance(shown, PlainShown | MarkdownShown)
         if shown.parted:
-            shown.thought("hm")
+            shown.reasoning("hm")
         shown.content("a **b**\n\x1b[2J")
         shown.end()
         return stream.getvalue()
@@ -222,6 +222,6 @@ def test_lines_and_columns_break_at_words() -> None:
     assert broken("  one two three", 9, "- ") == ["  one two", "- three"]
     assert broken("supercalifragilistic", 5) == ["supercalifragilistic"]
     rows = [("/a", "one two three four"), ("/long NAME", "five")]
-    assert columns(rows, indent=0) == "/a          one two three four\n/long NAME  five"
-    assert columns(rows, indent=0, room=22) == ("/a          one two\n            three four\n/long NAME  five")
-    assert columns(rows, indent=0, room=15) == "/a\n    one two\n    three four\n/long NAME\n    five"
+    assert in_columns(rows, indent=0) == "/a          one two three four\n/long NAME  five"
+    assert in_columns(rows, indent=0, room=22) == ("/a          one two\n            three four\n/long NAME  five")
+    assert in_columns(rows, indent=0, room=15) == "/a\n    one two\n    three four\n/long NAME\n    five"

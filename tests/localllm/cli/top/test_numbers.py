@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from localllm.cli.top.asking import Look, Sample, Slot, samples_of, slots_of
+from localllm.cli.top.asking import Look, Sample, SlotSample, samples_of, slots_of
 from localllm.cli.top.numbers import Recent, buckets_of, percentile, total, view_of
 from localllm.cli.top.screen import count, rate, screen, seconds
 from localllm.generation.statistics import Usage
@@ -23,7 +23,7 @@ from localllm.server.metrics import GAPS, SECONDS, Metrics
 GAP = "localllm_inter_token_seconds"
 
 
-def look(at: float, metrics: Metrics, *slots: Slot, places: int = 4) -> Look:
+def look(at: float, metrics: Metrics, *slots: SlotSample, places: int = 4) -> Look:
     return Look(at, samples_of(metrics.text()), slots, places)
 
 
@@ -141,8 +141,8 @@ def busy() -> list[Look]:
     metrics.token(0.012)
     metrics.answered(Usage(10, 4, 6, 0.5, 1.0, 2.0, 5.0), "end")
     metrics.loads = lambda: {"tiny": Load((), 0, kept_tokens=40, kept_blocks=3, free_blocks=1, blocks=8)}
-    slots = [Slot(0, 7, 4096, 1024, 512, 0, 300, 0.0), Slot(1, 8, 20, 10, 10, 55, -1, 45.25)]
-    slots += [Slot(2 + number, 9 + number, 10, 0, 10, 5, 5, 1.0) for number in range(60)]
+    slots = [SlotSample(0, 7, 4096, 1024, 512, 0, 300, 0.0), SlotSample(1, 8, 20, 10, 10, 55, -1, 45.25)]
+    slots += [SlotSample(2 + number, 9 + number, 10, 0, 10, 5, 5, 1.0) for number in range(60)]
     return [look(at, metrics, *slots, places=64) for at in (0.0, 2.0, 4.0, 6.0, 8.0)]
 
 
@@ -209,7 +209,7 @@ def test_huge_numbers_fit_the_screen() -> None:
         for line, value in zip(text.splitlines(), ["1e18", "1e400", "-5", "NaN", "1e17"] * 1000, strict=False)
     )
     looks = [
-        Look(at, samples_of(huge.encode()), (Slot(0, 10**11, 10**11, 10**11, 10**11, 10**11, 10**11, 1e18),), 1)
+        Look(at, samples_of(huge.encode()), (SlotSample(0, 10**11, 10**11, 10**11, 10**11, 10**11, 10**11, 1e18),), 1)
         for at in (0.0, 2.0)
     ]
     for width in (40, 100):
@@ -239,7 +239,7 @@ SLOT: dict[str, Any] = {
 
 def test_slots_are_read() -> None:
     idle = {"id": 0, "is_processing": False}
-    assert slots_of(json.dumps([SLOT, idle]).encode()) == (2, (Slot(3, 9, 20, 5, 15, 7, -1, 12.5),))
+    assert slots_of(json.dumps([SLOT, idle]).encode()) == (2, (SlotSample(3, 9, 20, 5, 15, 7, -1, 12.5),))
 
 
 @pytest.mark.parametrize(

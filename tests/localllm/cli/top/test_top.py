@@ -25,7 +25,7 @@ from localllm.cli.top import asking
 from localllm.cli.top.asking import Client, Look, address_of
 from localllm.cli.top.numbers import buckets_of, total, view_of
 from localllm.server.metrics import Metrics
-from localllm.server.settings import Settings, digest
+from localllm.server.settings import ServerSettings, digest
 from tests.localllm.server.calls import served
 from tests.localllm.server.scripted import ScriptedService
 from tests.localllm.support import PROGRAM, REPOSITORY, Terminal
@@ -119,7 +119,7 @@ def test_an_answer_that_is_written_has_a_line(server: str) -> None:
             if seen.slots and seen.slots[0].rate:
                 break
         (slot,) = seen.slots
-        assert seen.places == 2
+        assert seen.slot_count == 2
         assert 1 < slot.written <= 1500
         assert slot.left == 1500 - slot.written
         assert slot.processed + slot.cached == slot.prompt > 5
@@ -178,7 +178,7 @@ def one_line(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_wrong_key_or_none_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with served(ScriptedService(), Settings(port=0, keys=frozenset({digest(KEY)}))) as port:
+    with served(ScriptedService(), ServerSettings(port=0, keys=frozenset({digest(KEY)}))) as port:
         url = f"127.0.0.1:{port}"
         assert "requires an API key; give it with --api-key-file" in one_line(capsys, url)
         assert "does not know this API key" in one_line(capsys, url, "--api-key", "wrong")
@@ -190,9 +190,9 @@ def test_a_wrong_key_or_none_is_one_line(
 
 
 def test_a_server_that_hides_its_numbers_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with served(ScriptedService(), Settings(port=0, metrics=False)) as port:
+    with served(ScriptedService(), ServerSettings(port=0, metrics=False)) as port:
         assert "it was started with --no-metrics" in one_line(capsys, f"127.0.0.1:{port}")
-    with served(ScriptedService(), Settings(port=0, slots=False)) as port:
+    with served(ScriptedService(), ServerSettings(port=0, slots=False)) as port:
         assert main(["top", "--once", f"127.0.0.1:{port}"]) == 0
         assert "the server does not tell of its slots" in capsys.readouterr().out
 

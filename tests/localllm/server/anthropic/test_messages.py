@@ -12,7 +12,7 @@ from localllm.errors import LocalLLMError
 from localllm.scheduler.request import Prefilled, Started
 from localllm.server.anthropic.writer import SIGNATURE
 from localllm.server.app import make_app
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.openai.support import USER, ok, refusal, send, stream
 from tests.localllm.server.scripted import ScriptedService, Step, called, done, said, script, thought
 
@@ -190,7 +190,7 @@ def use(service: ScriptedService, work: Callable[[Any], Awaitable[T]]) -> T:
     transports = pytest.importorskip("httpx2" if hasattr(base, "httpx2") else "httpx")
 
     async def run() -> T:
-        app: Any = make_app(service, Settings())
+        app: Any = make_app(service, ServerSettings())
         http = transports.AsyncClient(transport=transports.ASGITransport(app=app))
         client = anthropic.AsyncAnthropic(api_key="x", base_url="http://127.0.0.1", http_client=http, max_retries=0)
         async with client as it:

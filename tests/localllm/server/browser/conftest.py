@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.browser.site import Answers, Site
 from tests.localllm.server.calls import served
 from tests.localllm.server.scripted import ScriptedService, Step
@@ -31,9 +31,9 @@ def site(browser: Any) -> Iterator[Callable[..., Site]]:
     """Yield a function that starts a server with answers and settings. At the end no page may have had an error."""
     opened: list[tuple[Any, Site]] = []
 
-    def start(answers: Answers | Sequence[Step], settings: Settings | None = None, **more: Any) -> Site:
+    def start(answers: Answers | Sequence[Step], settings: ServerSettings | None = None, **more: Any) -> Site:
         service = ScriptedService(answers, **more)
-        context = served(service, settings or Settings(port=0))
+        context = served(service, settings or ServerSettings(port=0))
         made = Site(browser, service, context.__enter__())
         opened.append((context, made))
         return made

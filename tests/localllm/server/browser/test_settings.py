@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from localllm.server.settings import Settings, digest
+from localllm.server.settings import ServerSettings, digest
 from localllm.server.turn import Turn
 from tests.localllm.server.browser.site import Site, answered, echo, last_turn, send, texts, until
 from tests.localllm.server.scripted import Model, Step, called, done, said, script
 
 
 def test_a_key_is_asked_for_and_kept(site: Callable[..., Site]) -> None:
-    it = site(script("Hi"), Settings(port=0, keys=frozenset({digest("secret")})))
+    it = site(script("Hi"), ServerSettings(port=0, keys=frozenset({digest("secret")})))
     page = it.page(ready=False)
     page.wait_for_selector("#key[open] >> text=requires a key")
     page.fill("#key-value", "wrong")

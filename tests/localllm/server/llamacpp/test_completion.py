@@ -9,7 +9,7 @@ import pytest
 
 from localllm.answer.parts import Content
 from localllm.scheduler.request import Prefilled, Started
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Structure
 from tests.localllm.server.calls import call, events
 from tests.localllm.server.llamacpp.completing import asked, complete, refusal
@@ -255,7 +255,7 @@ def test_the_limit_and_the_end() -> None:
     assert asked(ignore_eos=True).generation.ignore_eos
     assert not asked(cache_prompt=False).generation.reuse
     service = ScriptedService(script("a"))
-    body = call(service, "/completion", {"prompt": "x"}, settings=Settings(max_tokens=64)).json()
+    body = call(service, "/completion", {"prompt": "x"}, settings=ServerSettings(max_tokens=64)).json()
     assert body["generation_settings"]["n_predict"] == 64
 
 

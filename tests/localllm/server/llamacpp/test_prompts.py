@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from localllm.server.served import Served
-from localllm.server.shelf import Shelf
+from localllm.server.shelf import ModelRegistry
 from localllm.template import given_template
 from tests.conftest import reference
 from tests.localllm.server.test_together import DEMO, client, opened
@@ -36,7 +36,7 @@ def test_prompts_are_those_of_llama_server(family: str) -> None:
         return served
 
     async def run() -> None:
-        async with client(Shelf([("demo", DEMO)], load)) as http:
+        async with client(ModelRegistry([("demo", DEMO)], load)) as http:
             await http.post("/tokenize", json={"content": "x"})  # loads the model
             for case, request in STORED["requests"].items():
                 answer = await http.post("/apply-template", json=request)

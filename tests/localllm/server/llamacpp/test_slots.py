@@ -16,12 +16,12 @@ from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.server.app import make_app
 from localllm.server.served import Served
 from localllm.server.service import ModelService
-from localllm.server.settings import Settings
-from localllm.server.shelf import Shelf
+from localllm.server.settings import ServerSettings
+from localllm.server.shelf import ModelRegistry
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService
 
-SAVING = Settings(slot_files=True, parallel=2)
+SAVING = ServerSettings(slot_files=True, parallel=2)
 PROMPT = "Once upon a time there was a little dog who wanted to see the world."
 
 
@@ -63,11 +63,11 @@ def test_a_slot_is_saved_erased_restored_and_continued(tmp_path: Path) -> None:
         model = localllm.load(path, backend="cpu", threads=1, sequences=2, ctx_size=256)
         return Served(model, SchedulerLimits(2), slots=SlotFiles(tmp_path / "slots", model))
 
-    shelf = Shelf([("demo", Path(resolve("demo")))], opened)
+    registry = ModelRegistry([("demo", Path(resolve("demo")))], opened)
     asked = {"prompt": PROMPT, "id_slot": 1, "temperature": 0, "n_predict": 12, "ignore_eos": True}
 
     async def main() -> None:
-        app = make_app(ModelService(shelf), SAVING)
+        app = make_app(ModelService(registry), SAVING)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
 
             async def post(path: str, body: Any = None) -> Any:
@@ -101,5 +101,5 @@ def test_a_slot_is_saved_erased_restored_and_continued(tmp_path: Path) -> None:
     try:
         asyncio.run(main())
     finally:
-        shelf.end()
+        registry.end()
     assert sorted(path.name for path in (tmp_path / "slots").iterdir()) == ["empty", "story.bin"]

@@ -10,7 +10,7 @@ import pytest
 
 from localllm.scheduler.request import Started
 from localllm.server.app import make_app
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import Model, ScriptedService, done, said
 
@@ -40,7 +40,7 @@ def test_several_models_are_loaded_on_demand() -> None:
 
 
 def test_props() -> None:
-    body = call(ScriptedService(), "/props", settings=Settings(parallel=3)).json()
+    body = call(ScriptedService(), "/props", settings=ServerSettings(parallel=3)).json()
     assert body["total_slots"] == 3
     assert body["model_path"] == "tiny.gguf"
     assert body["model_alias"] == "tiny"
@@ -81,15 +81,15 @@ def test_what_chats_may_contain(template: str, capabilities: tuple[str, ...], la
 
 
 def test_idle_slots() -> None:
-    body = call(ScriptedService(), "/slots", settings=Settings(parallel=2)).json()
+    body = call(ScriptedService(), "/slots", settings=ServerSettings(parallel=2)).json()
     assert body == [{"id": number, "n_ctx": 4096, "speculative": False, "is_processing": False} for number in range(2)]
-    assert call(ScriptedService(), "/slots", settings=Settings(slots=False)).status_code == 501
+    assert call(ScriptedService(), "/slots", settings=ServerSettings(slots=False)).status_code == 501
 
 
 def test_busy_slots() -> None:
     async def main() -> None:
         service = ScriptedService([Started(5, 2), *said("a\n", "b"), 0.1, done()])
-        app = make_app(service, Settings(parallel=2))
+        app = make_app(service, ServerSettings(parallel=2))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             body = {"prompt": "secret", "n_predict": 9, "temperature": 0.5}
             running = [asyncio.create_task(client.post("/completion", json=body)) for _ in range(3)]

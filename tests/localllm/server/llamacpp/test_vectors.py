@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import Model, ScriptedService
 
@@ -52,7 +52,7 @@ def test_only_the_usual_norm_is_the_services(norm: int | None, normalized: bool)
 
 
 def test_pooling_none_gives_a_vector_for_each_token() -> None:
-    settings = Settings(pooling="none")
+    settings = ServerSettings(pooling="none")
     body = call(ScriptedService(), "/embedding", {"content": ["abc", "d"]}, settings=settings).json()
     assert [each["embedding"] for each in body] == [[[4.0, 2.0]] * 4, [[2.0, 2.0]] * 2]  # each with the preceding BOS
     for path, name in (("/v1/embeddings", "input"), ("/api/embed", "input"), ("/api/embeddings", "prompt")):

@@ -11,7 +11,7 @@ import pytest
 
 from localllm.answer.parts import CallStart, Content
 from localllm.scheduler.request import Started
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Structure, Thinking, Turn
 from tests.localllm.server.calls import call, lines
 from tests.localllm.server.scripted import Model, ScriptedService, called, done, likely, said, script, thought, wrote
@@ -307,7 +307,7 @@ def test_names_with_the_tag_latest() -> None:
 
 def test_the_servers_limit_holds_where_a_request_has_none() -> None:
     service = ScriptedService(script("a"))
-    call(service, "/api/chat", {"messages": USER}, settings=Settings(max_tokens=7))
+    call(service, "/api/chat", {"messages": USER}, settings=ServerSettings(max_tokens=7))
     assert service.asked[-1].generation.max_tokens == 7
 
 

@@ -10,7 +10,7 @@ import httpx
 
 from localllm.server.app import make_app
 from localllm.server.fields import Fields
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.scripted import ScriptedService
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -20,7 +20,7 @@ def send(service: ScriptedService, path: str, body: Any = None, method: str = "P
     """Send one request to the application. An exception in it becomes a response with status 500."""
 
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(make_app(service, Settings()), raise_app_exceptions=False)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(make_app(service, ServerSettings()), raise_app_exceptions=False)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, path, json=body if method == "POST" else None)
 

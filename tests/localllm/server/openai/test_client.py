@@ -11,7 +11,7 @@ import pytest
 
 from localllm.scheduler.request import Prefilled, Started
 from localllm.server.app import make_app
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.openai.test_responses import ADD, PATCH, everything
 from tests.localllm.server.scripted import ScriptedService, called, done, likely, said, script, thought
 
@@ -28,7 +28,7 @@ def use(service: ScriptedService, work: Callable[[Any], Awaitable[T]]) -> T:
     transports = pytest.importorskip(_http())
 
     async def run() -> T:
-        app: Any = make_app(service, Settings())
+        app: Any = make_app(service, ServerSettings())
         http = transports.AsyncClient(transport=transports.ASGITransport(app=app))
         async with openai.AsyncOpenAI(
             api_key="x", base_url="http://127.0.0.1/v1", http_client=http, max_retries=0

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from localllm.server.app import make_app
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.scripted import ScriptedService
 
 CASES = 250
@@ -181,7 +181,7 @@ def test_no_body_is_an_error_of_the_server(path: str) -> None:
 
 def _run(path: str, bodies: list[dict[str, Any]]) -> list[int]:
     async def run() -> list[int]:
-        transport = httpx.ASGITransport(make_app(ScriptedService(), Settings()), raise_app_exceptions=False)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(make_app(ScriptedService(), ServerSettings()), raise_app_exceptions=False)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return [(await client.post(path, json=body)).status_code for body in bodies]
 

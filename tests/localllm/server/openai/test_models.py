@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from localllm.options import ServeOptions
-from localllm.server.settings import Settings
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.calls import call
 from tests.localllm.server.openai.support import ok, refusal, send
 from tests.localllm.server.scripted import Model, ScriptedService
@@ -37,13 +37,13 @@ def test_models_are_listed_as_openai_llamacpp_and_anthropic_do(path: str) -> Non
 
 
 def test_names_and_tags_that_the_server_was_started_with() -> None:
-    settings = Settings.of(ServeOptions(alias="a/b, other", tags="small,code,small"))
+    settings = ServerSettings.of(ServeOptions(alias="a/b, other", tags="small,code,small"))
     service = ScriptedService(all_models=[Model("a/b", tokenizer="gpt2")])
     [one] = call(service, "/v1/models", settings=settings).json()["data"]
     assert (one["aliases"], one["tags"], one["meta"]["vocab_type"]) == (["a/b", "other"], ["small", "code"], 2)
     assert call(service, "/v1/models/a/b", settings=settings).json() == one
     assert call(service, "/v1/models/other", settings=settings).json() == one
-    assert Settings.of(ServeOptions(alias="a", models="folder")).aliases == ()
+    assert ServerSettings.of(ServeOptions(alias="a", models="folder")).aliases == ()
     [plain] = send(service, "/v1/models", method="GET").json()["data"]
     assert (plain["aliases"], plain["tags"]) == ([], [])
 
