@@ -1,4 +1,8 @@
-"""The table of backends. The packages of a backend are imported only when it is opened."""
+"""The table of backends. The packages of a backend are imported only when it is opened.
+
+May import: base (printable, notices, files), quant, plan.
+Begin with: base.py (the interface), then reference_operations.py, which defines every operation.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
-from localllm.notice import Notice, Setting, said
+from localllm.base.notices import Notice, Setting, said
 from localllm.plan import Plan, Value
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.notice import Notice, Span
+from localllm.base.notices import Notice, Span
+from localllm.base.printable import printable
 from localllm.plan import (
     BLOCK,
     F32,
@@ -27,7 +28,6 @@ from localllm.plan import (
     WkvLayer,
     rows_of_block,
 )
-from localllm.printable import printable
 
 Progress = Callable[[str, int, int], None]  # (phase, amount done, total)
 

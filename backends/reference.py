@@ -19,7 +19,7 @@ from localllm.backends.checks import check_cache
 from localllm.backends.reference_operations import OPERATIONS
 from localllm.backends.reference_state import ReferenceState
 from localllm.backends.shell import Shell
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Store, Tensor, Value, flattened, rows_of_block
 
 

@@ -30,9 +30,9 @@ def alone(model: Any, options: Any) -> float:
 
 def scheduled(model: Any, options: Any, count: int) -> float:
     """Return the rate of `count` requests in a scheduler, prompts included."""
-    from localllm.scheduler.interfaces import SchedulerLimits
-    from localllm.scheduler.request import Failed, Finished, Request
-    from localllm.scheduler.scheduler import Scheduler
+    from localllm.generation.interfaces import SchedulerLimits
+    from localllm.generation.request import Failed, Finished, Request
+    from localllm.generation.scheduler import Scheduler
 
     limits = SchedulerLimits(parallel=count)
     if hasattr(model, "new_core"):
@@ -57,7 +57,7 @@ def scheduled(model: Any, options: Any, count: int) -> float:
 
 def threaded(model: Any, options: Any, count: int) -> float:
     """Return the rate of `count` threads on one model, prompts included."""
-    from localllm.scheduler.interfaces import SchedulerLimits
+    from localllm.generation.interfaces import SchedulerLimits
 
     model.new_core(SchedulerLimits(parallel=count))
 

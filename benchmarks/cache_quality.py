@@ -10,8 +10,8 @@ to float32, because llama.cpp rounds activations to the type of smaller weights.
 
 A window is as long as the model's trained context; its second half counts, as in llama.cpp's perplexity. A model
 without a tokenizer (random weights, but every feature of its architecture) reads random tokens. One JSON line per model
-and pair of types goes to benchmarks/results/cache_quality.jsonl; the rules of `localllm/cache/types.py` follow from
-them.
+and pair of types goes to benchmarks/results/cache_quality.jsonl; the rules of `localllm/engine/cache_types.py` follow
+from them.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def write_tokenizer(model: str, folder: Path) -> None:
     """Write tokenizer.json of a model with byte-level BPE."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from localllm.box import resolve
     from localllm.gguf import open_gguf
+    from localllm.loading.resolve import resolve
 
     with open_gguf(resolve(model)) as file:
         data = file.metadata

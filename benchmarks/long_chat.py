@@ -24,7 +24,7 @@ from typing import Any
 from compare import RESULTS, machine
 
 import localllm
-from localllm.conversation import Conversation, template_of
+from localllm.chat import Conversation, template_of
 from localllm.options import AnswerOptions
 
 QUESTIONS = (

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 import localllm
 from localllm.backends.cpu.backend import CpuExecutable
 from localllm.backends.cpu.kernels import executor
-from localllm.box import resolve
+from localllm.loading.resolve import resolve
 
 FOREVER = 1 << 60  # spin iterations: threads never sleep at a barrier
 DEPTH, TOKENS = 16, 64  # cached tokens at the start, and tokens decoded before a restart

@@ -24,8 +24,8 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from localllm.generation.request import Finished  # noqa: E402
 from localllm.generation.statistics import Usage  # noqa: E402
-from localllm.scheduler.request import Finished  # noqa: E402
 from localllm.server.settings import ServerSettings  # noqa: E402
 from localllm.server.turn import Turn  # noqa: E402
 from tests.localllm.server.calls import served  # noqa: E402

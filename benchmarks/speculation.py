@@ -28,10 +28,10 @@ from time import perf_counter
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import localllm
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.speculation.setup import Speculation
 from localllm.model import Model
 from localllm.options import SpeculationOptions
-from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.speculation.setup import Speculation
 
 from compare import RESULTS, machine  # isort: skip
 from speculation_pair import PROMPTS  # isort: skip

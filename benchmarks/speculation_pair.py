@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import localllm
-from localllm.box import resolve
 from localllm.gguf import GGUFFile, NewTensor, open_gguf, write_gguf
+from localllm.loading.resolve import resolve
 from localllm.quant import dequantize, quantize
 
 FORMAT = "Q4_0"

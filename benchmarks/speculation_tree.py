@@ -23,8 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import localllm
+from localllm.generation.speculation.costs import DRAFTING, VERIFYING, measure_costs
 from localllm.model import Model
-from localllm.speculation.costs import DRAFTING, VERIFYING, measure_costs
 
 from compare import RESULTS, machine  # isort: skip
 from speculation_pair import PROMPTS  # isort: skip

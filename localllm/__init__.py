@@ -20,8 +20,8 @@ TYPE_CHECKING = False  # true for type checkers; importing it from typing would 
 if TYPE_CHECKING:
     from typing import Any
 
-    from localllm.conversation import Conversation
-    from localllm.errors import LocalLLMError
+    from localllm.base.errors import LocalLLMError
+    from localllm.chat import Conversation
     from localllm.generation.statistics import Usage
     from localllm.model import Model, load
     from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
@@ -63,11 +63,11 @@ __all__ = [
 __version__ = "0.3.0"
 
 _HOMES = {
-    "LocalLLMError": "localllm.errors",
+    "LocalLLMError": "localllm.base.errors",
     "Model": "localllm.model",
     "load": "localllm.model",
     "AnswerOptions": "localllm.options",
-    "Conversation": "localllm.conversation",
+    "Conversation": "localllm.chat",
     "DiffusionOptions": "localllm.options",
     "LoadOptions": "localllm.options",
     "SamplingOptions": "localllm.options",

@@ -13,11 +13,11 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting
 from localllm.engine import ContextFull, Engine, SequenceRows
-from localllm.errors import LocalLLMError
 from localllm.models import Config, Pooler, unit
 from localllm.models.config import Pooling
-from localllm.notice import Notice, Setting
 from localllm.tokenizer import Tokenizer
 
 F32 = NDArray[np.float32]

@@ -13,30 +13,30 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.answer.formats import find_format
 from localllm.backends.base import Progress
-from localllm.box import resolve
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import FILE, Notice, Setting
+from localllm.constrained.request import answer_constraint, prompt_tail, text_constraint
 from localllm.embedding import Embedder, normalized, rank_pair
-from localllm.errors import LocalLLMError
+from localllm.generation.request import LogitsProcessor, Request
+from localllm.generation.speculation.errors import NoDrafts
 from localllm.generation.stream import AHEAD
 from localllm.gguf import GGUFFile, open_gguf
-from localllm.held import answer_constraint, prompt_tail, text_constraint
-from localllm.loaded import refuse_serving
+from localllm.loading.loaded_model import refuse_serving
+from localllm.loading.resolve import resolve
+from localllm.loading.templated import Templated, messages_of
 from localllm.models import ModelError, architecture_of
-from localllm.notice import FILE, Notice, Setting
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
 from localllm.reply import Reply, pieces_of
-from localllm.scheduler.request import LogitsProcessor, Request
-from localllm.speculation.errors import NoDrafts
-from localllm.templated import Templated, messages_of
+from localllm.template.formats import find_format
 
 if TYPE_CHECKING:
-    from localllm.conversation import Conversation
+    from localllm.chat import Conversation
     from localllm.diffusion.canvas import Canvas
-    from localllm.generation.constraint import Constraint
+    from localllm.sampling.constraint import Constraint
 
 
 _SHOWN = (
@@ -196,7 +196,7 @@ class Model(Templated):
         model begins is constrained to their names and parameters, and returned in `Reply.tool_calls`. Everything else
         is as in `generate`. A warning reports each change that the template required in the messages.
         """
-        from localllm.answer.reader import AnswerReader
+        from localllm.output.reader import AnswerReader
 
         asked, given = divided(keywords, AnswerOptions, SamplingOptions)
         answer, sampling = AnswerOptions.given(options, asked), self._sampling(sampling, given)
@@ -228,7 +228,7 @@ class Model(Templated):
 
         Options are as in `chat`. With `context_shift`, a full context drops the oldest turns.
         """
-        from localllm.conversation import Conversation
+        from localllm.chat import Conversation
 
         asked, given = divided(keywords, AnswerOptions, SamplingOptions)
         answer, sampling = AnswerOptions.given(options, asked), self._sampling(sampling, given)
@@ -330,9 +330,9 @@ def load(
 
     Keywords override `options`. `progress(what, done, total)` is called as kernels are compiled and weights are read. A
     file without tensors loads for tokenizing only. With `observe`, the inputs of every matrix can be read after a step
-    (`localllm.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of predicting tokens; an
-    encoder always does. `sequences` prepares for a server: the number of requests that share the cache
-    (`localllm.scheduler`). A draft model changes the speed, not the distribution of the answers. With a GPU,
+    (`localllm.quantize.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of predicting
+    tokens; an encoder always does. `sequences` prepares for a server: the number of requests that share the cache
+    (`localllm.generation`). A draft model changes the speed, not the distribution of the answers. With a GPU,
     `Model.placed` describes what runs where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or
     SpeculationError, each with a message of one line.
     """

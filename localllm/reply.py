@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequen
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from localllm.generation.statistics import Usage
 
 if TYPE_CHECKING:
-    from localllm.answer.parts import Part
-    from localllm.answer.reader import AnswerReader
+    from localllm.generation.parts import Part
+    from localllm.generation.request import Event, Finished, Logprob
     from localllm.generation.stream import Stepper
-    from localllm.scheduler.request import Event, Finished, Logprob
+    from localllm.output.reader import AnswerReader
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
@@ -114,7 +114,7 @@ class Reply(Iterator[Piece]):
             self._end = piece.finished
 
     def _collect(self, parts: Iterable[Part]) -> None:
-        from localllm.answer.parts import CallArguments, CallStart
+        from localllm.generation.parts import CallArguments, CallStart
 
         for part in parts:
             if isinstance(part, CallStart):
@@ -257,9 +257,9 @@ _REASONS: dict[str, FinishReason] = {
 
 def pieces_of(events: Iterator[Event], reader: AnswerReader | None = None) -> Generator[Piece]:
     """Yield the pieces of an answer from its events. `reader` finds reasoning and tool calls in its text."""
-    from localllm.answer.parts import Content, Reasoning
-    from localllm.answer.reader import with_parts
-    from localllm.scheduler.request import Finished, Token
+    from localllm.generation.parts import Content, Reasoning
+    from localllm.generation.request import Finished, Token
+    from localllm.output.reader import with_parts
 
     try:
         for event in events:

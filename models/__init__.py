@@ -3,6 +3,9 @@
 architecture = architecture_of(metadata)
 config = read_config(metadata, architecture.name)
 plan = record(config, architecture, tensors)
+
+May import: base (printable, notices, files), quant, plan.
+Begin with: architectures.py (one row each), then forward.py and layers.py.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class LatentConfig:
 
 @dataclass(frozen=True, slots=True)
 class IndexerConfig:
-    """How positions are selected for attention; `plan.SelectPositions` defines the terms."""
+    """How positions are selected for attention; `plan.IndexerTopK` defines the terms."""
 
     heads: int
     head_dim: int
@@ -103,7 +103,7 @@ class CompressionConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """Hyper-connections; `plan.Connect` defines the terms."""
+    """Hyper-connections; `plan.HyperConnection` defines the terms."""
 
     streams: int
     eps: float

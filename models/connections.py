@@ -2,7 +2,7 @@
 
 Each block reads a weighted sum of the streams, and its output is added to every stream with a weight. The streams may
 also be mixed by a matrix whose rows and columns sum to about 1 (mHC, arXiv:2512.24880). All these weights are computed
-from the streams (`plan.Connect`).
+from the streams (`plan.HyperConnection`).
 """
 
 from __future__ import annotations

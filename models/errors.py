@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.printable import printable
+from localllm.base.printable import printable
 
 
 class ModelError(Exception):

@@ -1,7 +1,7 @@
 """The indexer of a layer (DeepSeek 3.2's "lightning indexer", arXiv:2512.02556): selects positions for attention.
 
 It has small queries and one small key per position, in its own cache, and selects the positions with the highest scores
-(`plan.SelectPositions`). Some layers reuse the selection of an earlier layer. If the context is so short that every
+(`plan.IndexerTopK`). Some layers reuse the selection of an earlier layer. If the context is so short that every
 position would be selected, nothing is recorded: attention reads all positions, and the indexer costs nothing.
 
 DeepSeek's models rotate queries and keys by a Hadamard matrix before they round them to FP8. Scores are the same

@@ -1,6 +1,6 @@
 """RWKV-6 and 7, standalone and in Qwen2-based models: every row is mixed with the previous one (token shift).
 
-The time mix replaces attention and is a `plan.MatrixScan` (WKV). The channel mix is RWKV's feed-forward, which also
+The time mix replaces attention and is a `plan.Wkv` (WKV). The channel mix is RWKV's feed-forward, which also
 reads the previous row; Qwen2-based models keep their own feed-forward. The row before the first position is zero.
 """
 

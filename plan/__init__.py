@@ -5,6 +5,9 @@ and replays it for every `Batch`. Nothing here computes.
 
 A value is a float32 matrix with one row per batch row ("batch", T rows) or per row whose logits are requested
 ("logits", L rows). Values are single-assignment: an operation never changes a value that another operation made.
+
+May import: quant.
+Begin with: plan.py and operations.py, then recorder.py, which writes a plan down.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 `FORMATS` is the support matrix. `dequantize` and `quantize` convert whole rows by format name. They check their input
 and work in chunks, so temporary memory stays small for any tensor.
+
+May import: base (printable, notices, files).
+Begin with: table.py (the formats), then formats/q4_q5.py.
 """
 
 from __future__ import annotations

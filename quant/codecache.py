@@ -15,8 +15,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from localllm.quant.atomic import NewFile
-from localllm.regular import open_regular, others_write
+from localllm.base.files.atomic import NewFile
+from localllm.base.files.regular import open_regular, others_write
 
 _DIGEST = hashlib.sha256().digest_size
 _MAX_LINKS = 40  # as in Linux

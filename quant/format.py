@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.printable import printable
+from localllm.base.printable import printable
 
 U8 = NDArray[np.uint8]
 F32 = NDArray[np.float32]

@@ -28,11 +28,11 @@ import numpy as np
 import localllm
 from localllm import quant
 from localllm.engine import SequenceRows
+from localllm.generation.speculation.rule import DraftToken
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.options import DiffusionOptions, SamplingOptions
-from localllm.speculation.rule import DraftToken
 from tests.backends.support import stored
-from tests.localllm.speculation.support import Told, drafting_by
+from tests.localllm.generation.speculation.support import Told, drafting_by
 from tests.models.kit import EMBEDDERS, KIT
 
 PATH = Path(__file__).with_suffix(".json")

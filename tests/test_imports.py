@@ -1,8 +1,9 @@
-"""The import rules of CONTRIBUTING.md hold in every file, judged by its source."""
+"""Who may import whom, read from the source: the rules of the layout (CONTRIBUTING.md) hold in every file."""
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -10,64 +11,94 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-GROUND = {"localllm.printable", "localllm.notice", "localllm.regular"}  # importable everywhere; they import nothing
-PACKAGES = ("localllm", "models", "backends", "plan", "quant")
+import localllm
 
-# The imports that a file may have besides the standard library. The longest matching prefix of its path applies.
-ALLOWED: dict[str, set[str]] = {
-    "quant": {"quant", "numpy"},
-    "quant/compiled": {"quant", "numpy", "numba", "llvmlite"},
-    "plan": {"plan", "quant", "numpy"},
-    "models": {"models", "plan", "quant", "numpy"},
-    "backends": {"backends", "plan", "quant", "numpy"},
-    "backends/cpu": {"backends", "plan", "quant", "numpy", "llvmlite"},
-    "backends/opencl": {"backends", "plan", "quant", "numpy", "pyopencl"},
-    "backends/cuda": {"backends", "plan", "quant", "numpy", "pycuda"},
-    "localllm": {"localllm", "models", "backends", "plan", "quant", "numpy"},
-    "localllm/template": {"localllm", "jinja2"},
-    "localllm/confined": {"localllm", "tokenizers"},
-    "localllm/answer": {"localllm", "numpy", "llguidance"},
-    "localllm/server": {"localllm", "models", "numpy", "starlette", "uvicorn", "prometheus_client"},
-    "localllm/store": {"localllm", "quant", "huggingface_hub"},
-    "localllm/convert": {"localllm", "models", "plan", "quant", "numpy", "gguf"},
-    "localllm/cli": {
-        *("localllm", "models", "backends", "plan", "quant", "numpy"),
-        *("rich", "typer", "platformdirs"),
-    },
-    "localllm/cli/plots": {"localllm", "matplotlib"},
-    "localllm/cli/top": {"localllm", "rich", "prometheus_client"},
-    "localllm/cli/chat": {"localllm", "backends", "rich", "platformdirs", "prompt_toolkit"},
+ROOT = Path(__file__).resolve().parent.parent
+TOP = ("quant", "plan", "models", "backends")  # rooms that are folders of the repository
+PACKAGES = ("localllm", *TOP)
+
+# Rooms, bottom up. A room imports only rooms in the lines above its own; `base` imports none.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("base",),
+    ("quant",),
+    ("plan",),
+    ("models", "backends", "gguf", "options", "sandbox", "hub"),
+    ("tokenizer", "engine"),
+    ("template", "sampling", "embedding", "convert"),
+    ("generation",),
+    ("output",),
+    ("constrained", "reply"),
+    ("loading",),
+    ("saved", "diffusion"),
+    ("chat",),
+    ("model",),
+    ("evaluation", "explain"),
+    ("quantize", "server"),
+    ("cli",),
+)
+SHARED = ("localllm.base.printable", "localllm.base.notices", "localllm.base.files")  # the parts of base for TOP
+ARROWS = 168  # imports from one room to another; lower this when the number falls
+
+# Third-party packages besides NumPy. The longest prefix of a file's path decides; other files import none.
+FOREIGN: dict[str, set[str]] = {
+    "quant/compiled": {"numba", "llvmlite"},
+    "backends/cpu": {"llvmlite"},
+    "backends/opencl": {"pyopencl"},
+    "backends/cuda": {"pycuda"},
+    "localllm/template": {"jinja2"},
+    "localllm/sandbox": {"tokenizers"},
+    "localllm/constrained": {"llguidance"},
+    "localllm/server": {"starlette", "uvicorn", "prometheus_client"},
+    "localllm/hub": {"huggingface_hub"},
+    "localllm/convert": {"gguf"},
+    "localllm/cli": {"rich", "typer", "platformdirs"},
+    "localllm/cli/plots": {"matplotlib"},
+    "localllm/cli/top": {"rich", "prometheus_client"},
+    "localllm/cli/chat": {"rich", "platformdirs", "prompt_toolkit"},
 }
+NO_NUMPY = ("localllm/base", "localllm/options", "localllm/sandbox", "localllm/hub")
 FILES = sorted(
     path
     for package in PACKAGES
     for path in (ROOT / package).rglob("*.py")
-    if path.relative_to(ROOT).parts[1] not in PACKAGES  # skip symbolic links
+    if path.relative_to(ROOT).parts[1] not in PACKAGES  # links
 )
 
 
-def _room(module: str, name: str = "") -> str:
-    """Return `module` without the package's name, as rules name the folders."""
-    if module in GROUND:
-        return "ground"
-    inside = f"{module}.{name}" if module == "localllm" and name in PACKAGES else module
-    first, _, rest = inside.partition(".")
-    return rest if first == "localllm" and rest.split(".")[0] in PACKAGES else inside
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def module(path: Path, root: Path = ROOT) -> str:
+    """The name by which a file is imported: all rooms are in localllm."""
+    parts = path.relative_to(root).with_suffix("").parts
+    inside = root == ROOT and parts[0] != "localllm"
+    return ".".join(("localllm", *parts) if inside else parts).removesuffix(".__init__")
+
+
+def room(module: str) -> str:
+    """The room of a module: a folder or a file in localllm; "" for `localllm` itself and `__main__`."""
+    found = f"{module}.".split(".")[1] if module.startswith("localllm.") else ""
+    return "" if found == "__main__" else found
 
 
 def imports(path: Path, *, only_at_import: bool = False) -> set[str]:
-    """Return the modules that a file imports. `only_at_import`: only those imported with the file, not in functions."""
+    """Modules that a file names in its imports; with `only_at_import`, only imports that run at its import."""
     found = set()
     nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Import):
-            found |= {_room(alias.name) for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
             assert node.module is not None
-            found |= {_room(node.module, alias.name) for alias in node.names}
+            inside = node.module == "localllm"  # a room, or a public name
+            found |= {
+                localllm._HOMES.get(alias.name, f"localllm.{alias.name}") if inside else node.module
+                for alias in node.names
+                if not (inside and alias.name == "__version__")
+            }
         lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or (
             isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         )
@@ -76,15 +107,64 @@ def imports(path: Path, *, only_at_import: bool = False) -> set[str]:
     return found
 
 
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+# -- rooms -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_imports_what_its_place_allows() -> None:
-    known, wrong = {*sys.stdlib_module_names, "ground"}, []
+def arrows() -> dict[str, set[str]]:
+    """The rooms that each room imports, including lazy imports and those for type checkers."""
+    found: dict[str, set[str]] = {}
     for path in FILES:
-        place = max((p for p in ALLOWED if name(path).startswith(p + "/")), key=len)
-        wrong += [(name(path), m) for m in imports(path) if m.split(".")[0] not in known | ALLOWED[place]]
+        here = room(module(path))
+        if here:
+            found.setdefault(here, set()).update({room(each) for each in imports(path)} - {here, ""})
+    return found
+
+
+def test_a_room_imports_only_those_below_it() -> None:
+    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+    found = arrows()
+    assert found.keys() == floor.keys()
+    assert [(a, b) for a, into in found.items() for b in into if floor[b] >= floor[a]] == []
+
+
+def test_the_top_level_rooms_import_only_three_parts_of_base() -> None:
+    for path in FILES:
+        if name(path).startswith(TOP):
+            shared = {each for each in imports(path) if room(each) == "base"}
+            assert all(each.startswith(SHARED) for each in shared), path
+
+
+def test_the_number_of_arrows_does_not_grow() -> None:
+    found = arrows()
+    count = sum(map(len, found.values()))
+    print(f"{len(found)} rooms, {count} arrows")
+    assert count <= ARROWS
+
+
+def test_the_docstring_of_a_room_says_what_it_may_import_and_where_to_begin() -> None:
+    for here, into in arrows().items():
+        path = ROOT / ("" if here in TOP else "localllm") / here / "__init__.py"
+        if path.exists():
+            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            found = re.search(r"^May import: (.+?)\.\nBegin with: (.+?)\Z", text, re.MULTILINE | re.DOTALL)
+            assert found is not None, path
+            allowed = set(re.sub(r"\(.*?\)", "", found[1]).replace("\n", " ").replace(" ", "").split(","))
+            assert into <= allowed or "allroomsbelow" in allowed, path
+            files = re.findall(r"[\w/]+\.py", found[2])
+            assert files, path
+            assert [each for each in files if not (path.parent / each).exists()] == [], path
+
+
+# -- packages, and when they are imported ----------------------------------------------------------------------------
+
+
+def test_a_file_imports_the_packages_of_its_place() -> None:
+    known, wrong = {*sys.stdlib_module_names, "localllm"}, []
+    for path in FILES:
+        place = max((p for p in FOREIGN if name(path).startswith(p + "/")), key=len, default="")
+        numpy = set() if name(path).startswith(NO_NUMPY) else {"numpy"}
+        allowed = known | FOREIGN.get(place, set()) | numpy
+        wrong += [(name(path), m) for m in imports(path) if m.split(".")[0] not in allowed]
     assert wrong == []
 
 
@@ -102,15 +182,17 @@ def test_nothing_imports_the_command_line() -> None:
 def test_what_compiles_is_imported_when_it_is_called() -> None:
     for path in FILES:
         if not name(path).startswith("quant/compiled/"):
-            early = {m for m in imports(path, only_at_import=True) if m.startswith(("quant.compiled", "numba"))}
-            assert early == set(), path
+            early = imports(path, only_at_import=True)
+            assert not {m for m in early if m.startswith(("localllm.quant.compiled", "numba"))}, path
 
 
 def test_a_backend_is_imported_when_it_is_opened() -> None:
     for path in FILES:
         if not name(path).startswith(("backends/", "quant/compiled/")):
-            early = {m for m in imports(path, only_at_import=True) if m.startswith(("backends.cpu", "llvmlite"))}
-            allowed = {"backends.cpu.backend"} if name(path) == "localllm/cli/commands/bench.py" else set()
+            early = {
+                m for m in imports(path, only_at_import=True) if m.startswith(("localllm.backends.cpu", "llvmlite"))
+            }
+            allowed = {"localllm.backends.cpu.backend"} if name(path) == "localllm/cli/commands/bench.py" else set()
             assert early <= allowed, path
 
 
@@ -118,7 +200,7 @@ def test_the_hub_is_imported_when_a_model_is_fetched() -> None:
     for path in FILES:
         early = imports(path, only_at_import=True)
         assert not {m for m in early if m.startswith("huggingface_hub")}, path
-        if name(path) not in ("localllm/store/hub.py", "localllm/store/pull.py"):
+        if name(path) not in ("localllm/hub/client.py", "localllm/hub/pull.py"):
             assert not {m for m in imports(path) if m.startswith("huggingface_hub")}, path
 
 
@@ -144,18 +226,11 @@ def test_imports_are_found_wherever_they_stand(tmp_path: Path, code: str, found:
     assert imports(tmp_path / "m.py", only_at_import=True) == {m for m in found if m != "c"}
 
 
-# -- cycles ----------------------------------------------------------------------------------------------------------
-
-
-def module(path: Path, root: Path = ROOT) -> str:
-    """Return the import name of a file; all rooms are in localllm."""
-    parts = path.relative_to(root).with_suffix("").parts
-    inside = root == ROOT and parts[0] != "localllm"
-    return ".".join(("localllm", *parts) if inside else parts).removesuffix(".__init__")
+# -- circles ---------------------------------------------------------------------------------------------------------
 
 
 def graph(files: Mapping[str, Path]) -> dict[str, set[str]]:
-    """Return the import graph among `files`, with imports in functions and for type checkers."""
+    """The modules among `files` that each imports: when it is called and for type checkers, too."""
     found: dict[str, set[str]] = {}
     for importer, path in files.items():
         names: set[str] = set()
@@ -170,7 +245,7 @@ def graph(files: Mapping[str, Path]) -> dict[str, set[str]]:
 
 
 def circle(files: Mapping[str, Path]) -> list[str]:
-    """Return an import cycle; nothing without one."""
+    """Modules that import one another in a circle; an empty list without a circle."""
     try:
         TopologicalSorter(graph(files)).prepare()
     except CycleError as error:
@@ -181,10 +256,8 @@ def circle(files: Mapping[str, Path]) -> list[str]:
 def test_no_modules_import_one_another_in_a_circle() -> None:
     files = {module(path): path for path in FILES}
     edges = graph(files)
-    assert {"localllm.engine", "localllm.tokenizer"} <= edges[
-        "localllm.generation.core"
-    ]  # names, and modules of packages
-    assert "localllm.speculation.setup" in edges["localllm.predictor"]  # imported only for type checkers
+    assert {"localllm.engine", "localllm.tokenizer"} <= edges["localllm.generation.core"]  # names of packages
+    assert "localllm.generation.speculation.setup" in edges["localllm.loading.predictor"]  # for type checkers alone
     assert circle(files) == []
 
 

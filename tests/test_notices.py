@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import FILE, N, Notice, Setting, Together
 from localllm.cli.flags import GROUPS, flag_of, typed
 from localllm.cli.table import COMMANDS
-from localllm.errors import LocalLLMError
-from localllm.notice import FILE, N, Notice, Setting, Together
 from localllm.options import declared
 from tests.test_imports import FILES, name
 
@@ -22,9 +22,9 @@ FLAGS = {flag for each in OPTIONS for flag in each.option.flags}
 FOREIGN = {  # looks like a flag of ours but is not
     ("backends/cuda/nvrtc.py", "-v"),  # an option of NVIDIA's assembler
     ("localllm/__main__.py", "-m"),  # an option of Python
-    ("localllm/confined/process.py", "-c"),  # an option of Python
-    ("localllm/machine/system.py", "-n"),  # an option of sysctl
-    ("localllm/notice.py", "--backend"),  # an example
+    ("localllm/sandbox/process.py", "-c"),  # an option of Python
+    ("localllm/base/machine/system.py", "-n"),  # an option of sysctl
+    ("localllm/base/notices.py", "--backend"),  # an example
     ("quant/formats/q1_q2.py", "-d"),  # minus d
 }
 

@@ -13,7 +13,7 @@ from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.lowering import Lowering
 from localllm.backends.cpu.program import Program, place_barriers
 from localllm.backends.stages import Stage
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.plan import Operation, Plan, Value
 from localllm.plan.rewrites.fusion import fuse
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 
 LINE = 64
 

@@ -16,7 +16,7 @@ from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import executor
 from localllm.backends.cpu.kernels.executor import Own, Sync, own_slot
 from localllm.backends.cpu.memory import address
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 
 IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling a token, too short to heat an idle machine
 

@@ -20,7 +20,7 @@ from localllm.backends.cpu.memory import Arena, address, aligned
 from localllm.backends.cpu.panels import FloatPanel, IntegerPanel, panel_count
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import FORMATS, INTEGER_PANELS, panel_of
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.plan import Tensor, Weight
 from localllm.quant import dequantize, row_bytes
 

@@ -24,7 +24,7 @@ from localllm.backends.gpu.backend import GpuBackend, pick
 from localllm.backends.gpu.compiled import CompiledStore
 from localllm.backends.gpu.conformance.verdicts import Conformance
 from localllm.backends.gpu.device import Facts, Grid, out_of_memory
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.quant.codecache import default_folder
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from localllm.backends.base import BackendError
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 

@@ -14,7 +14,7 @@ from localllm.backends.gpu.conformance.verdicts import Conformance
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.gpu.program import Program
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.plan import Plan, Value
 
 

@@ -15,7 +15,7 @@ from localllm.backends.gpu.lowering import FLOATS, Lowering
 from localllm.backends.gpu.program import Program
 from localllm.backends.gpu.references import Fixed
 from localllm.backends.stages import Stage
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.plan import Operation, Plan, Value
 from localllm.plan.rewrites.fusion import fuse
 

@@ -11,7 +11,7 @@ from localllm.backends.gpu import formats
 from localllm.backends.gpu.cachetypes import block_bytes
 from localllm.backends.gpu.device import LESS_MEMORY, Device
 from localllm.backends.gpu.program import Program
-from localllm.notice import Notice
+from localllm.base.notices import Notice
 from localllm.plan import Plan
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError
-from localllm.notice import N, Notice, Setting
+from localllm.base.notices import N, Notice, Setting
 
 Grid = tuple[int, int, int]  # work-groups
 LEAST_LOCAL = 32 << 10  # bytes of local memory that OpenCL guarantees; no kernel needs more on such devices

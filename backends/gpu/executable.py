@@ -40,7 +40,7 @@ from localllm.backends.gpu.steps import (
 from localllm.backends.lookups import Lookups
 from localllm.backends.shell import RopeTables, Shell
 from localllm.backends.stages import Stage
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.plan import F32, Batch, Plan, Rope, Tensor, Value, rope_table
 
 NOTHING_SENT = np.empty((0, 0), np.int32)

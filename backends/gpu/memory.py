@@ -16,7 +16,7 @@ from localllm.backends.gpu.kernels.kernel import Grid, Launch
 from localllm.backends.gpu.program import Program
 from localllm.backends.gpu.references import CacheOf, Fixed, MatrixOf, Reference, RopeTableOf, VectorOf
 from localllm.backends.gpu.steps import step_words
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.plan import BLOCK, F32, Plan, Tensor, Weight
 from localllm.quant import dequantize
 

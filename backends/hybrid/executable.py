@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError, Executable, Limits, Memory, TopK, TopKExecutable
 from localllm.backends.hybrid.cut import Side
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.plan import F32, Batch, Tensor, Value
 from localllm.plan.rewrites.split import Split
 

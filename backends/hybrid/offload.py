@@ -23,7 +23,7 @@ from localllm.backends.base import (
 from localllm.backends.hybrid.backend import HybridBackend
 from localllm.backends.hybrid.cut import Placement, cut_plan, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
-from localllm.notice import Notice, Setting, Together
+from localllm.base.notices import Notice, Setting, Together
 from localllm.plan import Plan
 
 RESERVE, SHARE = 1 << 30, 20  # bytes to leave free: RESERVE, or 1/SHARE of the free memory if that is less

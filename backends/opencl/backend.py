@@ -17,7 +17,7 @@ from localllm.backends.gpu.compiled import CompiledStore
 from localllm.backends.gpu.conformance.verdicts import Conformance
 from localllm.backends.gpu.device import Facts, Grid, out_of_memory
 from localllm.backends.opencl.devices import kind_of, of_kinds, package, reason_of
-from localllm.notice import Notice
+from localllm.base.notices import Notice
 from localllm.quant.codecache import default_folder
 
 OPTIONS = ("-cl-std=CL1.2",)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from localllm.backends.base import BackendError
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 
 SIMULATOR = "oclgrind"  # for tests; it reports itself as a GPU, but is a thousand times slower
 

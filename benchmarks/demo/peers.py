@@ -3,7 +3,7 @@
     python benchmarks/demo/peers.py FOLDER     (which holds llama-quantize, llama-perplexity and llama-imatrix)
 
 A new model needs them in tests/localllm/quantize/test_conversion.py, tests/localllm/evaluation/test_likelihood.py and
-tests/localllm/calibration/test_imatrix.py; `--write` updates the first and the last.
+tests/localllm/quantize/calibration/test_imatrix.py; `--write` updates the first and the last.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from localllm.calibration.imatrix import read_imatrix  # noqa: E402
-from tests.localllm.calibration import test_imatrix  # noqa: E402
+from localllm.quantize.calibration.imatrix import read_imatrix  # noqa: E402
 from tests.localllm.quantize import test_conversion  # noqa: E402
+from tests.localllm.quantize.calibration import test_imatrix  # noqa: E402
 
 TARGET, DRAFT = (ROOT / "models" / "demo" / name for name in ("demo.gguf", "draft.gguf"))
 TEXT = ROOT / "benchmarks" / "demo" / "smalltalk.txt"

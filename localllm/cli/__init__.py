@@ -1,4 +1,5 @@
-"""The command line: `main.py` runs it, `table.py` lists the commands, `commands` does the work, `terminal` prints.
+"""The command line. Only `main.main` turns an error into a line and an exit code.
 
-The rest of the program imports nothing from here. Only `main.main` turns errors into a line and an exit code.
+May import: all rooms below.
+Begin with: main.py, table.py (the commands), then starting.py; commands/ does the work, terminal/ prints.
 """

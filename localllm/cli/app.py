@@ -18,12 +18,12 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
+from localllm.base.spelling import closest
 from localllm.cli import complete
 from localllm.cli.flags import typed
 from localllm.cli.foreign import FOREIGN
 from localllm.cli.options import ConfigurationOptions
 from localllm.options import Option, OptionError, Options, SamplingOptions, declared
-from localllm.spelling import closest
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _NONE = object()  # an explicit None, such as `-n -1`; in Typer None means that the option is not given

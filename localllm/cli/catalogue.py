@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
+from localllm.base.spelling import closest
 from localllm.cli.app import Command, UsageError, nearest_name
 from localllm.cli.values import keys_of, plain_key
 from localllm.options import DeclaredOption, Options, declared
-from localllm.spelling import closest
 
 OWN = "config"  # the command that shows the configuration; nothing configures it
 ALIKE = {"web": "serve"}  # commands with the same options as another one, under whose name they are configured

@@ -9,8 +9,8 @@ from localllm.options.load import BACKENDS, CACHE_TYPES
 
 def models(incomplete: str) -> list[str]:
     """Return bundled models, GGUF files, folders that may contain models, and names from the model stores."""
-    from localllm.box import BOX
-    from localllm.store import StoreFolders, everything
+    from localllm.hub import StoreFolders, everything
+    from localllm.loading.resolve import BOX
 
     named = [each.name for each in everything(StoreFolders.here()) if not each.problem]
     known = [name for name in (*BOX, *sorted(named)) if name.startswith(incomplete)]

@@ -11,11 +11,11 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from localllm.base.files.outputs import new_file
 from localllm.cli.commands.tables import architectures, formats, pre_tokenizers, tokenizers
 from localllm.cli.flags import flag_of, typed
 from localllm.cli.terminal.formatting import markdown
 from localllm.options import Options, declared
-from localllm.outputs import new_file
 
 
 def commands() -> str:
@@ -65,7 +65,7 @@ def presets() -> str:
 
 def files_alone() -> str:
     """Return the architectures that cannot be converted from Hugging Face folders."""
-    from localllm.convert.recipes import RECIPES
+    from localllm.convert.recipes.table import RECIPES
     from localllm.models import ARCHITECTURES
 
     return textwrap.fill(", ".join(sorted(set(ARCHITECTURES) - set(RECIPES))), 120, break_on_hyphens=False)
@@ -73,7 +73,7 @@ def files_alone() -> str:
 
 def classes() -> str:
     """Return the transformers class names whose folders can be converted."""
-    from localllm.convert.recipes import BY_CLASS
+    from localllm.convert.recipes.table import BY_CLASS
 
     return textwrap.fill(", ".join(sorted(BY_CLASS)), 120, break_on_hyphens=False)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from localllm.base.notices import Notice, Setting, said
 from localllm.cli import options, tool_options
-from localllm.notice import Notice, Setting, said
 from localllm.options import (
     AnswerOptions,
     DiffusionOptions,

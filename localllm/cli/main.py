@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from localllm.base.notices import BeyondTraining, NotUsed
 from localllm.cli.app import Filled, UsageError, read_command_line
 from localllm.cli.flags import typed
 from localllm.cli.naming import with_command
@@ -22,7 +23,6 @@ from localllm.cli.table import COMMANDS
 from localllm.cli.terminal.console import YELLOW, fail, guarded, say
 from localllm.cli.terminal.signals import unwinding
 from localllm.cli.version import version
-from localllm.notice import BeyondTraining, NotUsed
 
 ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
@@ -139,7 +139,7 @@ def _explain(error: Exception) -> int:
 def _users() -> tuple[type[Exception], ...]:
     """Return the types of errors that the user can fix."""
     from localllm.backends import BackendError
-    from localllm.errors import LocalLLMError
+    from localllm.base.errors import LocalLLMError
     from localllm.models import ModelError
     from localllm.quant import QuantError
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from localllm.box import BOX, is_model_folder, resolve
+from localllm.base.printable import printable
+from localllm.base.spelling import closest
 from localllm.cli import options
 from localllm.cli.app import UsageError
-from localllm.printable import printable
-from localllm.spelling import closest
+from localllm.loading.resolve import BOX, is_model_folder, resolve
 
 _MODEL_FLAGS = ("-m", "--model", "-hf", "-hfr", "--hf-repo")
 
@@ -33,9 +33,9 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
 
 def _is_model(word: str) -> bool:
     """Return whether a word is a model, or cannot be anything else."""
-    from localllm.store import StoreFolders, everything
-    from localllm.store.reference import REFERENCE
-    from localllm.store.search import is_path, matches
+    from localllm.hub import StoreFolders, everything
+    from localllm.hub.reference import REFERENCE
+    from localllm.hub.search import is_path, matches
 
     path = Path(word)
     if path.is_file() or is_model_folder(path) or word in BOX or is_path(word) or REFERENCE.fullmatch(word):
@@ -45,8 +45,8 @@ def _is_model(word: str) -> bool:
 
 def _nearest(word: str, commands: Collection[str]) -> str:
     """Return the closest command, model and file as text; "" if none is close."""
-    from localllm.store import StoreFolders, everything
-    from localllm.store.search import beside, nearest_models
+    from localllm.hub import StoreFolders, everything
+    from localllm.hub.search import beside, nearest_models
 
     model = nearest_models(word, everything(StoreFolders.here())) or closest(word, BOX)
     found = [command] if (command := closest(word, commands)) else []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.options import AnswerOptions, LoadOptions, OptionError, Options, ServeOptions, group, option, same
 from localllm.options.answer import content
 from localllm.options.kinds import PATH, TEXT, Kind, integer, one_of, several
@@ -24,8 +24,8 @@ _words = partial(option, (), kind=several(TEXT), argument=True)
 
 def _reference(text: str) -> str:
     """Return USER/REPO[:QUANT] without a URL prefix."""
-    from localllm.store.errors import StoreError
-    from localllm.store.reference import reference
+    from localllm.hub.errors import StoreError
+    from localllm.hub.reference import reference
 
     try:
         return str(reference(text))

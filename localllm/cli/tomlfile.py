@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from localllm.base.files.regular import read_given
 from localllm.cli.app import UsageError
-from localllm.regular import read_given
 
 MOST = 1 << 18  # bytes; a usual configuration has a few hundred
 _AT = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from localllm.base.files.regular import open_regular
 from localllm.convert.files import check_inside
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json
-from localllm.regular import open_regular
 
 _MAX_CARD = 1 << 16  # maximum bytes of README.md to read; its front matter has a few hundred
 _TEXTS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}

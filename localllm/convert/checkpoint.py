@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from localllm import quant
-from localllm.closing import Closing
+from localllm.base.closing import Closing
+from localllm.base.errors import LocalLLMError
+from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.card import general_keys, sampling_keys
 from localllm.convert.errors import ConvertError
@@ -29,22 +31,20 @@ from localllm.convert.modules import (
     read_modules,
     width_keys,
 )
-from localllm.convert.pocket_recipes import told_by_tensors
 from localllm.convert.quantized import read_packing
 from localllm.convert.recipe import From, Recipe, Sizes
-from localllm.convert.recipes import BY_CLASS
+from localllm.convert.recipes.pocket_tts import told_by_tensors
+from localllm.convert.recipes.table import BY_CLASS
 from localllm.convert.rope_scaling import rope_of
 from localllm.convert.safetensors import open_shards
-from localllm.convert.shelf import TensorRegistry
 from localllm.convert.special import untrained_keys
 from localllm.convert.tensor import LazyTensor
+from localllm.convert.tensor_registry import TensorRegistry
 from localllm.convert.tokenizer_keys import tokenizer_keys
-from localllm.errors import LocalLLMError
 from localllm.models import ARCHITECTURES, ModelError, record
 from localllm.models import read_config as read_gguf_config
 from localllm.models.reading.bounds import MAX_LAYERS
 from localllm.plan import summarize
-from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")

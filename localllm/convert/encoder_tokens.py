@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from localllm.base.printable import printable
 from localllm.convert.bpe_tokens import space_prefix
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import steps
@@ -28,7 +29,6 @@ from localllm.convert.tokens import (
     is_byte,
     vocabulary,
 )
-from localllm.printable import printable
 
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 

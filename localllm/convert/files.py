@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from localllm.base.files.regular import inside, open_regular, read_regular
 from localllm.convert.errors import ConvertError
-from localllm.regular import inside, open_regular, read_regular
 
 MOST_BYTES = 1 << 28  # the largest tokenizer.json seen has 35 MB
 

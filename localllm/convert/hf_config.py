@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import read_json
-from localllm.printable import printable
 
 # Names of the nested table with the text model's settings, outermost first. Qwen Omni nests it inside the table of its
 # thinker. InternVL's own code uses llm_config, DeepSeek-OCR language_config.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.recipe import Mapped, Recipe, Sizes
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
-from localllm.printable import printable
 
 _COMPUTED = (
     *("position_ids", "token_type_ids", "rotary_emb.inv_freq"),

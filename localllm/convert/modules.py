@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.files import check_inside, read_file
 from localllm.convert.jsonfile import objects, parse_json, read_json
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
-from localllm.printable import printable
 
 _MAX_BYTES = 1 << 20  # for modules.json
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # GGUF pooling types

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import steps as parts
-from localllm.printable import printable
 from localllm.tokenizer.pretokenize import CASED_LETTERS
 
 _ENDS = r"\s*[\r\n]|\s+(?!\S)|\s+"

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from localllm.base.files.positioned import read_at
+from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
 from localllm.convert.files import open_file
 from localllm.convert.jsonfile import parse_json, read_json
 from localllm.convert.tensor import U8, LazyTensor
-from localllm.positioned import read_at
-from localllm.printable import printable
 
 _MAX_HEADER = 100_000_000  # bytes; the same limit as in the safetensors package
 _MAX_DIMENSIONS = 8

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
 from localllm.convert.files import read_file
 from localllm.convert.tokens import CONTROL, NORMAL, TokenizerFiles, Tokens, add_tokens
-from localllm.printable import printable
 from localllm.tokenizer.encoders import BYTE_LETTERS
 
 FILE = "tiktoken.model"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from localllm.confined import Confined, ConfinedError, folder_tokenizer
+from localllm.base.printable import printable
 from localllm.convert.bpe_tokens import from_bytes, from_merges, from_pieces, from_utf8
 from localllm.convert.encoder_tokens import from_unigram, from_unigram_pieces, from_wordpiece
 from localllm.convert.errors import ConvertError
@@ -26,7 +26,7 @@ from localllm.convert.tiktoken_tokens import from_tiktoken, tiktoken_kind
 from localllm.convert.tokens import ADDED_SCORE, CONTROL, TokenizerFiles, optional
 from localllm.convert.world_tokens import FILE as WORLD
 from localllm.convert.world_tokens import from_world
-from localllm.printable import printable
+from localllm.sandbox import Confined, ConfinedError, folder_tokenizer
 from localllm.tokenizer import Tokenizer
 
 _CHECK = (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import objects, read_json
-from localllm.printable import printable
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types in GGUF files
 SPACE = "\u2581"

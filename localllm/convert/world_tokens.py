@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
 from localllm.convert.files import read_lines
 from localllm.convert.tokens import CONTROL, NORMAL, TokenizerFiles, Tokens
-from localllm.printable import printable
 
 FILE = "rwkv_vocab_v20230424.txt"
 _MAX_BYTES = 1 << 24  # the only known file has 1 MB

@@ -1,5 +1,5 @@
-"""Text diffusion: masked tokens of a canvas are unmasked step by step (docs/diffusion.md), by pure functions.
+"""Text diffusion: a canvas of masked tokens settles step by step (docs/diffusion.md).
 
-`schedule` sets how many tokens to unmask per step, `choice` proposes tokens and selects the positions to unmask,
-`canvas` runs the steps as a generator, and `reading` reads a file's diffusion settings.
+May import: base, options, engine, sampling, loading.
+Begin with: model.py, then canvas.py (the steps), choice.py (proposals) and schedule.py (how many settle).
 """

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting
 from localllm.diffusion.canvas import Canvas, Diffusion, fill
 from localllm.diffusion.reading import masking_of
 from localllm.engine import ContextFull, Engine, SequenceRows
-from localllm.errors import LocalLLMError
-from localllm.notice import Notice, Setting
 from localllm.options import DiffusionOptions, SamplingOptions
 
 if TYPE_CHECKING:
-    from localllm.loaded import LoadedModel
+    from localllm.loading.loaded_model import LoadedModel
 
 
 def diffuse(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 
 _MASK = "tokenizer.ggml.mask_token_id"
 _SHIFTED = "diffusion.shift_logits"

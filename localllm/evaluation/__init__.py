@@ -1,7 +1,7 @@
-"""Measure the quality of a model on a text: perplexity, and the divergence of its distributions from a base model's.
+"""Measure a model on a text: perplexity, and KL divergence from a base model.
 
-`cut_windows` splits a text into windows, a `ModelSource` or a `LogitsFile` provides log probabilities, `evaluate`
-scores the windows, and `statistics` summarizes the scores.
+May import: base, model.
+Begin with: windows.py (`cut`, `evaluate`), then likelihood.py (`statistics`).
 """
 
 from __future__ import annotations

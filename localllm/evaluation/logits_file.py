@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.outputs import new_file
+from localllm.base.files.regular import open_regular
+from localllm.base.notices import Notice, Setting
 from localllm.evaluation.likelihood import F32
 from localllm.evaluation.windows import Windows
-from localllm.notice import Notice, Setting
-from localllm.outputs import new_file
-from localllm.regular import open_regular
 
 MAGIC = b"_logits_"
 HEAD = len(MAGIC) + 12

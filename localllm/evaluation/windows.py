@@ -16,10 +16,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting
 from localllm.evaluation.likelihood import F32, Scores, compare, log_softmax, score
 from localllm.model import Model
-from localllm.notice import Notice, Setting
 
 PIECE_BYTES = 16 << 20  # maximum bytes of log probabilities at a time; several arrays of this size exist together
 

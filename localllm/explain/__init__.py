@@ -1,2 +1,5 @@
-"""How an answer was made. recorder.py observes it, record.py stores the observations, choices.py shows the samplers'
-effect, costs.py computes what operations read and multiply, account.py sums up, and page.py writes an HTML page."""
+"""Explain an answer: what each step read, computed and chose, and where the time went.
+
+May import: base, plan, backends, options, tokenizer, engine, sampling, generation, model.
+Begin with: recorder.py, record.py, then account.py; page.py writes the HTML.
+"""

@@ -12,9 +12,9 @@ import numpy as np
 from localllm.backends.base import Clocked, Roofs
 from localllm.explain.costs import Cost, costs_of
 from localllm.explain.record import Record, StepRecord
+from localllm.generation.request import Finished
 from localllm.model import Model
 from localllm.plan import BLOCK
-from localllm.scheduler.request import Finished
 
 MEASURE_SECONDS = 0.1
 MOST_SHARE = 1.05  # maximum plausible share of a limit; more means that other threads did part of the work

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine.top_k import Doubles, top_k_indices
 from localllm.explain.record import Candidate, StageRecord
 from localllm.options import SamplingOptions
 from localllm.sampling.chain import Candidates, enabled_names, softmax
-from localllm.sampling.select import Doubles, top_k_indices
 
 
 class Seen(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from localllm.printable import printable
+from localllm.base.printable import printable
 
 _EMPTY = {"meta", "line", "rect"}  # void elements; the last two are SVG's and self-closing
 

@@ -10,14 +10,14 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm import cache
+from localllm import engine as cache
 from localllm.backends.base import Clocked
 from localllm.engine import Engine, SequenceRows
 from localllm.explain.choices import chain_of, seen
 from localllm.explain.record import Record, StepRecord, TokenChoice, Who
+from localllm.generation.request import Choosing
 from localllm.model import Model
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.request import Choosing
 
 
 class AnswerRecorder:

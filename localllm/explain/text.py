@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from localllm.base.printable import printable
 from localllm.explain.record import StageRecord, TokenChoice
-from localllm.printable import printable
 
 
 def shown(raw: bytes) -> str:

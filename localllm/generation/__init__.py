@@ -1,6 +1,5 @@
-"""Generates answers.
+"""From requests to tokens: the loop that admits, batches and samples, speculative decoding, stop strings, usage.
 
-core.py is the loop, stream.py steps it for consumers of events, text.py converts tokens to text and finds stop strings,
-statistics.py counts and times, constraint.py is the interface for constrained decoding, and exclusive.py lets one
-thread at a time use an engine.
+May import: base, backends, options, tokenizer, engine, sampling.
+Begin with: core.py (`step`), then request.py, schedule.py and running.py; stream.py and scheduler.py run it.
 """

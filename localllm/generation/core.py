@@ -2,7 +2,7 @@
 
 The tokens of a request do not depend on the other requests in the batch: the engine computes each row independently,
 drafts are accepted only if the sampler chooses the same tokens, and each request has its own random numbers. stream.py
-steps the core in the threads that consume events; `localllm.scheduler.scheduler` steps it in one thread, for a server.
+steps the core in the threads that consume events; `localllm.generation.scheduler` steps it in one thread, for a server.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from localllm.backends.base import BackendError
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting, said
 from localllm.engine import ContextFull, Engine, Result
-from localllm.errors import LocalLLMError
-from localllm.notice import Notice, Setting, said
+from localllm.generation.interfaces import Observer, PrefixStore, SchedulerLimits
+from localllm.generation.request_state import RequestState, Ticket
+from localllm.generation.running import Running
+from localllm.generation.schedule import Schedule, StepPart
 from localllm.options import SamplingOptions
 from localllm.sampling.repetition import Breakers
-from localllm.scheduler.answering import RequestState, Ticket
-from localllm.scheduler.interfaces import Observer, PrefixStore, SchedulerLimits
-from localllm.scheduler.running import Running
-from localllm.scheduler.schedule import Schedule, StepPart
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from localllm.generation.speculation.drafts import Drafts
     from localllm.sampling.sampler import Sampler
-    from localllm.scheduler.drafts import Drafts
 
 
 class Core:

@@ -15,11 +15,11 @@ from threading import get_ident, main_thread
 from types import FrameType
 from typing import TypeVar
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from localllm.generation.core import Core
+from localllm.generation.request import Event, Failed, Finished, Request
+from localllm.generation.request_state import RequestState, Ticket
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.answering import RequestState, Ticket
-from localllm.scheduler.request import Event, Failed, Finished, Request
 
 T = TypeVar("T")
 _MOST_IDLE = 10_000  # steps without work while a thread waits; more are reported as a bug instead of hanging

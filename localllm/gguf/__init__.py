@@ -1,5 +1,8 @@
-"""GGUF files: `open_gguf` validates a model file and returns its metadata and tensors, still in their stored formats;
-`write_gguf` streams one to disk. Supports little-endian versions 2 and 3, single and split files."""
+"""GGUF files: `open_gguf` checks a file against its own size and gives metadata and tensors; `write_gguf` writes one.
+
+May import: base, quant.
+Begin with: file.py, then header.py. Little-endian versions 2 and 3, single and split files.
+"""
 
 from __future__ import annotations
 

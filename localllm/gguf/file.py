@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.closing import Closing
+from localllm.base.closing import Closing
+from localllm.base.files.positioned import expect, read_at
+from localllm.base.files.regular import NotRegular, open_regular
+from localllm.base.printable import printable
 from localllm.gguf.header import Header, Stored, TensorInfo, read_header
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray
-from localllm.positioned import expect, read_at
-from localllm.printable import printable
-from localllm.regular import NotRegular, open_regular
 
 MetadataValue = bool | int | float | str | NDArray[Any] | StringArray
 

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
+from localllm.base.printable import printable
 from localllm.gguf import layout
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray, decode, scan_strings
-from localllm.printable import printable
 
 ReadInto = Callable[[memoryview, int, str], None]  # (view to fill, offset, field for the error)
 Stored = bool | str | np.generic | NDArray[Any] | StringArray

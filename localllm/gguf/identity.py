@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 
+from localllm.base.printable import printable
 from localllm.gguf.file import GGUFFile
-from localllm.printable import printable
 
 SAMPLE = 1024  # bytes, three times per tensor
 _CHUNK = 1 << 20

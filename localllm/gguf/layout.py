@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from localllm import quant
-from localllm.errors import LocalLLMError
-from localllm.printable import printable
+from localllm.base.errors import LocalLLMError
+from localllm.base.printable import printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # the same layout when little-endian; version 3 only adds big-endian files

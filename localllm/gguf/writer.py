@@ -1,5 +1,5 @@
-"""Write GGUF version 3: one file, with tensors streamed in chunks, through `localllm.outputs`. The writer follows the
-reader's rules and llama.cpp's order: tensors without gaps, each padded to the alignment."""
+"""Write GGUF version 3: one file, with tensors streamed in chunks, through `localllm.base.files.outputs`. The writer
+follows the reader's rules and llama.cpp's order: tensors without gaps, each padded to the alignment."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
+from localllm.base.files.outputs import new_file
+from localllm.base.printable import printable
 from localllm.gguf import layout
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray, encode
-from localllm.outputs import new_file
-from localllm.printable import printable
 
 Chunk = bytes | bytearray | memoryview | NDArray[np.uint8]
 Chunks = Chunk | Iterable[Chunk]

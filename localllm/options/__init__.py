@@ -1,7 +1,7 @@
-"""The program's options, each declared once: name, type, default, unit, help, flags and allowed values.
+"""The options, each declared once: name, type, default, unit, help, flags and allowed values. Loads nothing heavy.
 
-Commands, the Python API, `bench` and the server use these groups. Nothing here depends on a command, and importing this
-package loads no heavy modules.
+May import: base.
+Begin with: declare.py, then load.py and sampling.py; structure.py and thinking.py hold what a request asks for.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from localllm.notice import Notice, Written
+from localllm.base.files.regular import read_text
+from localllm.base.notices import Notice, Written
 from localllm.options.declare import Options, option
 from localllm.options.kinds import JSON, Kind, OptionError, checked, integer
-from localllm.regular import read_text
 
 if TYPE_CHECKING:
-    from localllm.answer.structure import ConstraintSpec, Structure
-    from localllm.answer.thinking import Thinking
+    from localllm.options.structure import ConstraintSpec, Structure
+    from localllm.options.thinking import Thinking
 
 
 _MOST = 2**63 - 1  # programs send their largest integer to mean "no limit"
@@ -152,7 +152,7 @@ class AnswerOptions(Options):
     @property
     def structure(self) -> Structure | None:
         """The required structure of the answer, or None. OptionError if a schema and a grammar are given."""
-        from localllm.answer.structure import Structure
+        from localllm.options.structure import Structure
 
         if self.json_schema is not None and self.grammar:
             raise OptionError("json_schema and grammar are both given; an answer can match one of them")
@@ -166,14 +166,14 @@ class AnswerOptions(Options):
     @property
     def asked(self) -> ConstraintSpec:
         """The constraints of an answer to messages. Raises OptionError as `structure` does."""
-        from localllm.answer.structure import ConstraintSpec
+        from localllm.options.structure import ConstraintSpec
 
         return ConstraintSpec(self.structure, reasoning_tokens=self.thinking.budget)
 
     @property
     def thinking(self) -> Thinking:
         """The reasoning options."""
-        from localllm.answer.thinking import Thinking
+        from localllm.options.thinking import Thinking
 
         return Thinking.of(self.think)
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
+from localllm.base.spelling import closest
 from localllm.options.kinds import SWITCH, TEXT, Kind, OptionError
-from localllm.spelling import closest
 
 
 class Option(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.options.declare import Options, option
 from localllm.options.kinds import Kind, OptionError, checked, integer, number, optional
 

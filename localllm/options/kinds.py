@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 
 
 class OptionError(LocalLLMError):

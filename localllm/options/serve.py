@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from localllm.notice import Notice, Setting, Written
+from localllm.base.notices import Notice, Setting, Written
 from localllm.options.answer import LIMIT, AnswerOptions
 from localllm.options.declare import Options, option, same
 from localllm.options.kinds import PATH, SIZE, Kind, OptionError, checked, integer, one_of, several

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from localllm.notice import FILE, Notice, Setting
+from localllm.base.notices import FILE, Notice, Setting
 from localllm.options.declare import Options, option
 from localllm.options.kinds import PATH, OptionError, integer, one_of
 

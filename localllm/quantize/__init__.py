@@ -1,5 +1,5 @@
-"""Quantize a model (a GGUF file or a Hugging Face folder) to a GGUF file.
+"""Quantize a GGUF file or a Hugging Face folder to a GGUF file, with or without calibration on a text.
 
-`source` opens the input. `jobs` chooses a format for every tensor and adds up sizes. `conversion` streams the tensors
-through worker threads into the file. `quant` converts numbers to blocks.
+May import: base, quant, plan, backends, gguf, options, convert, loading, model, evaluation.
+Begin with: source.py, jobs.py (a format per tensor), then conversion.py; calibration/ measures a model.
 """

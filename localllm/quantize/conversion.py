@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from localllm import quant
 from localllm.backends.base import Progress
-from localllm.calibration.imatrix import Imatrix
-from localllm.calibration.method import Method
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from localllm.gguf import NewTensor
 from localllm.plan import F32, Tensor
 from localllm.quant import FORMATS, QuantError
+from localllm.quantize.calibration.imatrix import Imatrix
+from localllm.quantize.calibration.method import Method
 from localllm.quantize.jobs import Job, QuantizeError
 
 U8 = NDArray[np.uint8]

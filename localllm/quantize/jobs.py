@@ -8,14 +8,14 @@ from math import prod
 
 import numpy as np
 
-from localllm.calibration.imatrix import Imatrix
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import FILE, Notice, Setting
 from localllm.gguf import NewTensor, file_size
 from localllm.gguf.header import Stored
 from localllm.gguf.layout import shape_problem, tensor_bytes
-from localllm.notice import FILE, Notice, Setting
 from localllm.quant import FORMATS
 from localllm.quant.mixes import FLOATS, MIXES, FormatChoice, MixOptions, QuantMix, allows, choose_formats, in_order
+from localllm.quantize.calibration.imatrix import Imatrix
 from localllm.quantize.source import Source, geometry_of
 
 QUANTIZATION_VERSION = 2  # version of ggml's formats, for general.quantization_version

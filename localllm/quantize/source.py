@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from localllm.box import resolve
 from localllm.convert import open_checkpoint
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.gguf.header import Stored
+from localllm.loading.resolve import resolve
 from localllm.plan import Tensor
 from localllm.quant.mixes import ALIASES, MIXES, Geometry
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from localllm.calibration.imatrix import Imatrix
-from localllm.calibration.mix import best
-from localllm.calibration.sensitivity import Trial, fit_kld
 from localllm.quant import FORMATS
 from localllm.quant.mixes import MixOptions, role
+from localllm.quantize.calibration.imatrix import Imatrix
+from localllm.quantize.calibration.mix import best
+from localllm.quantize.calibration.sensitivity import Trial, fit_kld
 from localllm.quantize.jobs import Job, QuantizeError, check_jobs, copy_jobs, given_jobs, quantizable, size_of
 from localllm.quantize.source import Source
 

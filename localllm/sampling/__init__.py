@@ -1,2 +1,5 @@
-"""From logits to the next token: chain.py has the samplers, sampler.py runs them, and defaults.py reads the
-recommendations of a file. Their options are `localllm.options.SamplingOptions`."""
+"""From logits to the next token: the samplers, the chain that runs them, and the interface of constraints.
+
+May import: base, options, engine.
+Begin with: sampler.py, then chain.py. Their options are `localllm.options.SamplingOptions`.
+"""

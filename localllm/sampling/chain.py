@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine.top_k import FIRST, Doubles, Floats, Ids, Indices, descending, leading, top_k_indices
 from localllm.options import SamplingOptions
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.feedback import FITTED, Feedback, toward, zipf_count
 from localllm.sampling.infill import Spellings, continuations_of
 from localllm.sampling.repetition import Breakers, continuations, window_counts
-from localllm.sampling.select import FIRST, Doubles, Floats, Ids, Indices, descending, leading, top_k_indices
 
 HIGHEST = 1e20  # far above the largest logit of any working model; below it, no computation here overflows
 COLDEST = 1e-10  # lower temperatures count as 0

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from localllm.engine.top_k import Doubles
 from localllm.options import SamplingOptions
-from localllm.sampling.select import Doubles
 
 FITTED = 100  # most likely tokens from which Mirostat 1 estimates the exponent of Zipf's law
 _PEAK, _SHARPNESS, _WIDTH = 5.0, 10.0, 0.3  # adaptive-p: largest logit, slope, and distance from the target of slope 1

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.sampling.select import Doubles, Ids, Indices
+from localllm.engine.top_k import Doubles, Ids, Indices
 
 COMBINED = 1024  # most likely candidates whose texts are compared; without a limit llama.cpp takes minutes per token
 _LEAST = 0.2  # minimum probability of a continuation

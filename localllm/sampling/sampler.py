@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine.top_k import Doubles, Ids
 from localllm.options import SamplingOptions
 from localllm.sampling.chain import (
     HIGHEST,
@@ -34,10 +35,9 @@ from localllm.sampling.errors import SamplingError
 from localllm.sampling.feedback import Feedback
 from localllm.sampling.infill import Spellings
 from localllm.sampling.repetition import Breakers
-from localllm.sampling.select import Doubles, Ids
 
 if TYPE_CHECKING:
-    from localllm.generation.constraint import Constraint
+    from localllm.sampling.constraint import Constraint
 
 
 _MANY = 4096  # candidates; below this number, float64 probabilities are as fast

@@ -10,7 +10,7 @@ from time import monotonic, perf_counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from localllm.scheduler.request import within_share
+from localllm.generation.request import within_share
 from localllm.server.accounts import ACCOUNT
 from localllm.server.body import BODIES
 from localllm.server.errors import Draining, TooManyRequests

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from localllm.printable import printable
+from localllm.base.printable import printable
 from localllm.server.errors import BadRequest, TooLarge, TooSlow
 from localllm.server.lanes import Lane
 from localllm.server.limits import ServerLimits

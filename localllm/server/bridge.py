@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from localllm.scheduler.answering import Ticket
-from localllm.scheduler.request import Event, Failed, Finished, Request
+from localllm.generation.request import Event, Failed, Finished, Request
+from localllm.generation.request_state import Ticket
 
 T = TypeVar("T")
 Submit = Callable[[Request, Callable[[Event], None]], Ticket]

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.generation.request import Event, Finished, Started, Token
 from localllm.generation.statistics import Usage
-from localllm.scheduler.request import Event, Finished, Started, Token
 
 T = TypeVar("T")
 

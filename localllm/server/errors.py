@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from localllm.base.errors import LocalLLMError
 from localllm.engine import ContextFull
-from localllm.errors import LocalLLMError
 
 
 class BadRequest(LocalLLMError):

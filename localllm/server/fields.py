@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from localllm.printable import printable
+from localllm.base.printable import printable
 from localllm.server.errors import BadRequest
 from localllm.server.turn import Json
 

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Literal
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
 from localllm.model import Model

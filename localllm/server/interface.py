@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from localllm.generation.request import Event
 from localllm.options import SamplingOptions
-from localllm.scheduler.request import Event
 from localllm.server.observer import ServiceObserver
 from localllm.server.turn import Completion, EmbedResult, ModelInfo, SlotAction, Turn
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from localllm.machine.heap import return_pages
+from localllm.base.machine.heap import return_pages
 from localllm.server.accounts import ACCOUNT
 
 T = TypeVar("T")

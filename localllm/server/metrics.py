@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm import __version__
+from localllm.base.printable import printable
+from localllm.generation import interfaces
 from localllm.generation.statistics import Usage
-from localllm.printable import printable
-from localllm.scheduler import interfaces
 from localllm.server.limits import LOOKING
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from localllm.generation.request import Event, Finished, Prefilled, Started, Token, account_of
 from localllm.generation.statistics import Usage
-from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token, account_of
 from localllm.server.metrics import Metrics
 from localllm.server.turn import Completion, EmbedResult, Generation, Turn
 

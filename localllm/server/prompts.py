@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.answer.formats import find_format
-from localllm.answer.grammars import AnswerFormat
-from localllm.answer.messages import CallForm, call_form, fitted
-from localllm.answer.thinking import with_thinking
-from localllm.answer.thought import begin
-from localllm.held import prompt_tail
+from localllm.constrained.request import prompt_tail
 from localllm.model import Model
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.turn import Completion, Continued, Turn
 from localllm.template import ChatEncoder, ChatTemplate
+from localllm.template.format import AnswerFormat
+from localllm.template.formats import find_format
 from localllm.template.origin import MODEL, OWN, Text, joined
+from localllm.template.reasoning import begin, with_thinking
+from localllm.template.tool_messages import CallForm, call_form, fitted
 
 FILL = {  # role of a token: its keys in GGUF files
     "prefix": ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"),

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from localllm.answer.structure import NotFinished
-from localllm.confined import ConfinedError
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import said
+from localllm.base.printable import printable
 from localllm.engine import ContextFull
-from localllm.errors import LocalLLMError
+from localllm.generation.errors import QueueFull, Stopped
 from localllm.gguf.layout import GGUFError
-from localllm.notice import said
-from localllm.printable import printable
-from localllm.scheduler.errors import QueueFull, Stopped
+from localllm.options.structure import NotFinished
+from localllm.sandbox import ConfinedError
 from localllm.server import errors
 
 Kind = Literal[

@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from localllm.errors import LocalLLMError
-from localllm.notice import Notice, Setting
-from localllm.scheduler.request import within_share
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting
+from localllm.generation.request import within_share
 from localllm.server.accounts import account_of_address
 from localllm.server.admission import Admission
 from localllm.server.settings import ServerSettings

@@ -18,8 +18,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.notice import Notice, Setting
-from localllm.printable import printable
+from localllm.base.notices import Notice, Setting
+from localllm.base.printable import printable
 from localllm.server.accounts import account_of_address
 from localllm.server.errors import BadRequest, Forbidden, Unauthorized
 from localllm.server.http import CLIENT, refused

@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.answer.constraint import GrammarVocabulary, NotCompiled
-from localllm.answer.reader import AnswerReader
-from localllm.answer.structure import ConstraintSpec
-from localllm.cache.slot_files import SlotFiles
-from localllm.closing import Closing
+from localllm.base.closing import Closing
+from localllm.base.notices import Notice, Setting
+from localllm.constrained.constraint import GrammarVocabulary, NotCompiled
+from localllm.constrained.request import ConstraintSource, answer_constraint, text_constraint
 from localllm.embedding import normalized, rank_pair
-from localllm.generation.constraint import Constraint
-from localllm.held import ConstraintSource, answer_constraint, text_constraint
+from localllm.generation.interfaces import Observer, PrefixStore, SchedulerLimits
+from localllm.generation.request import Request
+from localllm.generation.scheduler import Scheduler
 from localllm.model import Model
-from localllm.notice import Notice, Setting
-from localllm.scheduler.interfaces import Observer, PrefixStore, SchedulerLimits
-from localllm.scheduler.request import Request
-from localllm.scheduler.scheduler import Scheduler
+from localllm.options.structure import ConstraintSpec
+from localllm.output.reader import AnswerReader
+from localllm.sampling.constraint import Constraint
+from localllm.saved.slot_files import SlotFiles
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.lanes import Lane, is_large
 from localllm.server.prompts import Prompt, Prompts
 from localllm.server.turn import Completion, EmbedResult, Generation, SlotAction, Turn
 
 if TYPE_CHECKING:
-    from localllm.answer.child import GrammarChild
+    from localllm.constrained.child import GrammarChild
     from localllm.template import ChatTemplate
     from localllm.tokenizer import Tokenizer
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from localllm.answer.reader import with_parts
-from localllm.answer.thinking import SWITCHES
+from localllm.generation.interfaces import Load
+from localllm.generation.request import Event, Finished
 from localllm.options import SamplingOptions
-from localllm.scheduler.interfaces import Load
-from localllm.scheduler.request import Event, Finished
+from localllm.options.thinking import SWITCHES
+from localllm.output.reader import with_parts
 from localllm.server.bridge import Inbox
 from localllm.server.info import Info
 from localllm.server.metrics import Metrics
 from localllm.server.observer import ServiceObserver
-from localllm.server.shelf import ModelRegistry
+from localllm.server.registry import ModelRegistry
 from localllm.server.turn import Completion, EmbedResult, Generation, SlotAction, Thinking, Turn
 
 if TYPE_CHECKING:

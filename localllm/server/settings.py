@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.regular import read_given
 from localllm.options import ServeOptions
 from localllm.options.serve import KEY_BYTES, KEYS
-from localllm.regular import read_given
 from localllm.server.limits import ServerLimits
 
 KEY_FILE_BYTES = 1 << 20

@@ -3,7 +3,7 @@
     OpenAI, Anthropic, Ollama, llama.cpp  ->  Turn  ->  Service.answer  ->  Event ...  ->  the protocol's own events
 
 A protocol converts its request to a `Turn` (or a `Completion`) and the events back; templates, tokens and the scheduler
-are hidden from it. The events come from `localllm.scheduler.request`, with their parts. An answer that fills its
+are hidden from it. The events come from `localllm.generation.request`, with their parts. An answer that fills its
 context ends with the reason "length".
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from localllm.answer.structure import Structure as Structure  # re-exported for protocols
-from localllm.answer.thinking import Thinking as Thinking
+from localllm.options.structure import Structure as Structure  # re-exported for protocols
+from localllm.options.thinking import Thinking as Thinking
 
 Json = dict[str, Any]
 ToolChoice = Literal["auto", "none", "required"]

@@ -1,4 +1,8 @@
-"""Chat templates: convert a conversation to the text and the tokens that a model was trained on."""
+"""Chat templates: from messages to the prompt, and how each family of models writes reasoning and tool calls.
+
+May import: base, options, sandbox, tokenizer.
+Begin with: chat_template.py, then encode.py (control tokens) and formats.py (the table of formats).
+"""
 
 from __future__ import annotations
 

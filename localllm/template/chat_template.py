@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from localllm.confined import Confined, ConfinedError, ConfinedSlow, ResourceLimits
+from localllm.sandbox import Confined, ConfinedError, ConfinedSlow, ResourceLimits
 from localllm.template.errors import TemplateError, TemplateLimit, TemplateRejected
 from localllm.template.origin import Text
 

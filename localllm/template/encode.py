@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from localllm.answer.formats import find_format
+from localllm.template.formats import find_format
 from localllm.template.origin import MODEL, OWN, marked
 
 if TYPE_CHECKING:

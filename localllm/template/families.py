@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from localllm.confined import Confined
-from localllm.regular import read_text
+from localllm.base.files.regular import read_text
+from localllm.sandbox import Confined
 from localllm.template.chat_template import MAX_SOURCE, ChatTemplate
 from localllm.template.errors import TemplateError
 

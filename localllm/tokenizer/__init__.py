@@ -1,4 +1,8 @@
-"""Convert text to token ids and back, with the vocabulary of GGUF metadata."""
+"""Text to token ids and back, with the vocabulary of GGUF metadata; ids equal llama.cpp's.
+
+May import: base, gguf.
+Begin with: tokenizer.py, then vocab.py and pretokenize.py.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 
 
 class TokenizerError(LocalLLMError):

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 
-from localllm.notice import Notice, Setting
-from localllm.printable import printable
+from localllm.base.notices import Notice, Setting
+from localllm.base.printable import printable
 from localllm.tokenizer.errors import TokenizerError
 
 _LONGEST_NAME = 40  # maximum characters of a name to compare

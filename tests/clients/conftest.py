@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.box import resolve
 from localllm.gguf import NewTensor, open_gguf, write_gguf
+from localllm.loading.resolve import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = Path(__file__).with_name("hermes.jinja")

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.answer.grammars import AnswerFormat
-from localllm.answer.writer import written_call
+from localllm.template.call_writer import written_call
+from localllm.template.format import AnswerFormat
 
 MARK = "PLAN:"
 OPENING = "<|im_start|>assistant<|im_sep|>"

@@ -14,12 +14,12 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.answer.formats import find_format
 from localllm.cli.main import main
 from localllm.model import Model
 from localllm.options import SamplingOptions
 from localllm.sampling.repetition import Breakers
 from localllm.sampling.sampler import Sampler
+from localllm.template.formats import find_format
 from tests.clients.plans import answer_to
 
 

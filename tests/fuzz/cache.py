@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 import localllm
-from localllm.cache import prompt_cache
 from localllm.plan import BLOCK
+from localllm.saved import prompt_cache
 from tests.fuzz import fence, values
 from tests.fuzz.case import OURS, Case, Wrong
 from tests.localllm.support import write_model

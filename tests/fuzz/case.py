@@ -10,7 +10,7 @@ from random import Random
 from typing import ClassVar, Protocol
 
 from localllm.backends import BackendError
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from localllm.models import ModelError
 from localllm.quant import QuantError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
-from localllm.confined import Confined, ResourceLimits
+from localllm.sandbox import Confined, ResourceLimits
 
 
 class PerProcess:

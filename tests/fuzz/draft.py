@@ -7,8 +7,8 @@ from random import Random
 from typing import ClassVar
 
 import localllm
+from localllm.generation.speculation import costs
 from localllm.options import LoadOptions, SpeculationOptions
-from localllm.speculation import costs
 from tests.fuzz import fence, values
 from tests.fuzz.case import Case, Wrong
 from tests.fuzz.gguf import (

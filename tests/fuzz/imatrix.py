@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.calibration import imatrix
-from localllm.calibration.imatrix import Imatrix, ImatrixEntry
+from localllm.quantize.calibration import imatrix
+from localllm.quantize.calibration.imatrix import Imatrix, ImatrixEntry
 from localllm.quantize.jobs import metadata
 from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong

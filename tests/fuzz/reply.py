@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from localllm.confined import Confined, ConfinedError, ResourceLimits
-from localllm.confined.wire import HEAD
+from localllm.sandbox import Confined, ConfinedError, ResourceLimits
+from localllm.sandbox.wire import HEAD
 from tests.fuzz import reply_task, values
 from tests.fuzz.case import Case, Wrong
 from tests.fuzz.children import PerProcess

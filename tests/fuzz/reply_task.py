@@ -6,8 +6,8 @@ import base64
 import os
 from typing import Any
 
-from localllm.confined.wire import NUMBER
-from tests.localllm.confined.attacks import _number, _write
+from localllm.sandbox.wire import NUMBER
+from tests.localllm.sandbox.attacks import _number, _write
 
 
 def prepare() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from localllm.confined import ResourceLimits, folder_tokenizer
 from localllm.convert import open_checkpoint, tokenizer_keys
 from localllm.gguf import open_gguf, write_gguf
 from localllm.quantize.conversion import ConversionSettings, conversion
 from localllm.quantize.jobs import copy_jobs, metadata
+from localllm.sandbox import ResourceLimits, folder_tokenizer
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong

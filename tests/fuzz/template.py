@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from localllm.confined import Confined, ResourceLimits
+from localllm.sandbox import Confined, ResourceLimits
 from localllm.template import FAMILIES, ChatTemplate, TemplateError, TemplateLimit
 from tests.conftest import SHARED_DATA
 from tests.fuzz import attacks

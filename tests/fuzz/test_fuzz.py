@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from tests.fuzz import fence
 from tests.fuzz.__main__ import KINDS
 from tests.fuzz.case import Case

@@ -20,12 +20,12 @@ from llvmlite import ir
 import localllm
 from localllm.backends.cpu.isa import Isa, host
 from localllm.backends.cpu.jit import Kernel, Library
-from localllm.cache import prompt_cache
-from localllm.calibration import imatrix
-from localllm.calibration.imatrix import Imatrix, ImatrixEntry
 from localllm.evaluation import Windows
 from localllm.evaluation.logits_file import save_base
 from localllm.gguf import write_gguf
+from localllm.quantize.calibration import imatrix
+from localllm.quantize.calibration.imatrix import Imatrix, ImatrixEntry
+from localllm.saved import prompt_cache
 from tests.fuzz.case import OURS, Case, Wrong
 from tests.localllm.support import write_model
 

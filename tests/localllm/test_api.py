@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import localllm
-from localllm.conversation import Conversation, template_of
+from localllm.chat import Conversation, template_of
 from localllm.gguf import NewTensor, write_gguf
 from localllm.models import ModelError
 from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared

@@ -13,11 +13,11 @@ import pytest
 import localllm
 from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.reference import ReferenceBackend
+from localllm.base.notices import NotUsed
 from localllm.engine import ContextFull
 from localllm.gguf import open_gguf
 from localllm.gguf.writer import NewTensor, write_gguf
 from localllm.model import Model
-from localllm.notice import NotUsed
 from tests.localllm.support import PROGRAM, write_model
 from tests.models.kit import EMBEDDERS, KitModel
 from tests.models.support import Driver, nmse, open_model, plan_of

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import localllm
+from localllm.base.errors import LocalLLMError
 from localllm.engine import SequenceRows
-from localllm.errors import LocalLLMError
+from localllm.generation.request import Request
 from localllm.model import Model
-from localllm.scheduler.request import Request
+from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
-from localllm.server.shelf import ModelRegistry
 from tests.localllm import t5
-from tests.localllm.scheduler.support import ask, scheduled
+from tests.localllm.generation.support import ask, scheduled
 from tests.localllm.server.test_together import client, opened
 from tests.localllm.support import PROGRAM
 from tests.localllm.test_embedding import expected, write_t5

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import localllm
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
+from localllm.generation.interfaces import SchedulerLimits
 from localllm.options import SamplingOptions
-from localllm.scheduler.interfaces import SchedulerLimits
 from tests.localllm.diffusion.test_diffusion import write_diffusion
-from tests.localllm.speculation.support import eager
+from tests.localllm.generation.speculation.support import eager
 from tests.localllm.test_embedding import write_embedder
 from tests.models.kit import KIT
 

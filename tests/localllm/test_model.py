@@ -14,12 +14,12 @@ import pytest
 import localllm
 from localllm.backends.base import BackendError
 from localllm.engine import ContextFull
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.request import Finished
 from localllm.gguf import GGUFError, NewTensor, open_gguf, write_gguf
-from localllm.loaded import NoTokenizer, NoWeights
+from localllm.loading.loaded_model import NoTokenizer, NoWeights
 from localllm.options import OptionError
 from localllm.plan import BLOCK
-from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.scheduler.request import Finished
 from localllm.tokenizer import TokenizerError
 from tests.backends.support import model as random_model
 from tests.backends.support import tokens

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import localllm
-from localllm.errors import LocalLLMError
-from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.base.errors import LocalLLMError
+from localllm.generation.interfaces import SchedulerLimits
 
 PROMPT = "Once upon a time"
 LONG = 4000  # tokens; takes longer than any test

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import localllm
-import localllm.opening
+import localllm.loading.loader
+from localllm.base.errors import LocalLLMError
 from localllm.cli.main import main
-from localllm.errors import LocalLLMError
+from localllm.generation.request import Request
+from localllm.generation.scheduler import Scheduler
 from localllm.gguf import NewTensor, write_gguf
 from localllm.options import SamplingOptions
-from localllm.scheduler.request import Request
-from localllm.scheduler.scheduler import Scheduler
-from tests.localllm.scheduler.support import ask, stepper_of
+from tests.localllm.generation.support import ask, stepper_of
 from tests.models.kit import KIT
 from tests.models.support import Driver, MemoryWeight, bind_reference, nmse, plan_of
 
@@ -62,11 +62,11 @@ def test_a_table_takes_no_memory_and_show_says_so(tmp_path: Path, capsys: pytest
 
 def test_a_server_has_the_memory_that_a_table_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """20 MB are free, the table has 21, all other tensors 2, and the cache needs 4."""
-    monkeypatch.setattr(localllm.opening, "free_memory", lambda: 20_000_000)
+    monkeypatch.setattr(localllm.loading.loader, "free_memory", lambda: 20_000_000)
     path = write(tmp_path / "model.gguf", 500)
     with localllm.load(path, backend="cpu", threads=1, ctx_size=256, sequences=2) as model:
         assert model.context == 256
-    monkeypatch.setattr(localllm.opening, "free_memory", lambda: 2_000_000)
+    monkeypatch.setattr(localllm.loading.loader, "free_memory", lambda: 2_000_000)
     with pytest.raises(LocalLLMError, match="MiB are free beside the weights"):
         localllm.load(path, backend="cpu", threads=1, ctx_size=256, sequences=2)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from localllm.answer.formats import find_format
+from localllm.template.formats import find_format
 from localllm.tokenizer import Tokenizer
 from tests.models.support import Driver, MemoryWeight, bind_reference, open_model, plan_of
 

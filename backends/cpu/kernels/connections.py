@@ -1,4 +1,4 @@
-"""Coefficients of hyper-connections, as `plan.Connect` defines them: a few numbers per row.
+"""Coefficients of hyper-connections, as `plan.HyperConnection` defines them: a few numbers per row.
 
 A vector holds the numbers of one part, or of one row of the mixing matrix; sums over streams add them in order.
 """

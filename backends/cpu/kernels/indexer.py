@@ -1,4 +1,4 @@
-"""The indexer: scores of all visible positions, and the selection of the best (`plan.SelectPositions`).
+"""The indexer: scores of all visible positions, and the selection of the best (`plan.IndexerTopK`).
 
 The score of a position is one chain of operations: over the width of a key for each head, then over the heads. With few
 rows, threads divide the work of a row: a task scores SHARE cache blocks of a row, and a second kernel selects. With
@@ -48,7 +48,7 @@ class IndexerArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class IndexerShape:
-    """The parameters that a kernel is compiled for; `plan.SelectPositions` defines them."""
+    """The parameters that a kernel is compiled for; `plan.IndexerTopK` defines them."""
 
     heads: int
     head_dim: int

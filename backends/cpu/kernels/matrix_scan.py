@@ -1,4 +1,4 @@
-"""The WKV scan of RWKV-6 and 7, as `plan.MatrixScan` defines it.
+"""The WKV scan of RWKV-6 and 7, as `plan.Wkv` defines it.
 
 A task is a head of one sequence of the batch, and processes the rows in order of position. Neighbouring values are the
 lanes, and every number has one chain of operations, as in `recurrence`.
@@ -48,7 +48,7 @@ def append_matrices(of: WkvLayer) -> PlanKernel[WkvArguments]:
 
 
 def wkv(of: WkvLayer, before: bool) -> PlanKernel[WkvArguments]:
-    """Emit `plan.MatrixScan`."""
+    """Emit `plan.Wkv`."""
     at, line = matrix_states(of), 4 * whole_strips(of.value_dim)
     vectors = whole_strips(of.value_dim) // LANES
     tiles = [range(first, min(first + TILE, vectors)) for first in range(0, vectors, TILE)]

@@ -22,6 +22,7 @@ from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, source_text
 from localllm.backends.reference import ReferenceExecutable
+from localllm.base.printable import printable
 from localllm.plan import (
     BLOCK,
     F32,
@@ -47,7 +48,6 @@ from localllm.plan import (
     Wkv,
     flattened,
 )
-from localllm.printable import printable
 
 # Rows of each step: one step per kernel that the number of rows selects (`kernel.FEW_ROWS`, `products.SOME_ROWS`).
 ROWS = (70, 19, 9, 1)

@@ -22,7 +22,7 @@ from localllm.backends.gpu.conformance.running import answers, run_segments, tol
 from localllm.backends.gpu.conformance.segments import Segment, segments
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.program import Program
-from localllm.notice import Setting
+from localllm.base.notices import Setting
 from localllm.plan import Plan, Value
 from localllm.quant.codecache import CodeCache
 

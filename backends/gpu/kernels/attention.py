@@ -26,7 +26,7 @@ from localllm.backends.gpu.kernels.kernel import (
 )
 from localllm.backends.gpu.kernels.rowwise import Delivered
 from localllm.backends.gpu.references import Fixed
-from localllm.notice import Notice, Setting
+from localllm.base.notices import Notice, Setting
 from localllm.plan import BLOCK, CacheLayer, rows_of_block
 
 K = TypeVar("K", bound=Kernel[Any])

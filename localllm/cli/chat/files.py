@@ -10,9 +10,9 @@ import tempfile
 from base64 import b64encode
 from pathlib import Path
 
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.regular import open_regular
 from localllm.cli.terminal.console import raw
-from localllm.errors import LocalLLMError
-from localllm.regular import open_regular
 
 _MOST_COPIED = 74_994  # bytes; several terminals ignore longer texts
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from localllm.base.files.outputs import OutputError, append_file, new_file
+from localllm.base.files.regular import open_regular
 from localllm.cli.terminal.console import YELLOW, say
-from localllm.outputs import OutputError, append_file, new_file
-from localllm.regular import open_regular
 
 MOST = 1000  # maximum number of messages kept
 _MOST_TEXT = 20_000  # characters of one message; longer ones are not kept

@@ -11,9 +11,9 @@ from pathlib import Path
 from time import strftime
 
 from localllm import __version__
+from localllm.base.files.outputs import OutputError, new_file
+from localllm.base.files.regular import open_regular
 from localllm.cli.terminal.console import YELLOW, say
-from localllm.outputs import OutputError, new_file
-from localllm.regular import open_regular
 
 MOST = 20  # maximum number of conversations kept
 _MOST_FILE = 64 << 20  # maximum number of bytes read

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from localllm.base.errors import LocalLLMError
+from localllm.chat import Conversation
 from localllm.cli.app import nearest_name
 from localllm.cli.flags import typed
 from localllm.cli.options import DisplayOptions
 from localllm.cli.values import key_of, keys_of, plain_key, value_of_text
-from localllm.conversation import Conversation
-from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.options import (
     AnswerOptions,

@@ -6,8 +6,8 @@ import os
 from errno import EACCES
 from pathlib import Path
 
+from localllm.base.files.regular import foreign
 from localllm.cli.terminal.console import YELLOW, say
-from localllm.regular import foreign
 
 
 def state_folder() -> Path | None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from threading import Event
 
 from localllm.backends.base import Memory
-from localllm.cache.prompt_cache import check_replaceable
+from localllm.base.errors import LocalLLMError
+from localllm.chat import Conversation
 from localllm.cli.chat import files
 from localllm.cli.chat.journal import Journal
 from localllm.cli.chat.settings import ChatSettings
@@ -26,12 +27,11 @@ from localllm.cli.terminal.formatting import in_columns, size
 from localllm.cli.terminal.keeping import put_down, take_up
 from localllm.cli.terminal.quiet import Quiet
 from localllm.cli.terminal.wrapping import width_of
-from localllm.conversation import Conversation
 from localllm.engine import ContextFull
-from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Usage
 from localllm.model import Model
 from localllm.reply import Reply
+from localllm.saved.prompt_cache import check_replaceable
 
 FORCE = "--force "  # before a file name: allows the file to be replaced
 CHOICES = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting
 from localllm.cli.options import DisplayOptions, KeepingOptions, OpeningOptions, RunOptions
 from localllm.cli.terminal.console import YELLOW, say
-from localllm.errors import LocalLLMError
-from localllm.notice import Notice, Setting
 from localllm.options import AnswerOptions, DiffusionOptions
 
 if TYPE_CHECKING:

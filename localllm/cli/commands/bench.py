@@ -20,6 +20,9 @@ import numpy as np
 
 from localllm import __version__, load
 from localllm.backends.cpu.backend import default_threads
+from localllm.base.errors import LocalLLMError
+from localllm.base.machine.energy import Energy, find_energy
+from localllm.base.machine.memory import peak_memory, reset_peak
 from localllm.cli.commands.bench_output import OUTPUTS, Show
 from localllm.cli.commands.bench_picture import Pictured
 from localllm.cli.commands.bench_speculation import LONGEST_TEXT, TEXTS
@@ -30,12 +33,9 @@ from localllm.cli.terminal.answer import MeasuredRoof, read_bandwidth, tell
 from localllm.cli.terminal.console import LoadProgress, room, say
 from localllm.cli.terminal.formatting import markdown_row, parameters, record, size
 from localllm.cli.tool_options import BenchOptions
-from localllm.errors import LocalLLMError
-from localllm.machine.energy import Energy, find_energy
-from localllm.machine.memory import peak_memory, reset_peak
+from localllm.engine.session import Session
 from localllm.model import Model
 from localllm.plan import Summary, summarize
-from localllm.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, ClassVar
 
-from localllm.box import resolve
+from localllm.base.errors import LocalLLMError
+from localllm.base.machine.processor import usable_threads
 from localllm.cli.app import UsageError
 from localllm.cli.commands.bench_output import OUTPUTS, Show
 from localllm.cli.commands.bench_tests import Test
@@ -27,8 +28,7 @@ from localllm.cli.flags import flag_of
 from localllm.cli.terminal.console import room, say
 from localllm.cli.terminal.formatting import text_table
 from localllm.cli.tool_options import BenchOptions
-from localllm.errors import LocalLLMError
-from localllm.machine.processor import usable_threads
+from localllm.loading.resolve import resolve
 from localllm.options import LoadOptions
 
 _ROOT = Path(__file__).resolve().parents[3]

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields
 from typing import Any
 
-from localllm.printable import printable
+from localllm.base.printable import printable
 
 Show = Callable[[Any], None]
 TABLE = "localllm_bench"

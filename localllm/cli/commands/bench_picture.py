@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from localllm.base.files.outputs import check_target, new_file
+from localllm.base.machine.memory import memory
 from localllm.cli.commands.doctor_speed import Speed, measure_speed
 from localllm.cli.plots.runs import Ratio, Run, matched, read_run, run_of
 from localllm.cli.terminal.console import YELLOW, room, say
 from localllm.cli.terminal.formatting import text_table
 from localllm.cli.tool_options import BenchOptions
-from localllm.machine.memory import memory
-from localllm.outputs import check_target, new_file
 
 NEW = "now"
 _UNKNOWN = Speed(0, 0.0, 0.0, ())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter_ns
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from localllm.model import Model
 
 TEXTS = {  # the first text repeats itself, the second a little, the third not at all

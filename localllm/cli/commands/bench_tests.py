@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from localllm.base.errors import LocalLLMError
 from localllm.cli.tool_options import BenchOptions
-from localllm.errors import LocalLLMError
 
 
 @dataclass(frozen=True, slots=True)

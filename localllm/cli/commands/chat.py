@@ -10,6 +10,7 @@ from time import time
 from typing import Any
 
 from localllm import load
+from localllm.chat import template_of
 from localllm.cli.app import UsageError
 from localllm.cli.chat import commands
 from localllm.cli.chat.entry import PROMPT, LineReader, Lines, Piped
@@ -26,10 +27,9 @@ from localllm.cli.terminal.formatting import age
 from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.cli.terminal.quiet import Quiet
 from localllm.cli.terminal.shown import shown_on
-from localllm.confined import Confined
-from localllm.conversation import template_of
 from localllm.model import Model
 from localllm.options import AnswerOptions
+from localllm.sandbox import Confined
 from localllm.template import Family, renderer
 
 

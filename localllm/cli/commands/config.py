@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from localllm.base.printable import printable
 from localllm.cli.app import Command, UsageError, nearest_name
 from localllm.cli.catalogue import ALIKE, SHARED
 from localllm.cli.configuration import ConfiguredValue, Sources, file_path
@@ -17,7 +18,6 @@ from localllm.cli.terminal.formatting import in_columns
 from localllm.cli.values import key_of
 from localllm.options import DeclaredOption
 from localllm.options.serve import KEYS
-from localllm.printable import printable
 
 PATH, CHECK = "path", "check"
 TITLE = "all commands"

@@ -9,12 +9,12 @@ from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
+from localllm.base.machine.memory import SystemMemory, memory
+from localllm.base.machine.processor import processor_name
 from localllm.cli.flags import typed
 from localllm.cli.options import DevicesOptions
 from localllm.cli.terminal.console import say
 from localllm.cli.terminal.formatting import in_columns, size
-from localllm.machine.memory import SystemMemory, memory
-from localllm.machine.processor import processor_name
 
 MEASURED = 256 << 20  # bytes copied: several times the size of any processor cache
 

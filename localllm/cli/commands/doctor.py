@@ -9,6 +9,8 @@ from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
 
+from localllm.base.machine.memory import SystemMemory, memory
+from localllm.base.machine.processor import Processor, processor
 from localllm.cli.app import UsageError
 from localllm.cli.commands.devices import device_lines, find_devices
 from localllm.cli.commands.doctor_caches import Cache, ModelStorage, clean, find_caches, find_models
@@ -19,8 +21,6 @@ from localllm.cli.options import DoctorOptions
 from localllm.cli.terminal.asking import agrees
 from localllm.cli.terminal.console import say
 from localllm.cli.terminal.formatting import in_columns, size
-from localllm.machine.memory import SystemMemory, memory
-from localllm.machine.processor import Processor, processor
 from localllm.template.chat_template import renderer
 
 Rows = list[tuple[str, str]]

@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.cache.prefix_files import SUFFIX
-from localllm.cache.prompt_cache import MAGIC
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.regular import open_regular
+from localllm.hub import StoreFolders, everything
+from localllm.hub.owned import is_owned
 from localllm.quant.codecache import default_folder
-from localllm.regular import open_regular
-from localllm.store import StoreFolders, everything
-from localllm.store.owned import is_owned
+from localllm.saved.prefix_files import SUFFIX
+from localllm.saved.prompt_cache import MAGIC
 
 
 @dataclass(frozen=True, slots=True)

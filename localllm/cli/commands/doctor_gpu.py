@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm import __version__
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.outputs import check_target, new_file
+from localllm.base.printable import printable
 from localllm.cli.commands.devices import openings
 from localllm.cli.commands.doctor_versions import installed_packages
 from localllm.cli.flags import typed
 from localllm.cli.terminal.console import say
-from localllm.errors import LocalLLMError
-from localllm.outputs import check_target, new_file
-from localllm.printable import printable
 
 if TYPE_CHECKING:
     from localllm.backends.gpu.conformance.verdicts import Verdict

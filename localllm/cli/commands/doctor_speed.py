@@ -13,8 +13,8 @@ from statistics import median
 from time import perf_counter, process_time
 
 from localllm.backends.base import BackendError
+from localllm.base.machine.memory import SystemMemory
 from localllm.cli.flags import typed
-from localllm.machine.memory import SystemMemory
 
 READ = 256 << 20  # bytes, memory permitting: several times the size of any processor cache
 PASSES = 9

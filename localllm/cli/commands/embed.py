@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm import load
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.regular import read_text
+from localllm.base.printable import printable
 from localllm.cli.options import EmbedOptions, OpeningOptions
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import LoadProgress
-from localllm.errors import LocalLLMError
-from localllm.printable import printable
-from localllm.regular import read_text
 
 
 def embed(own: EmbedOptions, name: str, given: Sequence[str], opening: OpeningOptions) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm import load
+from localllm.base.files.outputs import check_target, new_file
 from localllm.cli.commands.explain_view import view
 from localllm.cli.commands.run import AskedReply, ask
 from localllm.cli.naming import title
@@ -21,7 +22,6 @@ from localllm.explain.facts import facts
 from localllm.explain.page import page
 from localllm.explain.recorder import AnswerRecorder
 from localllm.options import AnswerOptions
-from localllm.outputs import check_target, new_file
 
 if TYPE_CHECKING:
     from localllm.template import Family

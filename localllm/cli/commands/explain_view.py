@@ -10,13 +10,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from localllm.base.printable import printable
 from localllm.cli.terminal.console import raw, room
 from localllm.explain.account import Phase, Spent
 from localllm.explain.explanation import Explanation
 from localllm.explain.lessons import lessons
 from localllm.explain.record import Record, TokenChoice
 from localllm.explain.text import amount, bytes_of, draft_line, plural, share, short_stage, shown, time
-from localllm.printable import printable
 
 PROMPT_ENDS = 40  # first and last tokens of the prompt that are shown
 STEPS = 12  # tokens of the answer that are shown

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localllm import load
-from localllm.calibration.imatrix import Imatrix as Found
-from localllm.calibration.imatrix import measure_imatrix, write_imatrix
+from localllm.base.files.outputs import check_target
+from localllm.base.printable import printable
 from localllm.cli.commands.perplexity import model_files, read_evaluation_text
 from localllm.cli.options import MeasuringOptions
 from localllm.cli.terminal.answer import tell
@@ -15,9 +15,9 @@ from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.running import RunningPerplexity, RunningProgress, stoppable
 from localllm.cli.tool_options import ImatrixOptions
 from localllm.evaluation import Windows, cut_windows, log_softmax, score
-from localllm.outputs import check_target
 from localllm.plan import F32
-from localllm.printable import printable
+from localllm.quantize.calibration.imatrix import Imatrix as Found
+from localllm.quantize.calibration.imatrix import measure_imatrix, write_imatrix
 
 
 def imatrix(own: ImatrixOptions, name: str, opening: MeasuringOptions) -> None:

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from shutil import get_terminal_size
 from time import time
 
+from localllm.base.errors import LocalLLMError
+from localllm.base.printable import printable
 from localllm.cli.options import ListModelsOptions
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.formatting import age, in_columns, size
-from localllm.errors import LocalLLMError
-from localllm.printable import printable
-from localllm.store import StoredModel, StoreFolders, everything
-from localllm.store.owned import is_owned
+from localllm.hub import StoredModel, StoreFolders, everything
+from localllm.hub.owned import is_owned
 
 _HEADER = ("name", "size", "quantization", "where", "last used")
 

@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm import load, regular
-from localllm.box import resolve
+from localllm import load
+from localllm.base.errors import LocalLLMError
+from localllm.base.files import regular
+from localllm.base.files.outputs import check_target
+from localllm.base.notices import Notice, Setting
+from localllm.base.printable import printable
 from localllm.cli.options import MeasuringOptions
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.formatting import in_columns
 from localllm.cli.terminal.running import RunningPerplexity, RunningProgress
 from localllm.cli.tool_options import PerplexityOptions
-from localllm.errors import LocalLLMError
 from localllm.evaluation import (
     LogitsFile,
     LogitsSource,
@@ -39,10 +42,8 @@ from localllm.evaluation.likelihood import Divergence, Mean
 from localllm.evaluation.likelihood import Perplexity as Result
 from localllm.evaluation.logits_file import is_logits_file
 from localllm.gguf import open_gguf
+from localllm.loading.resolve import resolve
 from localllm.model import Model
-from localllm.notice import Notice, Setting
-from localllm.outputs import check_target
-from localllm.printable import printable
 
 if TYPE_CHECKING:
     from localllm.backends.base import Progress

@@ -10,8 +10,8 @@ from localllm.cli.app import UsageError
 from localllm.cli.options import PullOptions
 from localllm.cli.terminal.console import DownloadProgress, say
 from localllm.cli.terminal.formatting import size
-from localllm.store import NotHere, StoreError, StoreFolders, locate
-from localllm.store.reference import Reference, reference
+from localllm.hub import NotHere, StoreError, StoreFolders, locate
+from localllm.hub.reference import Reference, reference
 
 
 def pull(own: PullOptions) -> None:
@@ -37,10 +37,10 @@ def fetched(text: str) -> Path:
 
 def _pull(asked: Reference) -> tuple[str, Path]:
     """Fetch a model if it is not in the cache. Return its name and its first file."""
-    from localllm.opening import free_memory
-    from localllm.store.fetch import FetchHooks
-    from localllm.store.hub import Hub
-    from localllm.store.pull import pull_model
+    from localllm.hub.client import Hub
+    from localllm.hub.fetch import FetchHooks
+    from localllm.hub.pull import pull_model
+    from localllm.loading.loader import free_memory
 
     hub, places = Hub(), StoreFolders.here()
     try:

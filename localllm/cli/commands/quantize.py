@@ -10,23 +10,23 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from localllm.calibration.imatrix import Imatrix, measure_imatrix, read_imatrix
-from localllm.calibration.method import METHODS, Method
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.outputs import check_target, scratch
+from localllm.base.machine.processor import usable_threads
+from localllm.base.printable import printable
 from localllm.cli.app import UsageError
 from localllm.cli.commands.perplexity import read_evaluation_text
 from localllm.cli.commands.quantize_report import error_table, show_report, summary, text_report
 from localllm.cli.terminal.console import YELLOW, RateProgress, say
 from localllm.cli.tool_options import QuantizeOptions
 from localllm.convert import Checkpoint
-from localllm.errors import LocalLLMError
 from localllm.evaluation import cut_windows
 from localllm.gguf import GGUFFile, open_gguf, write_gguf
-from localllm.machine.processor import usable_threads
 from localllm.model import load
-from localllm.outputs import check_target, scratch
-from localllm.printable import printable
 from localllm.quant import FORMATS, QuantError
 from localllm.quant.mixes import FLOATS, MixOptions, QuantMix, find
+from localllm.quantize.calibration.imatrix import Imatrix, measure_imatrix, read_imatrix
+from localllm.quantize.calibration.method import METHODS, Method
 from localllm.quantize.conversion import ConversionSettings, Error, conversion
 from localllm.quantize.jobs import Job, check_jobs, copy_jobs, file_type_of, metadata, plan_jobs
 from localllm.quantize.source import Source, default_target, open_source

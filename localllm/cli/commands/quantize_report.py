@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from localllm.calibration.imatrix import Imatrix
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, said
 from localllm.cli.commands.perplexity import mean
 from localllm.cli.terminal.console import YELLOW, RateProgress, room, say
 from localllm.cli.terminal.formatting import in_columns, size, text_table
 from localllm.cli.tool_options import QuantizeOptions
-from localllm.errors import LocalLLMError
 from localllm.evaluation import ModelSource, Scores, cut_windows, evaluate, statistics
 from localllm.model import load
-from localllm.notice import Notice, said
+from localllm.quantize.calibration.imatrix import Imatrix
 from localllm.quantize.conversion import Error
 from localllm.quantize.jobs import Job, check_jobs, size_of
 from localllm.quantize.source import Source

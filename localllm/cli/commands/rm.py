@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 
-from localllm.box import BOX
+from localllm.base.errors import LocalLLMError
+from localllm.base.printable import printable
 from localllm.cli.app import UsageError
 from localllm.cli.options import RemoveOptions
 from localllm.cli.terminal.asking import agrees
 from localllm.cli.terminal.console import say
 from localllm.cli.terminal.formatting import size
-from localllm.errors import LocalLLMError
-from localllm.printable import printable
-from localllm.store import StoreFolders, everything
-from localllm.store.owned import is_owned
-from localllm.store.owned import remove_model as delete
-from localllm.store.search import models_named
+from localllm.hub import StoreFolders, everything
+from localllm.hub.owned import is_owned
+from localllm.hub.owned import remove_model as delete
+from localllm.hub.search import models_named
+from localllm.loading.resolve import BOX
 
 
 def remove(own: RemoveOptions) -> None:

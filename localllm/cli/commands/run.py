@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm import load
+from localllm.base.files.regular import read_text
 from localllm.cli.app import UsageError
 from localllm.cli.commands.asking import Asking, without_template
 from localllm.cli.options import DisplayOptions
@@ -23,18 +24,17 @@ from localllm.cli.terminal.answer import (
 )
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache, check_place
-from localllm.held import text_constraint
+from localllm.constrained.request import text_constraint
+from localllm.generation.request import Request
+from localllm.generation.speculation.errors import NoDrafts
 from localllm.options import AnswerOptions
-from localllm.regular import read_text
 from localllm.reply import Reply, pieces_of
-from localllm.scheduler.request import Request
-from localllm.speculation.errors import NoDrafts
 
 if TYPE_CHECKING:
-    from localllm.confined import Confined
-    from localllm.conversation import Conversation
+    from localllm.chat import Conversation
+    from localllm.generation.request import AnswerObserver
     from localllm.model import Model
-    from localllm.scheduler.request import AnswerObserver
+    from localllm.sandbox import Confined
     from localllm.template import Family
 
 
@@ -157,7 +157,7 @@ def _conversation(
     format_: Family | None,
 ) -> Conversation | None:
     """Return the conversation of the prompt; None if the prompt is continued as plain text."""
-    from localllm.conversation import is_plain, template_of
+    from localllm.chat import is_plain, template_of
 
     template, note = template_of(model, confined, format_)
     if format_ is None and is_plain(template):

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from localllm.base.notices import Notice, Setting
+from localllm.base.printable import printable
 from localllm.cli.commands.asking import Asking, without_template
 from localllm.cli.terminal.answer import interruptible, sampling_of, tell
 from localllm.cli.terminal.console import YELLOW, raw, say
@@ -19,11 +21,9 @@ from localllm.diffusion.canvas import Canvas
 from localllm.diffusion.choice import SAMPLED_BY
 from localllm.diffusion.model import answer_text, diffuse
 from localllm.model import Model
-from localllm.notice import Notice, Setting
-from localllm.printable import printable
 
 if TYPE_CHECKING:
-    from localllm.confined import Confined
+    from localllm.sandbox import Confined
 
 MASK = "\u2591"  # shown at masked positions
 
@@ -66,7 +66,7 @@ def _refuse(asked: Asking) -> None:
 
 def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int], tuple[str, ...]]:
     """Return the ids of the prompt, as a chat turn if there is a template, and the stop strings."""
-    from localllm.conversation import is_plain, template_of
+    from localllm.chat import is_plain, template_of
     from localllm.template import ChatEncoder
 
     answering = asked.answering

@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from localllm import load
-from localllm.box import resolve
-from localllm.cache.prefix_files import PrefixFiles
-from localllm.cache.slot_files import SlotFiles, check_folder
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.regular import exposed
+from localllm.base.machine.heap import limit_spare
+from localllm.base.units import size
 from localllm.cli.commands.page import page_address, show_page
 from localllm.cli.naming import title
 from localllm.cli.options import OpeningOptions
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
-from localllm.errors import LocalLLMError
-from localllm.machine.heap import limit_spare
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.loading.resolve import resolve
 from localllm.options import ServeOptions
 from localllm.plan import BLOCK
-from localllm.regular import exposed
-from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.saved.prefix_files import PrefixFiles
+from localllm.saved.slot_files import SlotFiles, check_folder
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
 from localllm.server.metrics import Metrics
+from localllm.server.registry import ModelRegistry, models_in
 from localllm.server.run import listen
 from localllm.server.run import run_server as run
 from localllm.server.served import Served
 from localllm.server.service import ModelService, Usual
 from localllm.server.settings import ServerSettings
-from localllm.server.shelf import ModelRegistry, models_in
-from localllm.sizes import size
 from localllm.template import given_template
 
 UVICORN = "uvicorn.error"  # uvicorn's logger for starts and stops

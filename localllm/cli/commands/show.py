@@ -16,20 +16,20 @@ from localllm.backends import BackendError
 from localllm.backends.base import F16_CACHE, CacheTypes
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.checks import check_cache
-from localllm.box import resolve
-from localllm.cache.types import choose_types, harm
+from localllm.base.errors import LocalLLMError
 from localllm.cli.flags import typed
 from localllm.cli.options import ShowOptions
 from localllm.cli.terminal.console import room
 from localllm.cli.terminal.formatting import in_columns, parameters, size
-from localllm.confined import Confined
-from localllm.errors import LocalLLMError
+from localllm.engine.cache_types import choose_types, harm
 from localllm.gguf import GGUFFile, StringArray, open_gguf
+from localllm.loading.loader import DEFAULT_CONTEXT, context_of, limits_of
+from localllm.loading.resolve import resolve
 from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record, record_mtp_heads
-from localllm.opening import DEFAULT_CONTEXT, context_of, limits_of
 from localllm.options.diffusion import CANVAS
 from localllm.plan import Plan, summarize
 from localllm.sampling.defaults import file_defaults
+from localllm.sandbox import Confined
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
 _SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # maximum items of a long array, maximum characters of a long text

@@ -11,6 +11,7 @@ from io import BytesIO
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
+from localllm.base.errors import LocalLLMError
 from localllm.cli.plots.picture import Panel, Picture
 from localllm.cli.plots.roofline import draw_roofline
 from localllm.cli.plots.style import (
@@ -28,7 +29,6 @@ from localllm.cli.plots.style import (
     plain_axis,
     short,
 )
-from localllm.errors import LocalLLMError
 
 PNG_DOTS = 120  # per inch
 BAR = 0.22  # inches per test

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from localllm.errors import LocalLLMError
-from localllm.printable import printable
-from localllm.regular import open_regular
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.regular import open_regular
+from localllm.base.printable import printable
 
 MOST_BYTES = 32 << 20
 MOST_ROWS = 10_000

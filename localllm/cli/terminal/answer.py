@@ -19,9 +19,9 @@ from localllm.model import Model
 from localllm.options import AnswerOptions, SamplingOptions
 
 if TYPE_CHECKING:
-    from localllm.conversation import Conversation
+    from localllm.chat import Conversation
+    from localllm.generation.request import Finished
     from localllm.reply import Reply
-    from localllm.scheduler.request import Finished
     from localllm.template import ChatTemplate
 
 
@@ -45,7 +45,7 @@ def interruptible() -> Iterator[threading.Event]:
 
 def write(reply: Reply, display: DisplayOptions, conversation: Conversation | None = None) -> Finished:
     """Stream an answer to stdout, then end its line. Piped output is the model's text, unchanged if it is printable."""
-    from localllm.answer.parts import Content, Reasoning
+    from localllm.generation.parts import Content, Reasoning
 
     if conversation is not None and conversation.data:
         display = display.changed({"plain": True})
@@ -90,7 +90,7 @@ def converse(
     context_shift: bool = False,
 ) -> Conversation:
     """Create a conversation from the options."""
-    from localllm.conversation import Conversation
+    from localllm.chat import Conversation
 
     return Conversation(
         model,

@@ -14,10 +14,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
+from localllm.base.printable import printable
+from localllm.base.units import size
 from localllm.cli.flags import typed
 from localllm.cli.terminal.wrapping import broken, width_of
-from localllm.printable import printable
-from localllm.sizes import size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from localllm.base.printable import printable
+from localllm.base.units import size as size
 from localllm.cli.terminal.wrapping import broken
-from localllm.printable import printable
-from localllm.sizes import size as size
 
 _AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute"))
 

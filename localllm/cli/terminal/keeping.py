@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localllm.cache.kept import keep_in_file
-from localllm.cache.kept import take_up as put_in_cache
-from localllm.cache.prompt_cache import Kept, check_replaceable, read_prompt_cache
+from localllm.base.files.outputs import OutputError, check_target
 from localllm.cli.options import KeepingOptions
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.formatting import size
 from localllm.model import Model
-from localllm.outputs import OutputError, check_target
+from localllm.saved.chat_files import keep_in_file
+from localllm.saved.chat_files import take_up as put_in_cache
+from localllm.saved.prompt_cache import Kept, check_replaceable, read_prompt_cache
 
 if TYPE_CHECKING:
-    from localllm.conversation import Conversation
+    from localllm.chat import Conversation
 
 
 def check_place(keeping: KeepingOptions) -> None:

@@ -1,7 +1,7 @@
 """Markdown on a terminal while it streams: headings, lists, quotes, code, tables and emphasis.
 
 Output is final: the cursor never moves back, so answers may be longer than the screen. The start of a line, a line of
-code and a table are held back until they are complete. The text must be printable (`localllm.printable`).
+code and a table are held back until they are complete. The text must be printable (`localllm.base.printable`).
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ import os
 from time import perf_counter
 from typing import Protocol, TextIO, cast
 
+from localllm.base.printable import printable
 from localllm.cli.options import DisplayOptions
 from localllm.cli.terminal.console import StreamGuard, raw
 from localllm.cli.terminal.markdown import DIM, Markdown
 from localllm.cli.terminal.wrapping import Wrapped, painted
-from localllm.printable import printable
 
 
 class Shown(Protocol):

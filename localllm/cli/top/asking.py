@@ -15,10 +15,10 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting
+from localllm.base.printable import printable
 from localllm.cli.app import UsageError
-from localllm.errors import LocalLLMError
-from localllm.notice import Notice, Setting
-from localllm.printable import printable
 
 USUAL = "http://127.0.0.1:8080"
 SECONDS = 5.0  # to connect, and between two chunks of a response

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
+from localllm.base.printable import printable
 from localllm.cli.top.asking import Look, SlotSample
-from localllm.printable import printable
 from localllm.server.limits import LOOKING
 
 RATE_SECONDS = 10.0  # window of rates

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from localllm.base.printable import printable
 from localllm.cli.top.asking import SlotSample
 from localllm.cli.top.numbers import Percentile, Times, View
-from localllm.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

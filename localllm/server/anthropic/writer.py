@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
-from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
+from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.generation.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.turn import Json
 

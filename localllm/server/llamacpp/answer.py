@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.answer.parts import Content, Part
+from localllm.generation.parts import Content, Part
+from localllm.generation.request import Event, Finished, Logprob, Prefilled, Started, Token
 from localllm.generation.statistics import Usage
-from localllm.scheduler.request import Event, Finished, Logprob, Prefilled, Started, Token
 from localllm.server.llamacpp.clock import Clock, timings
 from localllm.server.llamacpp.request import Wanted, described
 from localllm.server.turn import Json, ModelInfo

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm import __version__
-from localllm.notice import Notice, Setting
-from localllm.printable import printable
+from localllm.base.notices import Notice, Setting
+from localllm.base.printable import printable
 from localllm.server.body import read_json
 from localllm.server.errors import BadRequest, Loading, NotSupported, Unavailable
 from localllm.server.fields import Fields

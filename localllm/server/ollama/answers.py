@@ -9,7 +9,7 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.scheduler.request import Event
+from localllm.generation.request import Event
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
 from localllm.server.http import client, ndjson

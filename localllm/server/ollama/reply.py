@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from localllm.answer import parts
-from localllm.answer.parts import CallArguments, CallStart, Content, Reasoning
+from localllm.generation import parts
+from localllm.generation.parts import CallArguments, CallStart, Content, Reasoning
+from localllm.generation.request import Event, Finished, Logprob, Started, Token
 from localllm.generation.statistics import Usage
-from localllm.scheduler.request import Event, Finished, Logprob, Started, Token
 from localllm.server.turn import Json, ModelInfo
 
 REASONS = {"end": "stop", "stop": "stop", "tool_calls": "stop", "length": "length", "cancelled": "stop"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from localllm.generation.request import Event, Prefilled, Started, Token
 from localllm.generation.statistics import Usage
-from localllm.scheduler.request import Event, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.turn import Json
 

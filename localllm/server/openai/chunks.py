@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
-from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
+from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.generation.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Clock, Stopwatch, timings, usage_of
 from localllm.server.openai.head import FINISHED, ReplyHead

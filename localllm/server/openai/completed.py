@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from localllm.answer.parts import Content
-from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
+from localllm.generation.parts import Content
+from localllm.generation.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Stopwatch, timings, usage_of
 from localllm.server.openai.head import FINISHED, ReplyHead

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.scheduler.request import Event
+from localllm.generation.request import Event
 from localllm.server.collected import closing
 from localllm.server.fields import Fields
 from localllm.server.http import client, sse

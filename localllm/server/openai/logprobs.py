@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localllm.scheduler.request import Logprob
+from localllm.generation.request import Logprob
 from localllm.server.turn import Json
 
 NEVER = -9999.0  # OpenAI's value for a very unlikely token; JSON has no -inf

@@ -9,11 +9,11 @@ import localllm
 from localllm.backends.base import Backend, BackendError, TopKExecutable
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.gpu.kernels.largest import SORTED
+from localllm.engine.top_k import top_k_indices
 from localllm.options import SamplingOptions
 from localllm.plan import Batch
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.sampler import Sampler
-from localllm.sampling.select import top_k_indices
 from tests.backends.support import bind, record
 from tests.conftest import reference
 from tests.models.support import MemoryWeight

@@ -20,11 +20,11 @@ from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.hybrid.cut import Placement
 from localllm.backends.hybrid.offload import RESERVE, DoesNotFit, Offload, Planner
 from localllm.backends.opencl.backend import OpenClBackend
-from localllm.cache.prompt_cache import read_prompt_cache, restore, save
 from localllm.cli.main import main
-from localllm.opening import limits_of
+from localllm.loading.loader import limits_of
 from localllm.options import LoadOptions, SpeculationOptions
 from localllm.plan import Plan
+from localllm.saved.prompt_cache import read_prompt_cache, restore, save
 from tests.backends.gpu.conftest import pocl
 from tests.backends.support import Shape, plan
 from tests.conftest import reference

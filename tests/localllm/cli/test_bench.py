@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 import localllm as api
+from localllm.base.machine.energy import Energy
 from localllm.cli.commands import bench as command
 from localllm.cli.commands import bench_against
 from localllm.cli.commands.bench_tests import Test as BenchTest
 from localllm.cli.main import main
-from localllm.machine.energy import Energy
 from tests.localllm.support import write_model
 
 COLUMNS = ["model", "size", "params", "backend", "threads", "test", "t/s"]  # as in llama-bench, on a CPU

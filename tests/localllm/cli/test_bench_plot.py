@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 import localllm as api
+from localllm.base.machine.energy import Energy
 from localllm.cli.commands import bench as command
 from localllm.cli.commands import bench_picture
 from localllm.cli.commands.bench_tests import Test as BenchTest
@@ -25,7 +26,6 @@ from localllm.cli.main import main
 from localllm.cli.plots import style
 from localllm.cli.plots.picture import picture_of
 from localllm.cli.plots.runs import MOST_BYTES, MOST_ROWS, RunError, read_run, run_of
-from localllm.machine.energy import Energy
 from tests.localllm.support import write_model
 
 ROOFS = Speed(2, 20e9, 900e9, ())

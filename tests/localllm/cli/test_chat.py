@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 import localllm as api
+from localllm.chat import Conversation, is_plain, template_of
 from localllm.cli.options import DisplayOptions
 from localllm.cli.terminal import answer
 from localllm.cli.terminal.answer import write
-from localllm.conversation import Conversation, is_plain, template_of
 from localllm.engine import ContextFull
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.request import Finished
 from localllm.generation.statistics import Usage
 from localllm.options import AnswerOptions
 from localllm.reply import Reply
-from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.scheduler.request import Finished
 from localllm.template import ChatTemplate
 from tests.localllm.support import localllm, write_model
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from localllm.backends.cpu.isa import Isa, for_cpu
-from localllm.cache.prompt_cache import MAGIC
+from localllm.base.machine.memory import memory
+from localllm.base.machine.processor import processor_name
 from localllm.cli.commands import doctor as command
 from localllm.cli.commands import doctor_speed
 from localllm.cli.commands.doctor_caches import clean, find_caches
 from localllm.cli.commands.doctor_speed import WatchedSpeed
 from localllm.cli.commands.doctor_versions import PACKAGES, without_home
 from localllm.cli.main import main
-from localllm.machine.memory import memory
-from localllm.machine.processor import processor_name
+from localllm.saved.prompt_cache import MAGIC
 from tests.localllm.support import Terminal
 
 KERNEL, CODE, PREFIX = "a1" * 20 + ".o", "0f" * 12, "b2" * 16 + ".prefix"

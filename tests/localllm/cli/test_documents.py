@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from localllm.box import resolve
 from localllm.cli.app import read_command_line
 from localllm.cli.documents import SECTIONS, brought_up_to_date
 from localllm.cli.naming import with_command
 from localllm.cli.table import COMMANDS
+from localllm.loading.resolve import resolve
 from localllm.models import ARCHITECTURES
 from tests.localllm.support import PROGRAM, REPOSITORY, localllm
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from localllm.base.printable import printable
 from localllm.cli.table import COMMANDS
 from localllm.cli.terminal import console
 from localllm.gguf import NewTensor, open_gguf, write_gguf
-from localllm.printable import printable
 from tests.localllm.support import CHATML, REPOSITORY, SPECIAL, write_model
 
 NAME = "\x1b]0;PWNED\x07\x1b[31m\r\b\x7f\x9b2J\u202e\u2066\nevil"  # of files, keys and tensors

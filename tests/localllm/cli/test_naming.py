@@ -14,8 +14,8 @@ from huggingface_hub import constants
 
 from localllm.cli.terminal.formatting import age
 from tests.localllm.cli.shell import Shell
-from tests.localllm.store.hub_server import HubServer, Repo, serving
-from tests.localllm.store.stores import ollama_model
+from tests.localllm.hub.hub_server import HubServer, Repo, serving
+from tests.localllm.hub.stores import ollama_model
 from tests.localllm.support import REPOSITORY, Terminal, localllm, write_model
 
 QUICK = ("-n", "4", "--temp", "0")

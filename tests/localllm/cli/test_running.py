@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.calibration.imatrix import measure_imatrix
 from localllm.cli.commands import imatrix, perplexity
 from localllm.cli.main import main
 from localllm.evaluation import Scores, evaluate
+from localllm.quantize.calibration.imatrix import measure_imatrix
 from tests.localllm.support import Terminal, write_model
 
 
@@ -151,7 +151,7 @@ def test_the_value_beside_the_bar_is_the_perplexity_of_the_text(
             bars.append(self)
 
     monkeypatch.setattr(imatrix, "RunningProgress", Shown)
-    monkeypatch.setattr("localllm.opening.BATCH_ROWS", 20)
+    monkeypatch.setattr("localllm.loading.loader.BATCH_ROWS", 20)
     options = ["-f", str(text), "-c", "64", "-t", "1"]
     assert main(["imatrix", str(tiny), *options, "-o", str(text.parent / "i.gguf")]) == 0
     capsys.readouterr()

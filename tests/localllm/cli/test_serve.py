@@ -13,16 +13,16 @@ import pytest
 import localllm
 from localllm import backends
 from localllm.backends import cache
+from localllm.base.units import size
 from localllm.cli.commands.serve import plan_line
 from localllm.cli.main import main
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.request import Request
 from localllm.options import LoadOptions, declared
 from localllm.options.load import BACKENDS, CACHE_TYPES
-from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.scheduler.request import Request
 from localllm.server.served import Served
-from localllm.sizes import size
-from tests.localllm.scheduler.support import ask
-from tests.localllm.scheduler.test_scheduler import each_alone
+from tests.localllm.generation.support import ask
+from tests.localllm.generation.test_scheduler import each_alone
 from tests.localllm.support import localllm as program
 from tests.localllm.support import write_model
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import localllm
+from localllm.base.notices import BeyondTraining, NotUsed
 from localllm.cli.main import main
-from localllm.notice import BeyondTraining, NotUsed
-from localllm.speculation.errors import SpeculationError
-from localllm.speculation.policy import Costs
+from localllm.generation.speculation.errors import SpeculationError
+from localllm.generation.speculation.policy import Costs
 from tests.localllm.support import write_model
 
 WORDS = ("hi", "--raw", "-n", "3", "--temp", "0")
@@ -37,7 +37,9 @@ def no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose passes are short even on a busy computer."""
-    monkeypatch.setattr("localllm.speculation.setup.measure_costs", lambda *asked: Costs({1: 0.0003, 16: 0.001}))
+    monkeypatch.setattr(
+        "localllm.generation.speculation.setup.measure_costs", lambda *asked: Costs({1: 0.0003, 16: 0.001})
+    )
 
 
 def run(capsys: pytest.CaptureFixture[str], model: Path, *words: object, code: int = 0) -> tuple[str, list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.main import main
-from tests.localllm.store.stores import ollama_model
+from tests.localllm.hub.stores import ollama_model
 from tests.localllm.support import REPOSITORY
 from tests.localllm.support import localllm as program
 

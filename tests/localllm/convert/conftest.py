@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from localllm.confined import Confined, ResourceLimits, folder_tokenizer
 from localllm.convert import tokenizer_keys
+from localllm.sandbox import Confined, ResourceLimits, folder_tokenizer
 from tests.fuzz.children import PerProcess
 
 SMALL = 1 << 16  # characters of a tokenizer.json; a larger one gets a child with separate limits

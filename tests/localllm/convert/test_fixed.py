@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipes import RECIPES
+from localllm.convert.recipes.table import RECIPES
 
 _COHERE = {
     "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"],

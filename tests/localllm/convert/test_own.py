@@ -12,7 +12,7 @@ import pytest
 from localllm import quant
 from localllm.convert import ConvertError, LazyTensor, open_checkpoint
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipes import RECIPES
+from localllm.convert.recipes.table import RECIPES
 from localllm.template import ChatTemplate
 from tests.localllm.convert.hf_models import ids
 from tests.localllm.convert.hf_own import OWN, digest, read_expected, sample, write_own

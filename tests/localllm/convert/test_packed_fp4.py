@@ -16,7 +16,7 @@ from localllm.convert import ConvertError
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.quantized import Packing, read_packing
 from localllm.convert.safetensors import Shard
-from localllm.convert.shelf import TensorRegistry
+from localllm.convert.tensor_registry import TensorRegistry
 from tests.localllm.convert.support import save, values
 
 LEVELS = np.array(

@@ -9,7 +9,7 @@ import pytest
 
 from localllm.convert import ConvertError, open_checkpoint
 from localllm.convert.hf_config import read_config
-from localllm.convert.pocket_recipes import told_by_tensors
+from localllm.convert.recipes.pocket_tts import told_by_tensors
 from tests.localllm.convert.hf_own import OWN, write_own
 from tests.localllm.convert.hf_synthetic import numbers
 from tests.localllm.convert.support import check_refused, save, values

@@ -13,9 +13,9 @@ import pytest
 
 from localllm.convert import ConvertError, open_checkpoint
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.program_recipes import BAICHUAN_2
 from localllm.convert.recipe import Sizes
-from localllm.convert.recipes import RECIPES
+from localllm.convert.recipes.small import BAICHUAN_2
+from localllm.convert.recipes.table import RECIPES
 from localllm.convert.tensor import array_tensor
 from tests.localllm.convert.hf_own import OWN, write_own
 from tests.localllm.convert.hf_synthetic import numbers, read_specs, write_folder

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from localllm.convert import open_checkpoint
-from localllm.convert.recipes import RECIPES
+from localllm.convert.recipes.table import RECIPES
 from localllm.models import ARCHITECTURES
 from tests.localllm.convert.hf_encoders import ENCODERS
 from tests.localllm.convert.hf_models import ids, make, sees

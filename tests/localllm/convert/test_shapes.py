@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from localllm.base.errors import LocalLLMError
 from localllm.convert import Checkpoint
-from localllm.errors import LocalLLMError
 from tests.localllm.convert.support import save
 
 WIDTH = 8

@@ -10,7 +10,7 @@ import pytest
 
 from localllm.convert import open_checkpoint
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.sparse_recipes import indexers
+from localllm.convert.recipes.sparse_attention import indexers
 from tests.localllm.convert.hf_models import ids
 from tests.localllm.convert.hf_sparse import SPARSE
 from tests.localllm.convert.hf_synthetic import POSITIONS, numbers, write_folder

@@ -12,7 +12,7 @@ from localllm.convert import ConvertError, LazyTensor
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Sizes, in_turn, of_groups, of_heads, turned
-from localllm.convert.recipes import RECIPES
+from localllm.convert.recipes.table import RECIPES
 
 RANDOM = np.random.default_rng(5)
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import localllm
+from localllm.base.errors import LocalLLMError
 from localllm.diffusion.canvas import Diffusion
 from localllm.diffusion.reading import Masking
 from localllm.engine import ContextFull
-from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.options import DiffusionOptions, OptionError, SamplingOptions
 from tests.localllm.support import PROGRAM, write_model

@@ -13,14 +13,14 @@ import localllm
 from localllm.explain.account import Account, measure_roofs
 from localllm.explain.record import Record
 from localllm.explain.recorder import AnswerRecorder
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.request import Finished, Request, Token
+from localllm.generation.speculation.policy import Costs
+from localllm.generation.speculation.rule import DraftToken
 from localllm.options import SamplingOptions
 from localllm.plan import BLOCK
 from localllm.sampling.chain import softmax
-from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.scheduler.request import Finished, Request, Token
-from localllm.speculation.policy import Costs
-from localllm.speculation.rule import DraftToken
-from tests.localllm.speculation.support import Told, drafting_by, eager
+from tests.localllm.generation.speculation.support import Told, drafting_by, eager
 
 PROMPT = "Once upon a time there was a little bird. The little bird"
 COUNT = 40

@@ -10,16 +10,16 @@ import pytest
 
 import localllm
 from localllm.backends.base import TopK
-from localllm.conversation import Conversation, template_of
+from localllm.chat import Conversation, template_of
 from localllm.engine import Engine, top_k_of
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.request import Choosing, Prefilled, Request
 from localllm.generation.statistics import Usage
 from localllm.generation.text import AnswerText
 from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.scheduler.request import Choosing, Prefilled, Request
-from tests.localllm.scheduler.support import Stepped, Watched
-from tests.localllm.speculation.support import Clock, Table, table_engine
+from tests.localllm.generation.speculation.support import Clock, Table, table_engine
+from tests.localllm.generation.support import Stepped, Watched
 from tests.localllm.support import SPECIAL, write_model
 
 
@@ -200,7 +200,7 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
 def test_usage_times_the_prompt_the_first_token_and_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only passes advance the clock: the prompt takes 3 seconds, a token 0.5."""
     clock = Clock()
-    for module in ("generation.core", "scheduler.answering"):
+    for module in ("generation.core", "generation.request_state"):
         monkeypatch.setattr(f"localllm.{module}.perf_counter", clock)
     clock.now = 10.0
     rows = np.eye(8, dtype=np.float32)

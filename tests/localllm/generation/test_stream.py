@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import localllm
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.request import Finished, Request, Started, Token
 from localllm.generation.stream import AHEAD
+from localllm.loading.predictor import PARALLEL
 from localllm.options import SamplingOptions
-from localllm.predictor import PARALLEL
-from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.scheduler.request import Finished, Request, Started, Token
 
 PROMPT = "Once upon a time there was a little bird. The little bird"
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
+from localllm.base.printable import printable
 from localllm.gguf import GGUFError, StringArray, open_gguf, write_gguf
-from localllm.printable import printable
 
 U32, U64, STRING, ARRAY = 4, 10, 8, 9
 HUGE = (1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)

@@ -112,7 +112,7 @@ def test_rows_of_every_slice(small: Path) -> None:
 
 
 def test_a_read_in_many_system_calls(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.positioned._MOST", 5)  # instead of 2^30, which would take too long
+    monkeypatch.setattr("localllm.base.files.positioned._MOST", 5)  # instead of 2^30, which would take too long
     with open_gguf(small) as file:
         assert file.tensors["w"].read(1, 4).tobytes() == bytes(range(36, 144))
 

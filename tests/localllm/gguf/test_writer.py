@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from localllm.base.files.outputs import OutputError
 from localllm.gguf import GGUFError, StringArray, open_gguf, write_gguf
-from localllm.outputs import OutputError
 from tests.conftest import full_disk
 
 METADATA: dict[str, Any] = {

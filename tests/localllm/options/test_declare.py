@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from localllm.options import (
     AnswerOptions,
     LoadOptions,

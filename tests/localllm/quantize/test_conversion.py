@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from localllm import quant
-from localllm.calibration.imatrix import Imatrix, ImatrixEntry, write_imatrix
 from localllm.cli.main import main
 from localllm.gguf import GGUFError, NewTensor, open_gguf, write_gguf
 from localllm.quant.mixes import MixOptions, find
 from localllm.quantize import conversion as module
+from localllm.quantize.calibration.imatrix import Imatrix, ImatrixEntry, write_imatrix
 from localllm.quantize.conversion import ConversionSettings, Error, conversion
 from localllm.quantize.jobs import QuantizeError, given_jobs, metadata, plan_jobs
 from localllm.quantize.source import default_target, geometry_of

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from localllm import load, quant
-from localllm.calibration.method import Gptq
 from localllm.cli.main import main
 from localllm.evaluation import cut_windows
 from localllm.gguf import open_gguf
 from localllm.quant import FORMATS
 from localllm.quant.mixes import MixOptions
+from localllm.quantize.calibration.method import Gptq
 from localllm.quantize.target import NARROW, WIDE, candidates
 from tests.localllm.convert.support import HF
 from tests.localllm.support import REPOSITORY, write_model

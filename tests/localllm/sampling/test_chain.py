@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from localllm.engine.top_k import leading
 from localllm.options import SamplingOptions
 from localllm.options.sampling import NAMES, ORDER
 from localllm.sampling.chain import (
@@ -26,7 +27,6 @@ from localllm.sampling.chain import (
 )
 from localllm.sampling.repetition import Breakers, continuations
 from localllm.sampling.sampler import Sampler
-from localllm.sampling.select import leading
 from tests.localllm.sampling import oracle as oracle
 
 Logits = NDArray[np.float32]

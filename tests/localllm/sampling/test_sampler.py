@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from localllm.options import OptionError, SamplingOptions
 from localllm.sampling.chain import Candidates, quick_draw, softmax
 from localllm.sampling.errors import SamplingError

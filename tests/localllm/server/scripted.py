@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.generation.request import Event, Finished, Logprob, Prefilled, Reason, Started, Token
 from localllm.generation.statistics import Usage
 from localllm.options import SamplingOptions
-from localllm.scheduler.request import Event, Finished, Logprob, Prefilled, Reason, Started, Token
 from localllm.server.errors import BadRequest, UnknownModel
 from localllm.server.metrics import Metrics
 from localllm.server.observer import ServiceObserver

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from localllm.generation.request import Started
 from localllm.options import ServeOptions
-from localllm.scheduler.request import Started
 from localllm.server import admission as admission_module
 from localllm.server.admission import Admission
 from localllm.server.app import make_app

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from localllm.cli.top.asking import Sample, samples_of
+from localllm.generation.interfaces import Load
 from localllm.generation.statistics import Usage
-from localllm.scheduler.interfaces import Load
 from localllm.server.metrics import Metrics
 from tests.localllm.support import REPOSITORY
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from localllm.machine.heap import heap_in_use
+from localllm.base.machine.heap import heap_in_use
 from tests.fuzz.http import Server, exchange, serving
 
 pytestmark = pytest.mark.skipif(

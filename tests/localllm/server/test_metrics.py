@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from localllm import __version__
+from localllm.generation.interfaces import Load
+from localllm.generation.request import Prefilled, Started, Token
 from localllm.generation.statistics import Usage
-from localllm.scheduler.interfaces import Load
-from localllm.scheduler.request import Prefilled, Started, Token
 from localllm.server.metrics import Metrics
 from localllm.server.observer import ServiceObserver
 from localllm.server.settings import ServerSettings

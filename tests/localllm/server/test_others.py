@@ -16,17 +16,17 @@ import httpx
 import pytest
 
 import localllm
-from localllm.answer import compiling
-from localllm.answer.constraint import GrammarVocabulary
-from localllm.box import resolve
-from localllm.confined import ConfinedStopped, ResourceLimits
-from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.constrained import compiling
+from localllm.constrained.constraint import GrammarVocabulary
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.loading.resolve import resolve
+from localllm.sandbox import ConfinedStopped, ResourceLimits
 from localllm.server.app import make_app
 from localllm.server.lanes import LARGE
+from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from localllm.server.service import ModelService
 from localllm.server.settings import ServerSettings
-from localllm.server.shelf import ModelRegistry
 from localllm.template import ChatTemplate
 from localllm.tokenizer import Tokenizer
 from tests.localllm.test_embedding import write_embedder
@@ -278,7 +278,7 @@ def test_a_grammar_is_the_clients_fault_only_if_it_takes_processor_time(
         async with clients() as http:
             answer = await http[ONE].post("/completion", json={**body, "grammar": 'root ::= "warm"'})
             assert answer.status_code == 200
-            monkeypatch.setattr("localllm.answer.child._LIMITS", ResourceLimits(memory=256 << 20, **limits))
+            monkeypatch.setattr("localllm.constrained.child._LIMITS", ResourceLimits(memory=256 << 20, **limits))
             answer = await http[ONE].post("/completion", json=body)
             assert (answer.status_code, answer.headers.get("retry-after")) == (status, "1" if status == 503 else None)
             assert says in answer.json()["error"]["message"]
@@ -294,7 +294,7 @@ def test_grammars_are_compiled_in_their_own_thread(monkeypatch: pytest.MonkeyPat
         threads.add(threading.current_thread().name)
         return real(tokens, source)
 
-    monkeypatch.setattr("localllm.answer.constraint.matcher_of", matcher_of)
+    monkeypatch.setattr("localllm.constrained.constraint.matcher_of", matcher_of)
 
     async def run() -> None:
         async with clients() as http:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from localllm.confined import ConfinedError
+from localllm.base.errors import LocalLLMError
 from localllm.engine import ContextFull
-from localllm.errors import LocalLLMError
 from localllm.gguf.layout import GGUFError
 from localllm.options import OptionError
+from localllm.sandbox import ConfinedError
 from localllm.server import errors
 from localllm.server.refusal import TABLE, Refusal, refusal_of
 from localllm.server.shapes import ANTHROPIC, OPENAI, shape_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from localllm.scheduler.request import Started
+from localllm.generation.request import Started
 from localllm.server.limits import ServerLimits
 from localllm.server.run import ListenError, listen
 from localllm.server.settings import ServerSettings
@@ -287,8 +287,8 @@ def test_two_ends_of_a_body_close_the_connection() -> None:
 
 PROGRAM = """
 import asyncio, sys
-from localllm.errors import LocalLLMError
-from localllm.scheduler.request import Started
+from localllm.base.errors import LocalLLMError
+from localllm.generation.request import Started
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
 from localllm.server.run import listen, run_server

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from localllm.server.app import make_app
+from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from localllm.server.service import ModelService, Usual
 from localllm.server.settings import ServerSettings
-from localllm.server.shelf import ModelRegistry
 from localllm.server.turn import Thinking, Turn
 from localllm.template import given_template
 from tests.localllm.server.test_together import DEMO, opened

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.scheduler.request import Started
+from localllm.generation.request import Started
 from localllm.server.errors import BadRequest, Draining
 from localllm.server.fields import Fields
 from localllm.server.http import frame, ndjson, post, sse

@@ -16,16 +16,16 @@ import httpx
 import pytest
 
 import localllm
-from localllm.box import resolve
-from localllm.errors import LocalLLMError
-from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.base.errors import LocalLLMError
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.loading.resolve import resolve
 from localllm.server.app import make_app
 from localllm.server.metrics import Metrics
 from localllm.server.observer import ObservedAnswers, ServiceObserver
+from localllm.server.registry import ModelRegistry, models_in
 from localllm.server.served import Served
 from localllm.server.service import ModelService
 from localllm.server.settings import ServerSettings
-from localllm.server.shelf import ModelRegistry, models_in
 from localllm.server.turn import Generation, Turn
 from localllm.template import given_template
 from tests.conftest import reference

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from localllm.template import (
     FAMILIES,
     ChatTemplate,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from localllm.confined import Confined, ResourceLimits
+from localllm.sandbox import Confined, ResourceLimits
 from localllm.template import ChatTemplate, TemplateError, TemplateLimit, renderer
 
 GROW = "{%% set ns = namespace(s=%s) %%}{%% for i in range(60) %%}{%% set ns.s = %s %%}{%% endfor %%}"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
 
-from localllm.confined import Confined
+from localllm.sandbox import Confined
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, Rendered, TemplateError, renderer
 from localllm.template.origin import GIVEN, MODEL, OWN, Text, joined, least, marked, shown
 from localllm.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ import pytest
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from localllm.confined import Confined
 from localllm.gguf import open_gguf
+from localllm.sandbox import Confined
 from localllm.template import ChatTemplate, Rendered, TemplateError, choose_template, encode_chat, renderer
 from localllm.template.origin import OWN
 from localllm.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from localllm.confined import Confined
+from localllm.sandbox import Confined
 from localllm.template import ChatTemplate, Rendered, TemplateError, renderer
 from tests.conftest import reference
 from tests.localllm.template.conversations import CASES, NOW, SMALL, UNDATED

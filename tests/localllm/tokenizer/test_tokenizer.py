@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.errors import LocalLLMError
+from localllm.base.errors import LocalLLMError
 from localllm.tokenizer import Tokenizer, TokenizerError, has_tokenizer
 from localllm.tokenizer.encoders import BYTE_LETTERS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
-from localllm.scheduler.request import Event, Finished, Prefilled, Started, Token
+from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.generation.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Clock, Stopwatch, timings
 from localllm.server.openai.head import ReplyHead

@@ -16,8 +16,8 @@ from rich.console import Console
 from localllm.cli.top.asking import Look, Sample, SlotSample, samples_of, slots_of
 from localllm.cli.top.numbers import Recent, buckets_of, percentile, total, view_of
 from localllm.cli.top.screen import count, rate, screen, seconds
+from localllm.generation.interfaces import Load
 from localllm.generation.statistics import Usage
-from localllm.scheduler.interfaces import Load
 from localllm.server.metrics import GAPS, SECONDS, Metrics
 
 GAP = "localllm_inter_token_seconds"

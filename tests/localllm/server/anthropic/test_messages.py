@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from localllm.errors import LocalLLMError
-from localllm.scheduler.request import Prefilled, Started
+from localllm.base.errors import LocalLLMError
+from localllm.generation.request import Prefilled, Started
 from localllm.server.anthropic.writer import SIGNATURE
 from localllm.server.app import make_app
 from localllm.server.settings import ServerSettings

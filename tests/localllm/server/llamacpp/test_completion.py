@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from localllm.answer.parts import Content
-from localllm.scheduler.request import Prefilled, Started
+from localllm.generation.parts import Content
+from localllm.generation.request import Prefilled, Started
 from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Structure
 from tests.localllm.server.calls import call, events

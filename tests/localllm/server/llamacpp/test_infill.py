@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localllm.scheduler.request import Started
+from localllm.generation.request import Started
 from localllm.server.llamacpp.answer import Cut
 from localllm.server.turn import Completion
 from tests.localllm.server.calls import call, events

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
-from localllm.server.shelf import ModelRegistry
 from localllm.template import given_template
 from tests.conftest import reference
 from tests.localllm.server.test_together import DEMO, client, opened

@@ -10,14 +10,14 @@ import httpx
 import pytest
 
 import localllm
-from localllm.box import resolve
-from localllm.cache.slot_files import SlotFiles
-from localllm.scheduler.interfaces import SchedulerLimits
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.loading.resolve import resolve
+from localllm.saved.slot_files import SlotFiles
 from localllm.server.app import make_app
+from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from localllm.server.service import ModelService
 from localllm.server.settings import ServerSettings
-from localllm.server.shelf import ModelRegistry
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from localllm.scheduler.request import Started
+from localllm.generation.request import Started
 from localllm.server.app import make_app
 from localllm.server.settings import ServerSettings
 from tests.localllm.server.calls import call

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from localllm.answer.parts import CallStart, Content
-from localllm.scheduler.request import Started
+from localllm.generation.parts import CallStart, Content
+from localllm.generation.request import Started
 from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Structure, Thinking, Turn
 from tests.localllm.server.calls import call, lines

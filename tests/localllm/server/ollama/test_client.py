@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localllm.scheduler.request import Started
+from localllm.generation.request import Started
 from localllm.server.errors import BadRequest
 from localllm.server.turn import Completion, Turn
 from tests.localllm.server.calls import served

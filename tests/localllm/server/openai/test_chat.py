@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from localllm.answer.parts import Content
-from localllm.scheduler.request import Prefilled, Started
+from localllm.generation.parts import Content
+from localllm.generation.request import Prefilled, Started
 from localllm.server.errors import BadRequest
 from localllm.server.openai.chunks import ChatStream
 from localllm.server.openai.head import new_head

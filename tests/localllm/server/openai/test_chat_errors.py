@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from localllm.base.errors import LocalLLMError
 from localllm.engine import ContextFull
-from localllm.errors import LocalLLMError
-from localllm.scheduler.request import Started
+from localllm.generation.request import Started
 from localllm.server.errors import PromptTooLong
 from tests.localllm.server.openai.support import USER, chunks, ok, refusal, send, stream
 from tests.localllm.server.scripted import Model, ScriptedService, said

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from localllm.scheduler.request import Prefilled, Started
+from localllm.generation.request import Prefilled, Started
 from localllm.server.app import make_app
 from localllm.server.settings import ServerSettings
 from tests.localllm.server.openai.test_responses import ADD, PATCH, everything

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from localllm.answer.parts import Content
-from localllm.errors import LocalLLMError
-from localllm.scheduler.request import Prefilled, Started
+from localllm.base.errors import LocalLLMError
+from localllm.generation.parts import Content
+from localllm.generation.request import Prefilled, Started
 from localllm.server.turn import Completion
 from tests.localllm.server.openai.support import chunks, ok, refusal, send
 from tests.localllm.server.scripted import ScriptedService, Step, done, likely, said, script, wrote

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from localllm.errors import LocalLLMError
-from localllm.scheduler.request import Prefilled, Started
+from localllm.base.errors import LocalLLMError
+from localllm.generation.request import Prefilled, Started
 from tests.localllm.server.openai.support import ok, refusal, send, stream
 from tests.localllm.server.scripted import (
     Content,

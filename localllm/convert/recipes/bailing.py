@@ -1,0 +1,98 @@
+"""The recipes of Ling 1 and 2.
+
+Models missing from transformers use the tensor names of their original code.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm import quant
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, must_be, taken
+from localllm.convert.recipes.shared import head_width, neighbours, one_after_other
+from localllm.convert.tensor import LazyTensor
+
+_CHUNK = 4096  # rows read at a time
+
+
+def _unit_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Return the output matrix of a model with `norm_head`: columns divided by their norm, as in the original code."""
+    tensor = parts[0]
+    if not sizes.config.flag("norm_head"):
+        return tensor
+
+    @cache
+    def lengths() -> NDArray[np.float32]:
+        total = np.zeros(tensor.shape[-1], np.float64)
+        for start in range(0, tensor.rows, _CHUNK):
+            rows = quant.dequantize(tensor.read(start, min(start + _CHUNK, tensor.rows)), tensor.format)
+            total += np.square(rows, dtype=np.float64).sum(axis=0)
+        return (np.sqrt(total) + 1e-7).astype(np.float32)
+
+    return t.computed(tensor, lambda rows: rows / lengths())
+
+
+def _centred(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Return Sarvam's router biases minus their mean, as the original code does at load."""
+    return t.computed(parts[0], lambda row: row - row.mean(dtype=np.float32))
+
+
+def _shared(config: HfConfig) -> int | None:
+    return config.integer("num_shared_experts") or None
+
+
+def _shared_width(config: HfConfig) -> int:
+    """Return the width of one shared expert; llama.cpp multiplies it by the number of shared experts."""
+    return config.integer("moe_shared_expert_intermediate_size") or config.needed("moe_intermediate_size")
+
+
+def _gating(config: HfConfig) -> int:
+    """Return GGUF's number for the router's scoring function."""
+    functions = {"softmax": 1, "sigmoid": 2}
+    name = config.get("score_function", "moe_router_activation", "scoring_func") or "softmax"
+    if name not in functions:
+        raise config.error("score_function", name, " or ".join(functions))
+    return functions[name]
+
+
+_BAILING: Layer = {
+    **of.NORMS, "attn_output": taken("attention.dense"), **of.GATED, **of.ROUTED, **of.SHARED,
+}  # fmt: skip
+_LING1: Layer = {**_BAILING, **neighbours("attention.query_key_value", one_after_other)}
+_LING2: Layer = {
+    **_BAILING,
+    "attn_qkv": taken("attention.query_key_value"),
+    "attn_q_norm": taken("attention.query_layernorm"),
+    "attn_k_norm": taken("attention.key_layernorm"),
+    "exp_probs_b.bias": taken("mlp.gate.expert_bias"),
+}
+_LING_TOP = {"token_embd": From(("model.word_embeddings",)), "output": From(("lm_head",), _unit_columns)}
+_LING2_KEYS: dict[str, Key] = {
+    "expert_shared_count": _shared, "expert_shared_feed_forward_length": _shared_width, "expert_gating_func": _gating,
+}  # fmt: skip
+_LING_CHECKS = (must_be("use_rmsnorm", True), must_be("use_bias", False), must_be("multi_gate", False))
+
+
+ROWS = (
+    Recipe(
+        "bailingmoe", ("BailingMoeForCausalLM",), _LING1, top=_LING_TOP,
+        keys={"expert_shared_count": _shared, "expert_weights_scale": 1.0},
+        checks=(*_LING_CHECKS, must_be("score_function", "softmax"), must_be("norm_softmax", False),
+                must_be("first_k_dense_replace", 0)),
+    ),
+    Recipe(
+        "bailingmoe2", ("BailingMoeV2ForCausalLM",), _LING2, top=_LING_TOP, keys=_LING2_KEYS,
+        checks=(*_LING_CHECKS, must_be("use_qk_norm", True)), defaults={"partial_rotary_factor": 0.5},
+    ),
+    Recipe(
+        "bailingmoe2", ("SarvamMoEForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM"),
+        {**_LING2, "exp_probs_b.bias": taken("mlp.gate.expert_bias", _centred)}, top=_LING_TOP,
+        keys={**_LING2_KEYS, "rope.dimension_count": head_width}, checks=(*_LING_CHECKS, must_be("use_qk_norm", True)),
+    ),
+)  # fmt: skip

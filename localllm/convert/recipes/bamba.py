@@ -1,0 +1,51 @@
+"""The recipe of Bamba, which has the layers of a Granite hybrid."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import From, Layer, Recipe, taken
+from localllm.convert.recipes.gated_delta import kv_heads
+from localllm.convert.recipes.mamba import mamba2, product, steps_unbounded
+from localllm.convert.recipes.shared import queries_and_keys
+
+
+def _neighbours(count: int) -> NDArray[np.int64]:
+    """Return the order that places i and i + count/2 next to each other."""
+    return np.arange(count).reshape(2, -1).T.reshape(-1)
+
+
+def _attends(config: HfConfig) -> NDArray[np.bool_]:
+    """Return which layers of Bamba have attention."""
+    layers, found = config.needed("num_hidden_layers"), config.get("attn_layer_indices") or []
+    if not isinstance(found, list) or not all(type(n) is int and 0 <= n < layers for n in found):
+        raise config.error("attn_layer_indices", found, f"layers below {layers}")
+    return np.isin(np.arange(layers), found)
+
+
+_BAMBA: Layer = {
+    "attn_norm": taken("input_layernorm"),
+    "ffn_norm": taken("pre_ff_layernorm"),
+    **of.QKV,
+    **queries_and_keys(_neighbours),
+    **of.OUT,
+    **mamba2("mamba", product("mamba_expand", "hidden_size", "mamba_n_groups")),
+    **{f"ffn_{x}": taken(f"feed_forward.{x}_proj") for x in ("gate", "up", "down")},
+}
+
+
+ROWS = (
+    Recipe(
+        "granitehybrid", ("BambaForCausalLM",), _BAMBA, top={"output_norm": From(("model.final_layernorm",))},
+        keys={
+            "attention.head_count_kv": kv_heads(_attends), "rope.scaling.finetuned": True,
+            "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": product("mamba_expand", "hidden_size"),
+            "ssm.state_size": "mamba_d_state", "ssm.time_step_rank": "mamba_n_heads",
+            "ssm.group_count": "mamba_n_groups",
+        },
+        checks=(steps_unbounded,), defaults={"partial_rotary_factor": 0.5, "mamba_d_conv": 4, "mamba_n_groups": 1},
+    ),
+)  # fmt: skip

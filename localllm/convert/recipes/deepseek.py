@@ -1,0 +1,57 @@
+"""The recipes of DeepSeek MoE, 2 and 3, and of models with their layers: Kimi VL, Youtu, dots.llm1.
+
+Models missing from transformers use the tensor names of their original code.
+"""
+
+from __future__ import annotations
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.latent import LATENT_KEYS, gating, one_mscale
+from localllm.convert.recipe import Parts, Recipe, must_be
+
+
+def _softmax_as_is(config: HfConfig) -> str | None:
+    if gating(config) == 2 or not config.flag("norm_topk_prob"):
+        return None
+    return "norm_topk_prob is true, which transformers does not compute"
+
+
+def _every_layer(config: HfConfig) -> int:
+    """Return the number of leading dense layers: all, because Youtu has no experts."""
+    return config.needed("num_hidden_layers")
+
+
+ROWS = (
+    Recipe(
+        "deepseek2",
+        (
+            "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
+            "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration",
+        ),
+        of.LATENT,
+        keys=LATENT_KEYS, checks=(must_be("rope_interleave", True), one_mscale, _softmax_as_is),
+        defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
+    ),
+    Recipe(
+        "dots1", ("Dots1ForCausalLM",), {**of.QWEN, **of.HEAD_NORMS, **of.CORRECTED}, keys={"expert_gating_func": 2},
+    ),
+    Recipe(
+        "deepseek", ("DeepseekForCausalLM",), {**of.LLAMA, **of.ROUTED, **of.SHARED},
+        keys={"expert_weights_scale": 1.0, "expert_weights_norm": None, "expert_gating_func": 1},
+        checks=(
+            must_be("norm_topk_prob", False), must_be("scoring_func", "softmax"), must_be("moe_layer_freq", 1),
+            must_be("attention_bias", False),
+        ),
+    ),
+    Recipe(
+        "deepseek2", ("YoutuForCausalLM", "YoutuVLForConditionalGeneration"), of.LATENT,
+        keys={
+            **LATENT_KEYS, "leading_dense_block_count": _every_layer, "expert_shared_count": 0,
+            "expert_feed_forward_length": "intermediate_size", "expert_gating_func": None, "expert_used_count": None,
+            "expert_group_count": None, "expert_group_used_count": None,
+        },
+        checks=(must_be("rope_interleave", True), one_mscale, must_be("n_routed_experts", 0)),
+        parts=Parts(others=("siglip2.", "merger.")),
+    ),
+)  # fmt: skip

@@ -1,0 +1,231 @@
+"""The recipes of encoders, whose tensors are named by the gguf package. Classes with a classifier become rerankers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Key, Mapped, Recipe, Sizes, must_be, of_groups, score_scale
+from localllm.convert.recipes.shared import GEMMA3_DEFAULTS
+from localllm.convert.tensor import LazyTensor
+
+_CLS, _RANK = 2, 4  # GGUF pooling types: the first token's row; the classifier's input
+_CAUSAL: dict[str, Key] = {"attention.causal": False}
+_PLAIN: dict[str, Key] = {**_CAUSAL, "rope.dimension_count": None, "rope.freq_base": None}  # no rotary embedding
+_BERT_CHECKS = (must_be("position_embedding_type", "absolute"), must_be("is_decoder", False))
+_MASKED = ("cls.", "lm_head.", "pooler.")  # the masked-LM head, and a pooler that embeddings do not use
+
+
+def _labels(config: HfConfig) -> list[str] | None:
+    """Return the labels of a classifier with several scores, in order."""
+    table = config.table("id2label")
+    if len(table) < 2 or not all(key.isdecimal() and len(key) < 10 for key in table):
+        return None
+    return [str(table[key]) for key in sorted(table, key=int)]
+
+
+def _older(name: str) -> Callable[[HfConfig], int | None]:
+    """Read a number under the name that config.json used before transformers supported the class."""
+    return lambda config: config.integer(name)
+
+
+def _offset(config: HfConfig) -> int:
+    """Return the number of unused leading positions: RoBERTa counts positions from pad_token_id + 1."""
+    return (config.integer("pad_token_id") or 0) + 1
+
+
+def _counted(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    return t.strided(parts[0], _offset(sizes.config), parts[0].shape[0])
+
+
+def _positions(config: HfConfig) -> int:
+    return config.needed("max_position_embeddings") - _offset(config)
+
+
+def _trained(config: HfConfig) -> int:
+    """Return the context length that Nomic's models were trained with. Older folders store more, for a scaled rope."""
+    return min(config.needed("max_position_embeddings"), config.integer("max_trained_positions") or 1 << 30)
+
+
+def _no_experts(config: HfConfig) -> str | None:
+    """Refuse Nomic's experts: the original code adds one bias to the weighted sum of the selected experts."""
+    every = config.integer("moe_every_n_layers")
+    if not every:
+        return None
+    return f"moe_every_n_layers is {every}; the GGUF architecture has no place for the bias of experts' sums"
+
+
+def _no_adapters(config: HfConfig) -> str | None:
+    """Refuse Jina embeddings 3 in the original format, which has task adapters."""
+    if not config.get("lora_adaptations"):
+        return None
+    return "lora_adaptations are adapters of tasks, which files do not hold; save it as JinaEmbeddingsV3Model: they are"
+
+
+def _period(config: HfConfig) -> int:
+    """Return n for a ModernBERT with full attention in layers 0, n, 2n, ..."""
+    kinds, layers = config.get("layer_types"), config.needed("num_hidden_layers")
+    if kinds is None:
+        return config.integer("global_attn_every_n_layers") or 3
+    full = [i for i, kind in enumerate(kinds) if kind == "full_attention"] if isinstance(kinds, list) else []
+    period = full[1] if len(full) > 1 else layers
+    if full != list(range(0, layers, period)) or len(kinds) != layers:
+        raise config.error("layer_types", kinds, "full attention in layers 0, n, 2n, ...")
+    return period
+
+
+def _activation(config: HfConfig) -> str:
+    return "silu" if config.get("hidden_activation") in ("silu", "swish") else "gelu"
+
+
+def _classifier_pooling(config: HfConfig) -> int:
+    found = config.get("classifier_pooling") or "cls"
+    if found not in ("cls", "mean"):
+        raise config.error("classifier_pooling", found, "cls or mean")
+    return 1 if found == "mean" else 2
+
+
+def _ranker(keys: dict[str, Key]) -> dict[str, Key]:
+    return {**keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
+
+
+def _by_head(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+    """Return NeoBERT's number of heads, and each head's rows of queries, keys and values in the original code."""
+    heads = config.needed("num_attention_heads")
+    return heads, (config.needed("hidden_size") // heads,) * 3
+
+
+def _neo_width(config: HfConfig) -> int:
+    """Return two thirds of intermediate_size, rounded up to a multiple of 8, as in the original code."""
+    return -(-(2 * config.needed("intermediate_size") // 3) // 8) * 8
+
+
+def _neo_words(config: HfConfig) -> dict[str, Any]:
+    unit = config.get("hidden_act")
+    return {"hidden_act": "silu" if str(unit).lower() == "swiglu" else unit}
+
+
+_NEO: dict[str, Any] = {
+    "eps": "norm_eps", "words": _neo_words, "pooling": _CLS,
+    "checks": (must_be("rope", True), must_be("rms_norm", True), must_be("ngpt", False)),
+    "defaults": {"norm_eps": 1e-6, "max_position_embeddings": _older("max_length")},
+}  # fmt: skip
+_NEO_KEYS: dict[str, Key] = {**_CAUSAL, "feed_forward_length": _neo_width}
+# GGUF files store all queries, then all keys, then all values.
+_NEO_CHANGES = {"attn_qkv.weight": of_groups(_by_head, 0, 1, 2)}
+_ROBERTA_KEYS: dict[str, Key] = {**_PLAIN, "context_length": _positions}
+_ROBERTA: dict[str, Any] = {
+    "eps": "layer_norm_eps", "checks": (*_BERT_CHECKS, _no_adapters),
+    "defaults": {"pad_token_id": 1, "layer_norm_eps": 1e-12},
+}  # fmt: skip
+_COUNTED = {"position_embd.weight": _counted}
+_MODERN: dict[str, Any] = {
+    "eps": "norm_eps", "checks": (must_be("classifier_activation", "gelu"),),
+    "defaults": {
+        "norm_eps": 1e-5, "local_attention": 128,
+        "rope_theta": lambda config: config.real("global_rope_theta") or 160000.0,
+        "rope_local_base_freq": lambda config: config.real("local_rope_theta") or 10000.0,
+    },
+}  # fmt: skip
+_MODERN_KEYS: dict[str, Key] = {
+    **_CAUSAL, "attention.sliding_window": "local_attention", "attention.sliding_window_pattern": _period,
+    "hidden_activation": _activation,
+}  # fmt: skip
+_JINA: dict[str, Any] = {"eps": "layer_norm_eps", "defaults": {"rope_theta": 20000.0, "layer_norm_eps": 1e-5}}
+
+ROWS = (
+    Recipe(
+        "bert", ("BertModel", "BertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN, checks=_BERT_CHECKS,
+        defaults={"layer_norm_eps": 1e-12}, mapped=Mapped(("bert.",), skipped=_MASKED),
+    ),
+    Recipe(
+        "bert", ("BertForSequenceClassification",), {}, eps="layer_norm_eps", keys=_ranker(_PLAIN),
+        checks=_BERT_CHECKS, defaults={"layer_norm_eps": 1e-12},
+        mapped=Mapped(("bert.",), {"pooler.dense": "cls", "classifier": "cls.output"}),
+    ),
+    Recipe(
+        "bert", ("DistilBertModel", "DistilBertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN,
+        checks=(must_be("activation", "gelu"),),
+        defaults={
+            "num_hidden_layers": _older("n_layers"), "hidden_size": _older("dim"),
+            "num_attention_heads": _older("n_heads"), "intermediate_size": _older("hidden_dim"),
+            "layer_norm_eps": 1e-12,
+        },
+        mapped=Mapped(("distilbert.",), skipped=("vocab_",)),
+    ),
+    Recipe(
+        "bert",
+        ("RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM", "CamembertModel",
+         "CamembertForMaskedLM"),
+        {}, keys=_ROBERTA_KEYS, mapped=Mapped(("roberta.", "camembert."), skipped=_MASKED, changes=_COUNTED),
+        **_ROBERTA,
+    ),
+    Recipe(
+        "bert",
+        ("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification",
+         "CamembertForSequenceClassification"),
+        {}, keys=_ranker(_ROBERTA_KEYS), mapped=Mapped(("roberta.", "camembert."), changes=_COUNTED), **_ROBERTA,
+    ),
+    Recipe(
+        "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), {}, eps="layer_norm_eps",
+        keys={**_CAUSAL, "context_length": _trained},
+        checks=(
+            _no_experts, must_be("prenorm", False), must_be("rotary_emb_interleaved", False),
+            must_be("rotary_emb_fraction", 1.0), must_be("activation_function", "swiglu"), must_be("causal", False),
+        ),
+        defaults={
+            "num_hidden_layers": _older("n_layer"), "hidden_size": _older("n_embd"),
+            "num_attention_heads": _older("n_head"), "intermediate_size": _older("n_inner"),
+            "max_position_embeddings": _older("n_positions"), "rope_theta": 1000.0,
+            "layer_norm_eps": lambda config: config.real("layer_norm_epsilon") or 1e-12,
+        },
+        mapped=Mapped(("nomic_bert.", "bert."), skipped=_MASKED),
+    ),
+    Recipe(
+        "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), {}, keys=_MODERN_KEYS,
+        mapped=Mapped(("model.",), skipped=("head.", "decoder.")), **_MODERN,
+    ),
+    Recipe(
+        "modern-bert", ("ModernBertForSequenceClassification",), {},
+        keys=_ranker({**_MODERN_KEYS, "classifier.pooling_type": _classifier_pooling}),
+        mapped=Mapped(("model.",), {"classifier": "cls.output"}), **_MODERN,
+    ),
+    Recipe(  # not in transformers
+        "neo-bert", ("NeoBERT", "NeoBERTLMHead"), {}, keys=_NEO_KEYS,
+        mapped=Mapped(("model.",), skipped=("decoder.", "freqs_cis"), changes=_NEO_CHANGES), **_NEO,
+    ),
+    Recipe(
+        "neo-bert", ("NeoBERTForSequenceClassification",), {}, keys=_ranker(_NEO_KEYS),
+        mapped=Mapped(
+            ("model.",), {"dense": "cls", "classifier": "cls.output"}, skipped=("freqs_cis",), changes=_NEO_CHANGES
+        ),
+        **_NEO,
+    ),
+    Recipe(  # not in transformers
+        "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN,
+        checks=(
+            must_be("position_embedding_type", "alibi"), must_be("is_decoder", False),
+            must_be("feed_forward_type", "geglu"),
+        ),
+        defaults={"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "feed_forward_type": "original"},
+        mapped=Mapped(("bert.",), skipped=_MASKED),
+    ),
+    Recipe(
+        "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), {}, keys=_CAUSAL,
+        mapped=Mapped(("roberta.",), skipped=_MASKED), **_JINA,
+    ),
+    Recipe(
+        "jina-bert-v3", ("JinaEmbeddingsV3ForSequenceClassification",), {}, keys=_ranker(_CAUSAL),
+        mapped=Mapped(("roberta.",), {"classifier.dense": "cls", "classifier.out_proj": "cls.output"}), **_JINA,
+    ),
+    Recipe(
+        "eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), {}, keys=_CAUSAL,
+        mapped=Mapped(("model.",), skipped=("lm_head.",)),
+    ),
+    Recipe(
+        "gemma-embedding", ("Gemma3TextModel",), {}, norm_offset=1.0, defaults=GEMMA3_DEFAULTS, keys=_CAUSAL,
+        checks=(score_scale(0), must_be("use_bidirectional_attention", True)), mapped=Mapped(("model.",)),
+    ),
+)  # fmt: skip

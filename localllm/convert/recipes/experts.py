@@ -1,0 +1,87 @@
+"""The recipes of small mixture-of-experts families: Arctic, Maple, SmallThinker.
+
+Models missing from transformers use the tensor names of their original code.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Layer, Recipe, must_be, taken
+
+
+def _layout(config: HfConfig, name: str) -> list[bool]:
+    """Return a list of 0 and 1 by layer; all 0 if it is missing."""
+    found, layers = config.get(name), config.needed("num_hidden_layers")
+    if found is None:
+        return [False] * layers
+    if not isinstance(found, list) or len(found) != layers or not all(flag in (0, 1) for flag in found):
+        raise config.error(name, found, f"0 or 1, {layers} times")
+    return [flag == 1 for flag in found]
+
+
+def _window(config: HfConfig) -> int | None:
+    return config.integer("sliding_window_size") if any(_layout(config, "sliding_window_layout")) else None
+
+
+def _small_kinds(config: HfConfig) -> list[str]:
+    slides = _layout(config, "sliding_window_layout")
+    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+
+
+def _rotated_in_windows(config: HfConfig) -> str | None:
+    """Require one of two patterns: layers 0, 4, 8, ... have neither window nor rope, or no layer has a window.
+
+    Without windows, all layers have rope.
+    """
+    slides, rotated = _layout(config, "sliding_window_layout"), _layout(config, "rope_layout")
+    if any(slides) and slides != [layer % 4 != 0 for layer in range(len(slides))]:
+        return "sliding_window_layout is not every layer but each fourth; the GGUF architecture has it fixed so"
+    if rotated != (slides if any(slides) else [True] * len(slides)):
+        return "rope_layout is not sliding_window_layout, or 1 for all without windows; the GGUF architecture is so"
+    return None
+
+
+_SMALL: Layer = {
+    **of.NORMS, **of.QKV, **of.OUT, "ffn_gate_inp": taken("block_sparse_moe.primary_router"),
+    **of.expert_sources(*(f"block_sparse_moe.experts.{{}}.{x}" for x in ("gate", "up", "down"))),
+}  # fmt: skip
+_ARCTIC: Layer = {
+    "attn_norm": taken("input_layernorm"), **of.QKV_PERMUTED, **of.OUT,
+    "ffn_norm": taken("residual_layernorm"), "ffn_norm_exps": taken("post_attention_layernorm"),
+    **{f"ffn_{x}": taken(f"residual_mlp.{name}") for x, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
+    **of.MIXTRAL,
+}  # fmt: skip
+
+
+ROWS = (
+    Recipe(
+        "arctic", ("ArcticForCausalLM",), _ARCTIC,
+        checks=(must_be("parallel_attn_mlp_res", True), must_be("use_residual", True)),
+        defaults={"parallel_attn_mlp_res": False},
+    ),
+    Recipe(
+        "maple", ("MapleForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.ROUTED},
+        keys={"swiglu_clamp_exp": lambda config: np.full(config.needed("num_hidden_layers"), 7.0, np.float32)},
+        checks=(
+            must_be("num_shared_experts", 0), must_be("norm_topk_prob", True),
+            must_be("nope_on_global_attention", True),
+        ),
+        defaults={"nope_on_global_attention": False},
+    ),
+    Recipe(
+        "smallthinker", ("SmallThinkerForCausalLM",), _SMALL,
+        keys={
+            "expert_count": "moe_num_primary_experts", "expert_used_count": "moe_num_active_primary_experts",
+            "feed_forward_length": "moe_ffn_hidden_size", "expert_feed_forward_length": "moe_ffn_hidden_size",
+            "expert_gating_func": lambda config: 1 if config.flag("moe_primary_router_apply_softmax") else 2,
+        },
+        checks=(
+            _rotated_in_windows, must_be("norm_topk_prob", True), must_be("moe_enable_early_router", True),
+            must_be("moe_enable_secondary_experts", False),
+        ),
+        defaults={"sliding_window": _window, "layer_types": _small_kinds},
+    ),
+)  # fmt: skip

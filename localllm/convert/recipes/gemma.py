@@ -1,0 +1,155 @@
+"""The recipes of Gemma 1 to 4; Gemma 3n and 4 also have per-layer embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, must_be, score_scale, stacked, taken
+from localllm.convert.recipes.shared import GEMMA3_DEFAULTS
+from localllm.convert.tensor import LazyTensor
+
+
+def padded_vocabulary(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Append zero rows for the tokens that the embedding table lacks: image and audio tokens."""
+    return t.padded_rows(parts[0], max(parts[0].shape[0], sizes.config.integer("vocab_size") or 0))
+
+
+_TOP = {
+    "token_embd": From(("model.embed_tokens",), padded_vocabulary),
+    "per_layer_token_embd": From(("model.embed_tokens_per_layer",), padded_vocabulary),
+    "per_layer_model_proj": From(("model.per_layer_model_projection",)),
+    "per_layer_proj_norm": From(("model.per_layer_projection_norm",)),
+}
+_PER_LAYER: Layer = {
+    **of.GEMMA3,
+    "inp_gate": taken("per_layer_input_gate"),
+    "proj": taken("per_layer_projection"),
+    "post_norm": taken("post_per_layer_input_norm"),
+}
+_GEMMA3N: Layer = {
+    **_PER_LAYER,
+    "laurel_l": taken("laurel.linear_left"),
+    "laurel_r": taken("laurel.linear_right"),
+    "laurel_post_norm": taken("laurel.post_laurel_norm"),
+    "altup_correct_scale.weight": taken("altup.correct_output_scale"),
+    "altup_correct_coef": taken("altup.correction_coefs"),
+    "altup_predict_coef": taken("altup.prediction_coefs"),
+    "altup_router": taken("altup.modality_router"),
+    "altup_router_norm": taken("altup.router_norm"),
+}
+_GEMMA4: Layer = {
+    **_PER_LAYER,
+    "layer_output_scale.weight": taken("layer_scalar"),
+    "ffn_gate_inp": taken("router.proj"),
+    "ffn_gate_inp.scale": taken("router.scale"),
+    "ffn_down_exps.scale": taken("router.per_expert_scale"),
+    "ffn_gate_up_exps.weight": taken("experts.gate_up_proj"),
+    "ffn_down_exps.weight": taken("experts.down_proj"),
+    "post_ffw_norm_1": taken("post_feedforward_layernorm_1"),
+    "post_ffw_norm_2": taken("post_feedforward_layernorm_2"),
+    "pre_ffw_norm_2": taken("pre_feedforward_layernorm_2"),
+}
+_PER_LAYER_KEYS: dict[str, Key] = {
+    "embedding_length_per_layer_input": lambda config: config.integer("hidden_size_per_layer_input") or 0,
+    "attention.shared_kv_layers": lambda config: config.integer("num_kv_shared_layers") or 0,
+}
+
+
+def _by_layer(config: HfConfig, name: str) -> np.ndarray:
+    """Return one number per layer. A single number in config.json applies to all layers."""
+    found, layers = config.get(name), config.needed("num_hidden_layers")
+    values = found if isinstance(found, list) else [found] * layers
+    if len(values) != layers or not all(type(value) in (int, float) and 0 <= value < 1 << 31 for value in values):
+        raise config.error(name, found, f"{layers} numbers")
+    return np.array(values)
+
+
+def _widths(config: HfConfig) -> np.ndarray:
+    """Return the feed-forward width of each layer. Layers that share a KV cache may be twice as wide."""
+    widths = _by_layer(config, "intermediate_size").astype(np.int32)
+    own = len(widths) - (config.integer("num_kv_shared_layers") or 0)
+    if config.flag("use_double_wide_mlp"):
+        widths[own:] *= 2
+    return widths
+
+
+def _sparsity(config: HfConfig) -> np.ndarray:
+    """Return the cutoff in standard deviations above the mean for each layer's share of zeroed activations."""
+    shares = _by_layer(config, "activation_sparsity_pattern")
+    if (shares >= 1).any():
+        raise config.error("activation_sparsity_pattern", max(shares), "shares below 1")
+    return np.array([NormalDist().inv_cdf(x) if x > 0 else -math.inf for x in shares.tolist()], np.float32)
+
+
+def _of_full(name: str, older: str) -> Callable[[HfConfig], int]:
+    """Return a size of the full-attention layers, which may differ from other layers."""
+
+    def number(config: HfConfig) -> int:
+        if config.integer(older):
+            return config.needed(older)
+        kinds = config.get("layer_types")
+        for layer, kind in enumerate(kinds if isinstance(kinds, list) else []):
+            own = config.table("per_layer_config").get(str(layer)) if kind == "full_attention" else None
+            if isinstance(own, dict) and own.get(name) is not None:
+                return config.below(f"per_layer_config {layer}", own).needed(name)
+        return config.needed(name)
+
+    return number
+
+
+_full_width = _of_full("head_dim", "global_head_dim")
+
+
+def _kv_heads(config: HfConfig) -> np.ndarray:
+    """Return the number of KV heads of each layer."""
+    few = config.needed("num_key_value_heads")
+    full = _of_full("num_key_value_heads", "num_global_key_value_heads")(config)
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != config.needed("num_hidden_layers"):
+        raise config.error("layer_types", kinds, "the kinds of the layers")
+    return np.array([full if kind == "full_attention" else few for kind in kinds], np.int32)
+
+
+ROWS = (
+    Recipe("gemma", ("GemmaForCausalLM",), of.QWEN, norm_offset=1.0),
+    Recipe(
+        "gemma2", ("Gemma2ForCausalLM",), {**of.FOUR_NORMS, **of.QKV, **of.OUT, **of.GATED}, norm_offset=1.0,
+        checks=(score_scale(46),),
+    ),
+    Recipe(
+        "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), of.GEMMA3, norm_offset=1.0,
+        defaults=GEMMA3_DEFAULTS, checks=(score_scale(62), must_be("use_bidirectional_attention", False)),
+    ),
+    Recipe(
+        "gemma3n", ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), _GEMMA3N,
+        top={
+            **_TOP, "altup_proj": From(("model.altup_projections.{}",), stacked),
+            "altup_unembd_proj": From(("model.altup_unembed_projections.{}",), stacked),
+        },
+        keys={
+            **_PER_LAYER_KEYS, "feed_forward_length": _widths,
+            "altup.active_idx": lambda config: config.integer("altup_active_idx") or 0,
+            "altup.num_inputs": "altup_num_inputs", "activation_sparsity_scale": _sparsity,
+        },
+    ),
+    Recipe(
+        "gemma4",
+        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"), _GEMMA4,
+        top=_TOP, rope_tensors=True, head_dim=_full_width, tokenizer="gemma4",
+        checks=(must_be("use_bidirectional_attention", False, "vision"),),
+        keys={
+            **_PER_LAYER_KEYS, "feed_forward_length": _widths, "attention.head_count_kv": _kv_heads,
+            "attention.key_length": _full_width, "attention.value_length": _full_width,
+            "attention.key_length_swa": "head_dim", "attention.value_length_swa": "head_dim",
+            "rope.dimension_count": _full_width, "rope.dimension_count_swa": "head_dim",
+            "expert_used_count": lambda config: config.integer("top_k_experts", "num_experts_per_tok"),
+        },
+    ),
+)  # fmt: skip

@@ -1,0 +1,210 @@
+"""The recipes of models with GPT-2's names: CodeShell, Jais, Refact, StarCoder, BLOOM, Falcon, GPT-NeoX.
+
+Models missing from transformers use the tensor names of their original code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import (
+    Change,
+    From,
+    Key,
+    Layer,
+    Mapped,
+    Recipe,
+    Sizes,
+    by_name,
+    must_be,
+    of_groups,
+    only,
+    take_half,
+    taken,
+    turned,
+)
+from localllm.convert.recipes.shared import GPT, LN, NOT_ROTATED, WTE, head_width, number
+from localllm.convert.tensor import LazyTensor
+
+_GELUS = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
+
+
+def _kv_heads(config: HfConfig) -> int:
+    """Return Falcon's number of KV heads."""
+    heads = config.needed("num_attention_heads")
+    if config.flag("new_decoder_architecture"):
+        return config.integer("num_kv_heads") or heads
+    return heads if config.flag("multi_query") is False else 1
+
+
+def _falcon(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+    """Return Falcon's number of groups and the rows of a group: queries that share a key, the key, and the value."""
+    heads, groups = config.needed("num_attention_heads"), _kv_heads(config)
+    width = config.needed("hidden_size") // heads
+    return groups, (heads // groups * width, width, width)
+
+
+def _by_head(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+    heads = config.needed("num_attention_heads")
+    return heads, (config.needed("hidden_size") // heads,) * 3
+
+
+def _apart(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]]) -> Mapped:
+    """Reorder fused QKV to all queries, then all keys, then all values."""
+    change = of_groups(layout, 0, 1, 2)
+    return Mapped(changes={"attn_qkv.weight": change, "attn_qkv.bias": change})
+
+
+def _inner(config: HfConfig) -> int:
+    return config.integer("n_inner", "ffn_hidden_size") or 4 * config.needed("hidden_size")
+
+
+_BLOOM = _apart(_by_head)
+_NOT_ROTATED: dict[str, Key] = {"rope.dimension_count": None, "rope.freq_base": None}
+
+
+def _refact_ffn(config: HfConfig) -> int:
+    """Return two thirds of four times the width, rounded up to a multiple of 256."""
+    return -(-(8 * config.needed("hidden_size") // 3) // 256) * 256
+
+
+def _key_and_value(which: int) -> Change:
+    """Return the rows of the single key head, or of the value head."""
+    return of_groups(lambda config: (1, (head_width(config),) * 2), which)
+
+
+def _times(*names: str) -> Change:
+    """Multiply by a factor of config.json, the first that is present. "a*b" names a product."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        config = sizes.config
+        for name in names:
+            factors = [config.real(part) for part in name.split("*")]
+            if all(factor is not None for factor in factors):
+                product = np.float32(math.prod(factor for factor in factors if factor is not None))
+                return t.scaled(parts[0], np.full(parts[0].rows, product, np.float32))
+        raise config.error(names[-1], None, "a number")
+
+    return change
+
+
+_JAIS: Layer = {
+    **LN,
+    **{
+        f"{key}.{suffix}": taken(f"{name}.{suffix}", turned if suffix == "weight" else only)
+        for key, name in (
+            ("attn_qkv", "attn.c_attn"), ("attn_output", "attn.c_proj"), ("ffn_up", "mlp.c_fc"),
+            ("ffn_gate", "mlp.c_fc2"), ("ffn_down", "mlp.c_proj"),
+        )
+        for suffix in ("weight", "bias")
+    },
+}  # fmt: skip
+_CODESHELL: Layer = {**GPT, "ffn_up": taken("mlp.c_fc"), "ffn_down": taken("mlp.c_proj")}
+_REFACT: Layer = {
+    **LN,
+    "attn_q": taken("attn.q"),
+    "attn_k": taken("attn.kv", _key_and_value(0)),
+    "attn_v": taken("attn.kv", _key_and_value(1)),
+    "attn_output": taken("attn.c_proj"),
+    "ffn_gate": taken("mlp.gate_up_proj", take_half(0)),
+    "ffn_up": taken("mlp.gate_up_proj", take_half(1)),
+    "ffn_down": taken("mlp.c_proj"),
+}
+_NAMES_OF_GPT: dict[str, Any] = {
+    "num_hidden_layers": by_name("n_layer"), "hidden_size": by_name("n_embd"), "num_attention_heads": by_name("n_head"),
+    "max_position_embeddings": by_name("n_positions"), "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+
+
+ROWS = (
+    Recipe(
+        "jais2", ("Jais2ForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.UP_DOWN}, eps="layer_norm_eps",
+    ),
+    Recipe("starcoder2", ("Starcoder2ForCausalLM",), of.STARCODER2, eps="norm_epsilon"),
+    Recipe(
+        "bloom", ("BloomForCausalLM", "BloomModel"), {}, eps="layer_norm_epsilon",
+        keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": "num_attention_heads"},
+        checks=(must_be("apply_residual_connection_post_layernorm", False),),
+        defaults={
+            "num_attention_heads": number("n_head"), "num_hidden_layers": number("n_layer"),
+            "hidden_size": number("n_embed", "n_embd"), "layer_norm_epsilon": 1e-5,
+            "max_position_embeddings": lambda config: config.integer("seq_length") or 2048,
+        },
+        mapped=Mapped(("transformer.",), changes=_BLOOM.changes),
+    ),
+    Recipe(
+        "falcon", ("FalconForCausalLM", "RWForCausalLM"), {}, eps="layer_norm_epsilon", mapped=_apart(_falcon),
+        keys={"feed_forward_length": _inner, "attention.head_count_kv": _kv_heads},
+        checks=(must_be("alibi", False), must_be("parallel_attn", True), must_be("activation", *_GELUS)),
+        defaults={
+            "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5,
+            # folders of 2023 (RWForCausalLM)
+            "num_attention_heads": number("n_head"), "num_hidden_layers": number("n_layer"),
+            "num_kv_heads": number("n_head_kv"),
+            "new_decoder_architecture": lambda config: config.integer("n_head_kv") is not None,
+        },
+    ),
+    Recipe(
+        "gptneox", ("GPTNeoXForCausalLM",), {}, eps="layer_norm_eps", mapped=_apart(_by_head),
+        keys={
+            "attention.head_count_kv": "num_attention_heads",
+            "use_parallel_residual": lambda config: config.flag("use_parallel_residual") is not False,
+        },
+        defaults={"partial_rotary_factor": lambda config: config.real("rotary_pct") or 0.25, "layer_norm_eps": 1e-5},
+    ),
+    Recipe(
+        "starcoder", ("GPTBigCodeForCausalLM",), {}, eps="layer_norm_epsilon", mapped=Mapped(),
+        keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": 1},
+        checks=(
+            must_be("multi_query", True), must_be("scale_attn_weights", True), must_be("activation_function", *_GELUS),
+        ),
+        defaults={
+            "num_attention_heads": number("n_head"), "num_hidden_layers": number("n_layer"),
+            "hidden_size": number("n_embd"), "max_position_embeddings": number("n_positions"),
+            "layer_norm_epsilon": 1e-5,
+        },
+    ),
+    Recipe(
+        "codeshell", ("CodeShellForCausalLM",), _CODESHELL, eps="layer_norm_epsilon", top=WTE,
+        keys={
+            "attention.head_count_kv": lambda config: config.integer("num_query_groups") or 1,
+            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("hidden_size"),
+        },
+        checks=(
+            must_be("position_embedding_type", "rope"), must_be("activation_function", *("gelu_pytorch_tanh", "gelu")),
+            must_be("scale_attn_weights", True), must_be("group_query_attention", True),
+        ),
+        defaults=_NAMES_OF_GPT,
+    ),
+    Recipe(
+        "jais", ("JAISLMHeadModel",), _JAIS, eps="layer_norm_epsilon",
+        top={
+            **WTE, "token_embd": From(("model.wte",), _times("mup_embeddings_scale", "embeddings_scale")),
+            "output": From(("lm_head",), _times("mup_output_alpha*mup_width_scale", "width_scale")),
+        },
+        keys={
+            **_NOT_ROTATED, "attention.head_count_kv": "num_attention_heads", "attention.max_alibi_bias": 8.0,
+            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("hidden_size"),
+        },
+        checks=(
+            must_be("activation_function", "swiglu"), must_be("position_embedding_type", "alibi"),
+            must_be("scale_attn_weights", True), must_be("scale_qk_dot_by_d", True),
+            must_be("mup_scale_qk_dot_by_d", True), must_be("alibi_scaling", None),
+        ),
+        defaults=_NAMES_OF_GPT,
+    ),
+    Recipe(
+        "refact", ("GPTRefactForCausalLM",), _REFACT, eps="layer_norm_epsilon", top=WTE,
+        keys={**_NOT_ROTATED, "attention.head_count_kv": 1, "feed_forward_length": _refact_ffn},
+        checks=(must_be("multi_query", True), must_be("scale_attn_weights", True)),
+        whole_keys={f"tokenizer.ggml.fim_{x}_token_id": i for x, i in (("pre", 1), ("mid", 2), ("suf", 3))},
+        defaults=_NAMES_OF_GPT,
+    ),
+)  # fmt: skip

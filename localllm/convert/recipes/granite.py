@@ -1,0 +1,71 @@
+"""The recipes of Granite 3 and 4; those with Mamba are in mamba.py."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import From, Layer, Recipe, take_half, taken
+from localllm.convert.recipes.shared import named_kinds
+
+_GRANITE: Layer = {
+    **of.LLAMA,
+    "attn_sinks.weight": taken("self_attn.sinks"),
+    "ffn_gate_inp": (From(("block_sparse_moe.router",)), From(("block_sparse_moe.router.layer",))),
+    **{
+        f"ffn_{x}_exps.weight": (
+            From(("block_sparse_moe.experts.gate_up_proj",), take_half(which)),
+            From(("block_sparse_moe.input_linear.weight",), take_half(which)),
+        )
+        for which, x in enumerate(("gate", "up"))
+    },
+    "ffn_down_exps.weight": (
+        From(("block_sparse_moe.experts.down_proj",)), From(("block_sparse_moe.output_linear.weight",)),
+    ),
+    "ffn_up_shexp": taken("shared_mlp.input_linear"),  # gate and up in one matrix
+    "ffn_down_shexp": taken("shared_mlp.output_linear"),
+}  # fmt: skip
+
+
+def _layer_bases(config: HfConfig) -> list[float]:
+    """Return each layer's rope base, 0 for layers without rope."""
+    found, layers = config.get("layer_rope_theta"), config.needed("num_hidden_layers")
+    if found is None:
+        rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+        return [rope.real("rope_theta") or config.real("rope_theta") or 10000.0] * layers
+    if (
+        not isinstance(found, list)
+        or len(found) != layers
+        or not all(type(x) in (int, float) and x >= 0 for x in found)
+    ):
+        raise config.error("layer_rope_theta", found, f"{layers} numbers from 0 up")
+    return [float(base) for base in found]
+
+
+def _granite_base(config: HfConfig) -> float | None:
+    bases = {base for base in _layer_bases(config) if base}
+    if len(bases) > 1:
+        found = ", ".join(f"{base:g}" for base in sorted(bases))
+        raise config.error("layer_rope_theta", found, "0 or one number for all layers, as GGUF files have it")
+    return max(bases, default=None)
+
+
+def _granite_kinds(config: HfConfig) -> list[str]:
+    return named_kinds([layer % 4 != 0 for layer in range(config.needed("num_hidden_layers"))])
+
+
+ROWS = (
+    Recipe("granite", ("GraniteForCausalLM",), of.LLAMA, rope_tensors=True),
+    Recipe(
+        "granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), of.GRANITE_MOE, rope_tensors=True
+    ),
+    Recipe(
+        "granite_swa", ("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"), _GRANITE, rope_tensors=True,
+        keys={
+            "rope.freq_base": _granite_base,
+            "attention.rope_pattern": lambda config: np.array([base > 0 for base in _layer_bases(config)]),
+        },
+        defaults={"sliding_window": 128, "layer_types": _granite_kinds},
+    ),
+)  # fmt: skip

@@ -1,0 +1,104 @@
+"""The recipes of Grok 1, named as in its port to transformers, and of Grok 2, named as SGLang loads it.
+
+transformers supports neither. Grok 2 is published in eight tensor-parallel shards, which `Recipe.pieces` merges.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Check, From, Key, Layer, Recipe, by_name, must_be, stacked
+from localllm.convert.recipes.minicpm import ratio
+from localllm.convert.recipes.shared import head_width
+
+_ROPES = ("original", "yarn")  # with original, only rope_theta applies; the other keys are ignored
+_PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
+_EXPERTS = {"gate": ("w1", "linear"), "up": ("w3", "linear_v"), "down": ("w2", "linear_1")}  # Grok 2's name, Grok 1's
+
+
+def _either(*names: str) -> tuple[From, ...]:
+    """Return one source per name; the first that exists is used."""
+    return tuple([From((name,)) for name in names])
+
+
+_LAYER: Layer = {
+    "attn_norm": _either("pre_attn_norm", "rms_norm"),
+    **{f"attn_{x}": _either(f"self_attn.{x}_proj", f"multi_head_attention.{own}") for x, own in _PROJECTIONS.items()},
+    "attn_output": _either("self_attn.o_proj", "multi_head_attention.linear"),
+    "attn_output_norm": _either("post_attn_norm", "rms_norm_1"),
+    "ffn_norm": _either("pre_moe_norm", "rms_norm_2"),
+    "layer_output_norm": _either("rms_norm_3"),
+    "post_ffw_norm": _either("post_moe_norm"),
+    **{f"ffn_{x}": _either(f"mlp.{x}_proj") for x in _EXPERTS},
+    "ffn_gate_inp": _either("block_sparse_moe.gate", "router"),
+    **{
+        f"ffn_{x}_exps.weight": (
+            From((f"block_sparse_moe.experts.{{}}.{newer}.weight",), stacked),
+            From((f"moe.{{}}.{older}.weight",), stacked),
+        )
+        for x, (newer, older) in _EXPERTS.items()
+    },
+}
+
+
+def _stretched(config: HfConfig) -> bool:
+    """Return whether rope scaling (YaRN) applies."""
+    kind = config.get("rope_type")
+    if kind is not None and kind not in _ROPES:
+        raise config.error("rope_type", kind, " or ".join(_ROPES))
+    return bool(kind == "yarn")
+
+
+def _words(config: HfConfig) -> dict[str, Any]:
+    """Return the rope parameters in transformers' format. SGLang scales only the angles, not the magnitude."""
+    if not _stretched(config):
+        return {}
+    factor, context = config.real("scaling_factor"), config.needed("original_max_position_embeddings")
+    if factor is None or factor < 1.0:
+        raise config.error("scaling_factor", factor, "a number from 1 up")
+    bounds = {name: config.real(name) for name in ("beta_fast", "beta_slow")}
+    rope = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context, **bounds}
+    return {"rope_parameters": {**rope, "attention_factor": 1.0}}
+
+
+def _extrapolation(config: HfConfig) -> float | None:
+    return config.real("extrapolation_factor") if _stretched(config) else None
+
+
+def _temperature_length(config: HfConfig) -> int | None:
+    """Return the position from which attention scores are scaled up; None if config.json has -1 or 0."""
+    return None if config.get("attn_temperature_len") in (-1, 0) else config.integer("attn_temperature_len")
+
+
+def _score_scale(config: HfConfig) -> float:
+    return config.real("attn_output_multiplier") or head_width(config) ** -0.5
+
+
+_KEYS: dict[str, Key] = {
+    "expert_count": by_name("num_local_experts", "num_experts"),
+    "expert_used_count": "num_experts_per_tok",
+    "attention.output_scale": _score_scale,
+    "attention.temperature_length": _temperature_length,
+    "embedding_scale": ratio("embedding_multiplier_scale"),
+    "logit_scale": ratio("output_multiplier_scale"),
+    "final_logit_softcapping": lambda config: config.real("final_logit_softcapping", "final_logit_softcap") or None,
+    "router_logit_softcapping": lambda config: config.real("router_logit_softcapping") or 30.0,
+    "rope.scaling.yarn_ext_factor": _extrapolation,
+}
+_CHECKS: tuple[Check, ...] = (
+    must_be("sliding_window_size", -1), must_be("global_attn_every_n", 1), must_be("rope_rotate_half_dims", False),
+    must_be("attn_logit_softcapping_method", "tanh"),
+)  # fmt: skip
+
+ROWS = (
+    Recipe(
+        "grok", ("GrokForCausalLM", "Grok1ForCausalLM"), _LAYER, keys=_KEYS, checks=_CHECKS, words=_words,
+        top={
+            "token_embd": _either("model.embed_tokens", "model.in_out_embed"),
+            "output_norm": _either("model.norm", "model.rms_norm"),
+        },
+        defaults={"attn_logit_softcapping": lambda config: config.real("max_attn_value") or 30.0},
+        pieces={".w1.weight": "rows", ".w3.weight": "rows", ".w2.weight": "columns"},
+    ),
+)  # fmt: skip

@@ -1,0 +1,58 @@
+"""The recipes of Laguna and Mellum 2."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Layer, Recipe, must_be, taken
+from localllm.convert.recipes.shared import SIGMOID, leading
+
+_LAGUNA: Layer = {
+    **of.QWEN,
+    **of.HEAD_NORMS,
+    "attn_gate": taken("self_attn.g_proj"),
+    "ffn_gate_inp": taken("mlp.gate"),
+    "exp_probs_b.bias": taken("mlp.experts.e_score_correction_bias"),
+    **of.NUMBERED,
+    **{f"ffn_{x}_shexp": taken(f"mlp.shared_expert.{x}_proj") for x in ("gate", "up", "down")},
+}
+
+
+def _all_sparse(config: HfConfig) -> str | None:
+    return "mlp_layer_types has dense layers, which do not exist" if leading(config) else None
+
+
+def _heads(config: HfConfig) -> np.ndarray | int:
+    """Return the number of heads: an array by layer, or one number for all layers."""
+    each, layers = config.get("num_attention_heads_per_layer"), config.needed("num_hidden_layers")
+    if each is None:
+        return config.needed("num_attention_heads")
+    if not isinstance(each, list) or len(each) != layers or not all(type(n) is int and 0 < n < 1 << 16 for n in each):
+        raise config.error("num_attention_heads_per_layer", each, f"{layers} numbers of heads")
+    return np.array(each, np.int32)
+
+
+def _rotated_when_sliding(config: HfConfig) -> int:
+    """Return the number of rotated values per head in sliding-window layers."""
+    rope = config.below("rope_parameters", config.table("rope_parameters")).table("sliding_attention")
+    share = config.below("sliding_attention", rope).real("partial_rotary_factor")
+    return int(config.needed("head_dim") * (1.0 if share is None else share))
+
+
+ROWS = (
+    Recipe(
+        "laguna", ("LagunaForCausalLM",), _LAGUNA,
+        keys={
+            **SIGMOID, "expert_weights_scale": lambda config: config.real("moe_routed_scaling_factor"),
+            "leading_dense_block_count": leading, "attention.head_count": _heads,
+            "rope.dimension_count_swa": _rotated_when_sliding,
+        },
+        checks=(must_be("moe_router_logit_softcapping", 0), must_be("moe_apply_router_weight_on_input", False)),
+    ),
+    Recipe(
+        "mellum", ("MellumForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.QWEN2_MOE},
+        checks=(must_be("norm_topk_prob", True), _all_sparse),
+    ),
+)  # fmt: skip

@@ -1,0 +1,287 @@
+"""The recipes of models that have mostly linear attention layers: Kimi Linear and Ling 3 (KDA), MiniMax 01.
+
+The folders use the format of the models' own code, which transformers also reads and writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.latent import LATENT_WIDTHS
+from localllm.convert.recipe import (
+    Check,
+    From,
+    Key,
+    Layer,
+    Parts,
+    Recipe,
+    Sizes,
+    by_name,
+    column,
+    decay,
+    in_turn,
+    must_be,
+    taken,
+)
+from localllm.convert.recipes.gated_delta import is_kind
+from localllm.convert.tensor import LazyTensor
+from localllm.models.reading.mixers import BOUND_KEY, RECURRENT_KEY
+
+
+def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
+    """Return a list of layer numbers, counted from 1."""
+    found, layers = table.get(name), config.needed("num_hidden_layers")
+    if not isinstance(found, list) or not all(type(n) is int and 1 <= n <= layers for n in found):
+        raise table.error(name, found, f"layers from 1 to {layers}")
+    return found
+
+
+def kimi_attends(config: HfConfig) -> np.ndarray:
+    """Return which layers of Kimi Linear have full attention: `layer_types`, `linear_attn_config` or every fourth."""
+    found, own, layers = is_kind("full_attention")(config), own_table(config), config.needed("num_hidden_layers")
+    if found is not None:
+        return found
+    numbers = np.arange(layers)
+    if own.get("full_attn_layers") is None:
+        return np.array((numbers > 0) & (numbers % 4 == 0))
+    full, linear = (_listed(config, own, f"{name}_layers") for name in ("full_attn", "kda"))
+    if sorted([*full, *linear]) != list(range(1, layers + 1)):
+        raise own.error("full_attn_layers", full, f"together with kda_layers, each of the {layers} layers once")
+    return np.isin(numbers + 1, full)
+
+
+def own_table(config: HfConfig) -> HfConfig:
+    return config.below("linear_attn_config", config.table("linear_attn_config"))
+
+
+def of_own(name: str, inner: str) -> Key:
+    """Return a size of Kimi's linear attention, from transformers' key or the original code's."""
+    return lambda config: config.integer(name) or own_table(config).needed(inner)
+
+
+def one_count(config: HfConfig) -> str | None:
+    heads = config.integer("linear_num_heads") or own_table(config).integer("num_heads")
+    if heads is None or heads == config.needed("num_attention_heads"):
+        return None
+    return f"linear attention has {heads} heads, but the GGUF architecture has as many as attention has"
+
+
+def dense_layers(config: HfConfig) -> int:
+    """Return the number of leading dense layers."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return config.integer("first_k_dense_replace") or 0
+    dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    if kinds != ["dense"] * dense + ["sparse"] * (config.needed("num_hidden_layers") - dense):
+        raise config.error("mlp_layer_types", "mixed", "dense layers before sparse ones, one kind for each layer")
+    return dense
+
+
+def ling_attends(config: HfConfig) -> np.ndarray:
+    """Return which layers of Ling 3 have full attention: by `layer_types`, else the last of each group. A last,
+    incomplete group has it in all layers."""
+    found = is_kind("full_attention")(config)
+    if found is not None:
+        return found
+    layers, group = config.needed("num_hidden_layers"), config.needed("layer_group_size")
+    numbers = np.arange(layers)
+    return np.array(((numbers + 1) % group == 0) | (numbers >= layers // group * group))
+
+
+def _slopes(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Return exp(x), the slopes of a bounded decay."""
+    return t.computed(parts[0], np.exp)
+
+
+def second(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Return the second tensor. The first only identifies the kind of layer; both kinds have the second."""
+    return parts[1]
+
+
+LATENT_KEYS: dict[str, Key] = {
+    **LATENT_WIDTHS,
+    "leading_dense_block_count": dense_layers,
+    "expert_gating_func": 2,  # sigmoid
+    "expert_shared_count": lambda config: config.integer("num_shared_experts", "n_shared_experts"),
+    "expert_group_count": lambda config: config.integer("num_expert_group", "n_group"),
+}
+_KIMI_KEYS: dict[str, Key] = {
+    **LATENT_KEYS,
+    "attention.head_count_kv": lambda config: kimi_attends(config).astype(np.int32),
+    "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
+    "kda.head_dim": of_own("linear_head_dim", "head_dim"),
+}
+_CONVOLVED: Layer = {f"ssm_conv1d_{x}": taken(f"self_attn.{x}_conv1d") for x in "qkv"}
+KDA: Layer = {
+    "attn_k": taken("self_attn.k_proj"),
+    "attn_v": taken("self_attn.v_proj"),
+    **_CONVOLVED,
+    "ssm_a": taken("self_attn.A_log", in_turn(column, decay)),
+    "ssm_dt.bias": taken("self_attn.dt_bias"),
+    "ssm_f_a": taken("self_attn.f_a_proj"),
+    "ssm_f_b": taken("self_attn.f_b_proj"),
+    "ssm_beta": taken("self_attn.b_proj"),
+    "ssm_g_a": taken("self_attn.g_a_proj"),
+    "ssm_g_b": taken("self_attn.g_b_proj"),
+    "ssm_norm": taken("self_attn.o_norm"),
+}
+KIMI: Layer = {
+    **{key: source for key, source in of.LATENT.items() if key not in {**of.GATED, **of.CORRECTED}},
+    **KDA,
+    # transformers gives the dense layers the names of expert layers
+    **{f"ffn_{x}": (From((f"mlp.{x}_proj",)), From((f"block_sparse_moe.{x}_proj",))) for x in ("gate", "up", "down")},
+    **of.MIXTRAL,
+    "exp_probs_b.bias": taken("block_sparse_moe.gate.e_score_correction_bias"),
+    **{f"ffn_{x}_shexp": taken(f"block_sparse_moe.shared_experts.{x}_proj") for x in ("gate", "up", "down")},
+}
+_LING_KEYS: dict[str, Key] = {
+    **LATENT_KEYS,
+    "attention.head_count_kv": lambda config: ling_attends(config).astype(np.int32),
+    "ssm.conv_kernel": "short_conv_kernel_size",
+    "kda.head_dim": lambda config: config.needed("linear_head_dim", "head_dim"),
+    "kda.safe_gate": lambda config: True,
+    BOUND_KEY: lambda config: config.real("kda_lower_bound"),
+    "expert_shared_feed_forward_length": lambda config: (
+        config.integer("moe_shared_expert_intermediate_size")
+        or config.needed("moe_intermediate_size") * (config.integer("num_shared_experts") or 1)
+    ),
+    "expert_weights_norm": lambda config: config.flag("norm_topk_prob", "moe_renormalize"),
+    "swiglu_clamp_exp": lambda config: _limits(config, "expert_swiglu_limit_list"),
+    "swiglu_clamp_shexp": lambda config: _limits(config, "share_expert_swiglu_limit_list"),
+}
+
+
+def _limits(config: HfConfig, name: str) -> np.ndarray | None:
+    """Return the activation limit of each layer's experts, 0 for none; None if no layer has a limit."""
+    found, layers = config.get(name), config.needed("num_hidden_layers")
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(n is None or (type(n) in (int, float) and n >= 0) for n in found):
+        raise config.error(name, found, "a number or null for each layer")
+    return np.array([float(n or 0) for n in [*found, *[None] * layers][:layers]], np.float32)
+
+
+def _below(layer: Layer, old: str, new: str) -> Layer:
+    """Return the same sources under another module name."""
+    return {
+        key: tuple(From(tuple(name.replace(old, new) for name in each.names), each.change) for each in sources)
+        for key, sources in layer.items()
+    }
+
+
+_LING: Layer = {
+    **_below({key: source for key, source in of.LATENT.items() if key != "attn_output"}, "self_attn.", "attention."),
+    "attn_output": taken("attention.dense"),
+    "attn_gate.weight": (From(("attention.kv_a_layernorm.weight", "attention.g_proj.weight"), second),),
+    **_below({"attn_k": KDA["attn_k"], "attn_v": KDA["attn_v"], **_CONVOLVED}, "self_attn.", "attention."),
+    "ssm_a": taken("attention.A_log", in_turn(column, _slopes)),
+    "ssm_dt.bias": taken("attention.dt_bias"),
+    "ssm_f_a": taken("attention.f_proj"),
+    "ssm_g_a.weight": (From(("attention.A_log", "attention.g_proj.weight"), second),),
+    "ssm_beta": taken("attention.b_proj"),
+    "ssm_norm": taken("attention.o_norm"),
+    "exp_probs_b.bias": taken("mlp.gate.expert_bias"),
+}
+
+
+_LING_TOP = {"token_embd": From(("model.word_embeddings",))}
+_LING_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": by_name("model_max_length", "max_position_embeddings"), "kda_lower_bound": -5.0,
+    "norm_topk_prob": True, "short_conv_kernel_size": 4,
+}  # fmt: skip
+_LING_CHECKS = (
+    must_be("kda_safe_gate", True),
+    must_be("no_kda_lora", True),
+    must_be("gated_attention_proj_granularity_type", "head_wise"),
+)
+
+
+def _ling_sections(config: HfConfig) -> np.ndarray:
+    """Return the number of rotated pairs for time, height and width, and 0 for a fourth axis."""
+    found, pairs = config.get("mrope_section"), config.needed("qk_rope_head_dim") // 2
+    if not isinstance(found, list) or len(found) < 3 or not all(type(n) is int and 0 <= n <= pairs for n in found):
+        raise config.error("mrope_section", found, "three numbers of pairs")
+    if sum(found[:3]) != pairs:
+        raise config.error("mrope_section", found, f"three numbers whose sum is {pairs}")
+    return np.array([*found[:3], 0], np.int32)
+
+
+# -- MiniMax 01 --------------------------------------------------------------------------------------------------------
+
+
+def _of_residual(which: str) -> Check:
+    """Require one residual factor `alpha` for all parts of a layer, or `beta` equal to 1."""
+    names = [
+        (f"{short}_{which}_factor", f"layernorm_{long}_{which}")
+        for short, long in (("full_attn", "full_attention"), ("linear_attn", "linear_attention"), ("mlp", "mlp"))
+    ]
+
+    def check(config: HfConfig) -> str | None:
+        found = [config.real(*each) for each in names]
+        values = {1.0 if value is None else value for value in found}
+        if len(values) == 1 and (which == "alpha" or values == {1.0}):
+            return None
+        told = " and ".join(f"{each[0]} {value}" for each, value in zip(names, found, strict=True))
+        return f"{told}; the GGUF architecture has {'one factor for all' if which == 'alpha' else 'none'}"
+
+    return check
+
+
+def _decays(config: HfConfig) -> np.ndarray:
+    """Return which layers have lightning attention, by `layer_types` or `attn_type_list` (0)."""
+    found, layers = is_kind("linear_attention")(config), config.needed("num_hidden_layers")
+    listed = config.get("attn_type_list")
+    if found is not None:
+        return found
+    if not isinstance(listed, list) or len(listed) != layers or not all(kind in (0, 1) for kind in listed):
+        raise config.error("attn_type_list", listed, f"0 or 1 for each of the {layers} layers")
+    return np.array([kind == 0 for kind in listed])
+
+
+def _head_dim(config: HfConfig) -> int:
+    return config.integer("head_dim") or config.needed("hidden_size") // config.needed("num_attention_heads")
+
+
+_MINIMAX: Layer = {
+    **of.NORMS,
+    **of.QKV,
+    "attn_output": (From(("self_attn.o_proj",)), From(("self_attn.out_proj",))),
+    "attn_qkv": taken("self_attn.qkv_proj"),
+    "attn_gate": taken("self_attn.output_gate"),
+    "attn_norm_2": taken("self_attn.norm"),
+    **of.MIXTRAL,
+}
+_MINIMAX_KEYS: dict[str, Key] = {
+    "attention.key_length": _head_dim,
+    "attention.value_length": _head_dim,
+    "rope.dimension_count": lambda config: config.integer("rotary_dim") or _head_dim(config),
+    "residual_scale": lambda config: config.real("full_attn_alpha_factor", "layernorm_full_attention_alpha") or 1.0,
+    RECURRENT_KEY: _decays,
+}
+
+ROWS = (
+    Recipe(
+        "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, keys=_KIMI_KEYS,
+        defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
+        checks=(must_be("moe_renormalize", True), must_be("moe_router_activation_func", "sigmoid"), one_count),
+    ),
+    Recipe(
+        "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING, keys=_LING_KEYS, top=_LING_TOP,
+        defaults=_LING_DEFAULTS, checks=_LING_CHECKS,
+    ),
+    Recipe(
+        "bailingmoe3", ("BailingMoeV3VLForConditionalGeneration",), _LING, top=_LING_TOP, defaults=_LING_DEFAULTS,
+        keys={**_LING_KEYS, "rope.dimension_sections": _ling_sections}, checks=_LING_CHECKS,
+        parts=Parts(others=("linear_proj.",)),
+    ),
+    Recipe(
+        "minimax-01", ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _MINIMAX,
+        keys=_MINIMAX_KEYS, checks=(_of_residual("alpha"), _of_residual("beta"), must_be("postnorm", True)),
+        zeros_unused=True,
+    ),
+)  # fmt: skip

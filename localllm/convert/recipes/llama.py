@@ -1,0 +1,130 @@
+"""The recipes of Llama and of models alike: Arcee, pruned Llamas (DeciLM), SmolLM 3, Seed-OSS, Apertus, AFMoE.
+
+Models missing from transformers use the tensor names of their original code.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Recipe, Sizes, every_fourth_without_rope, must_be, permuted, taken
+from localllm.convert.recipes.shared import head_width
+from localllm.convert.tensor import LazyTensor
+
+
+def _experts_by_step(config: HfConfig) -> str | None:
+    """Require Llama 4's experts in every n-th layer."""
+    step, given = config.integer("interleave_moe_layer_step") or 1, config.get("moe_layers")
+    if not given or given == list(range(step - 1, config.needed("num_hidden_layers"), step)):
+        return None
+    return f"moe_layers is not every layer of {step}; the GGUF architecture has it fixed so"
+
+
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def _blocks(config: HfConfig, part: str, name: str) -> list[object] | None:
+    """Return the settings of one part of each layer from `block_configs`; None without such a list."""
+    found, layers = config.get("block_configs"), config.needed("num_hidden_layers")
+    if found is None:
+        return None
+    right = isinstance(found, list) and len(found) == layers and all(isinstance(block, dict) for block in found)
+    parts = [block.get(part) for block in found] if right else []
+    if not right or not all(isinstance(own, dict) for own in parts):
+        raise config.error("block_configs", "something else", f"{part} of {layers} layers")
+    return [own.get(name) for own in parts]
+
+
+def _deci_kv_heads(config: HfConfig) -> list[int]:
+    """Return the number of KV heads by layer."""
+    heads, layers = config.needed("num_attention_heads"), config.needed("num_hidden_layers")
+    groups = _blocks(config, "attention", "n_heads_in_group")
+    if groups is not None:
+        if not all(type(n) is int and n > 0 and heads % n == 0 for n in groups):
+            raise config.error(
+                "block_configs", "a layer without attention", "attention in all layers, the others are not known here"
+            )
+        return [heads // n for n in groups if type(n) is int]
+    listed = config.get("num_key_value_heads_per_layer")
+    if listed is None:
+        return [config.integer("num_key_value_heads") or heads] * layers
+    if not isinstance(listed, list) or len(listed) != layers or not all(type(n) is int and n > 0 for n in listed):
+        raise config.error("num_key_value_heads_per_layer", listed, f"{layers} numbers of heads")
+    return listed
+
+
+def _deci_ffn(config: HfConfig) -> NDArray[np.int32] | int:
+    """Return the feed-forward widths: two thirds of width times a factor, rounded up to a multiple of 256."""
+    factors = _blocks(config, "ffn", "ffn_mult")
+    if factors is None:
+        return config.needed("intermediate_size")
+    widths = []
+    for factor in factors:
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1000:
+            raise config.error("block_configs", f"ffn_mult {factor}", "a feed-forward in all layers")
+        widths.append(-(-int(2 * factor * config.needed("hidden_size") / 3) // 256) * 256)
+    return np.array(widths, np.int32)
+
+
+def _by_own_heads(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Reorder the rows of keys, using this layer's number of heads."""
+    found = _LAYER.search(parts[0].name)
+    assert found is not None, f"{parts[0].name} is of no layer"
+    heads = _deci_kv_heads(sizes.config)[int(found[1])]
+    return permuted(lambda _: heads)(parts, sizes)
+
+
+ROWS = (
+    Recipe(
+        "llama", ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+        {**of.LLAMA, **of.MIXTRAL}, rope_tensors=True,
+    ),
+    Recipe(
+        "afmoe", ("AfmoeForCausalLM",), of.AFMOE,
+        keys={"expert_gating_func": 2, "expert_weights_norm": True, "expert_shared_count": "num_shared_experts"},
+        checks=(must_be("mup_enabled", True),),
+    ),
+    Recipe(
+        "apertus", ("ApertusForCausalLM",), of.APERTUS, rope_tensors=True, defaults={"rope_theta": 12e6},
+        numbers={f"xielu.{x}": f"mlp.act_fn.{x}" for x in ("alpha_p", "alpha_n", "beta", "eps")},
+    ),
+    Recipe("arcee", ("ArceeForCausalLM",), {**of.NORMS, **of.QKV_PERMUTED, **of.OUT, **of.UP_DOWN}, rope_tensors=True),
+    Recipe(
+        "llama4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), of.LLAMA4, rope_tensors=True,
+        keys={
+            "feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size",
+            "attention.sliding_window": "attention_chunk_size",
+            "interleave_moe_layer_step": lambda config: config.integer("interleave_moe_layer_step") or 1,
+        },
+        checks=(every_fourth_without_rope, _experts_by_step, must_be("attn_scale", 0.1), must_be("floor_scale", 8192)),
+    ),
+    Recipe("seed_oss", ("SeedOssForCausalLM",), {
+        "attn_norm": taken("input_layernorm"), "post_attention_norm": taken("post_attention_layernorm"),
+        **of.QKV, **of.OUT, **of.GATED,
+    }),
+    Recipe("smollm3", ("SmolLM3ForCausalLM",), of.LLAMA, checks=(every_fourth_without_rope,)),
+    Recipe(
+        "deci", ("DeciLMForCausalLM",), {**of.LLAMA, "attn_k": taken("self_attn.k_proj", _by_own_heads)},
+        rope_tensors=True,
+        keys={
+            "attention.head_count_kv": lambda config: np.array(_deci_kv_heads(config), np.int32),
+            "feed_forward_length": _deci_ffn, "attention.key_length": head_width, "attention.value_length": head_width,
+        },
+    ),
+    Recipe(
+        "nanbeige", ("NanbeigeForCausalLM",), of.LLAMA, rope_tensors=True,
+        keys={
+            "num_loops": lambda config: config.integer("num_loops") or 1,
+            "skip_loop_final_norm": lambda config: config.flag("skip_loop_final_norm") is True,
+        },
+    ),
+    Recipe("llama", ("IQuestCoderForCausalLM", "InternLM3ForCausalLM", "LlamaModel"), of.LLAMA, rope_tensors=True),
+    Recipe(
+        "llama-embed", ("LlamaBidirectionalModel",), of.LLAMA, rope_tensors=True, keys={"attention.causal": False},
+    ),
+)  # fmt: skip

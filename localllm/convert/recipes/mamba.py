@@ -1,0 +1,381 @@
+"""The recipes of architectures with Mamba layers: only Mamba, Mamba parallel to attention, or a mix of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from localllm.base.printable import printable
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig, class_of
+from localllm.convert.recipe import (
+    Change,
+    Check,
+    From,
+    Key,
+    Layer,
+    Recipe,
+    Sizes,
+    by_name,
+    decay,
+    height,
+    in_turn,
+    must_be,
+    numbered,
+    shaped,
+    squeezed,
+    stacked,
+    take_half,
+    taken,
+)
+from localllm.convert.recipes.gated_delta import attending, kv_heads
+from localllm.convert.tensor import LazyTensor
+
+
+def _mamba(prefix: str) -> Layer:
+    return {
+        "ssm_in": taken(f"{prefix}.in_proj"),
+        "ssm_conv1d.weight": taken(f"{prefix}.conv1d.weight", squeezed),
+        "ssm_conv1d.bias": taken(f"{prefix}.conv1d.bias"),
+        "ssm_x": taken(f"{prefix}.x_proj"),
+        "ssm_dt": taken(f"{prefix}.dt_proj"),
+        "ssm_a": taken(f"{prefix}.A_log", decay),
+        "ssm_d": taken(f"{prefix}.D"),
+        "ssm_out": taken(f"{prefix}.out_proj"),
+        **{f"ssm_{x}_norm": taken(f"{prefix}.{x}_layernorm") for x in ("dt", "b", "c")},
+    }
+
+
+def mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
+    """Return the sources of Mamba-2. Its norm works on groups of equal width."""
+    column = shaped(lambda sizes: 1)
+    return {
+        "ssm_in": taken(f"{prefix}.in_proj"),
+        "ssm_conv1d.weight": taken(f"{prefix}.conv1d.weight", squeezed),
+        "ssm_conv1d.bias": taken(f"{prefix}.conv1d.bias"),
+        "ssm_dt.bias": taken(f"{prefix}.dt_bias"),
+        "ssm_a": taken(f"{prefix}.A_log", in_turn(decay, column)),
+        "ssm_d": taken(f"{prefix}.D", column),
+        "ssm_norm": taken(f"{prefix}.norm", shaped(lambda sizes: group(sizes.config))),
+        "ssm_out": taken(f"{prefix}.out_proj"),
+    }
+
+
+def _own_number(name: str, default: int) -> Callable[[HfConfig], int]:
+    """Return a size from `ssm_cfg`, which uses the key names of Mamba's original code."""
+
+    def number(config: HfConfig) -> int:
+        table = config.below("ssm_cfg", config.table("ssm_cfg"))
+        return default if table.get(name) in (None, "auto") else table.needed(name)
+
+    return number
+
+
+def product(one: str, other: str, share: str = "") -> Callable[[HfConfig], int]:
+    """Return the product of two numbers, divided by a third if `share` names one."""
+    return lambda config: config.needed(one) * config.needed(other) // (config.needed(share) if share else 1)
+
+
+def steps_unbounded(config: HfConfig) -> str | None:
+    limits = config.get("time_step_limit")
+    if not isinstance(limits, list) or limits[:1] == [0.0]:
+        return None
+    return f"time_step_limit is {printable(str(limits))}; the GGUF architecture has no limits"
+
+
+def rank(name: str) -> Callable[[HfConfig], int]:
+    """Return the rank of the step sizes: from config.json, else a sixteenth of the width."""
+    return lambda config: (
+        -(-config.needed("hidden_size") // 16) if config.get(name) in (None, "auto") else config.needed(name)
+    )
+
+
+def inner(config: HfConfig) -> int:
+    """Return Mamba's inner width: `intermediate_size`, else `expand` times the width.
+
+    The two differ in Falcon Mamba 7B, whose `expand` of 16 is unused.
+    """
+    return config.integer("intermediate_size") or product("expand", "hidden_size")(config)
+
+
+_MAMBA_TOP = {
+    "token_embd": From(("model.embeddings",)), "output_norm": From(("model.norm_f",)), "output": From(("lm_head",)),
+}  # fmt: skip
+_NO_ATTENTION: dict[str, Key] = {
+    "attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0, "attention.key_length": None,
+    "attention.value_length": None, "rope.dimension_count": None, "rope.freq_base": None,
+}  # fmt: skip
+_NO_ATTENTION_DEFAULTS = {"num_attention_heads": 1, "max_position_embeddings": 1 << 20}
+_MAMBA_KEYS: dict[str, Key] = {
+    **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": inner,
+    "ssm.state_size": "state_size", "ssm.time_step_rank": rank("time_step_rank"),
+    "ssm.dt_b_c_rms": lambda config: class_of(config) == "FalconMambaForCausalLM",
+}  # fmt: skip
+_GRANITE_ATTENTION: Layer = {**of.NORMS, **of.QKV_PERMUTED, **of.OUT}
+_GRANITE_FFN: Layer = {
+    "ffn_gate": taken("shared_mlp.input_linear", take_half(0)),
+    "ffn_up": taken("shared_mlp.input_linear", take_half(1)),
+    "ffn_down": taken("shared_mlp.output_linear"),
+}
+_GRANITE_MAMBA: Layer = mamba2("mamba", product("mamba_expand", "hidden_size", "mamba_n_groups"))
+_GRANITE_ROPE: dict[str, Key] = {
+    "rope.scaling.finetuned": lambda config: config.get("position_embedding_type") == "rope",
+}
+_GRANITE_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": kv_heads(attending),
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.inner_size": product("mamba_expand", "hidden_size"),
+    "ssm.state_size": "mamba_d_state",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "ssm.group_count": "mamba_n_groups",
+    **_GRANITE_ROPE,
+}
+_GRANITE_CLASS = ("GraniteMoeHybridForCausalLM",)
+
+
+def _granite_dense(config: HfConfig) -> bool:
+    return not config.integer("num_local_experts")
+
+
+def _granite_attends(config: HfConfig) -> bool:
+    return bool(attending(config).all())
+
+
+def _every(period: str, offset: str) -> Callable[[HfConfig], np.ndarray]:
+    """Return which layers these keys select: one in every `period`, starting at `offset`."""
+
+    def layers(config: HfConfig) -> np.ndarray:
+        every, first = config.needed(period), config.integer(offset) or 0
+        return np.array([layer % every == first for layer in range(config.needed("num_hidden_layers"))])
+
+    return layers
+
+
+_JAMBA: Layer = {
+    "attn_norm": taken("input_layernorm"),
+    "ffn_norm": taken("pre_ff_layernorm"),
+    **of.QKV,
+    **of.OUT,
+    **_mamba("mamba"),
+    **{f"ffn_{x}": taken(f"feed_forward.{x}_proj") for x in ("gate", "up", "down")},
+    "ffn_gate_inp": taken("feed_forward.router"),
+    **of.expert_sources(*(f"feed_forward.experts.{{}}.{x}_proj" for x in ("gate", "up", "down"))),
+}
+_NEMOTRON_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_SAME_KIND = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+def _blocks(config: HfConfig) -> list[str]:
+    """Return the kind of each layer of Nemotron H."""
+    found = config.get("layers_block_type", "hybrid_override_pattern")
+    if not isinstance(found, list | str) or not found:
+        raise config.error("layers_block_type", found, "the kinds of the layers")
+    return [_NEMOTRON_KINDS.get(kind) or _SAME_KIND.get(kind, kind) for kind in map(str, found)]
+
+
+def _where(kind: str, name: str) -> Key:
+    """Return a size per layer: the number from config.json in layers of this kind, 0 in others."""
+    return lambda config: np.array([config.needed(name) if one == kind else 0 for one in _blocks(config)], np.int32)
+
+
+def _kinds(*known: str) -> Check:
+    """Require that no layer has another kind."""
+
+    def check(config: HfConfig) -> str | None:
+        odd = set(_blocks(config)) - set(known)
+        return f"layers_block_type has {printable(min(odd))}, which has no place" if odd else None
+
+    return check
+
+
+def _with_experts(config: HfConfig) -> bool:
+    return "moe" in _blocks(config)
+
+
+_NEMOTRON_H: Layer = {
+    "attn_norm": taken("norm"),
+    **{f"attn_{x}": taken(f"mixer.{x}_proj") for x in "qkv"},
+    "attn_output": taken("mixer.o_proj"),
+    **mamba2("mixer", product("mamba_num_heads", "mamba_head_dim", "n_groups")),
+    "ffn_up": taken("mixer.up_proj"),
+    "ffn_down": taken("mixer.down_proj"),
+}
+_NEMOTRON_H_MOE: Layer = {
+    **_NEMOTRON_H,
+    "ffn_gate_inp": taken("mixer.gate"),
+    "exp_probs_b.bias": taken("mixer.gate.e_score_correction_bias"),
+    **{
+        f"ffn_{x}_exps.weight": (
+            From((f"mixer.experts.{{}}.{x}_proj.weight",), stacked),
+            From((f"mixer.experts.{x}_proj",)),
+        )
+        for x in ("up", "down")
+    },
+    **{f"ffn_{x}_shexp": taken(f"mixer.shared_experts.{x}_proj") for x in ("up", "down")},
+    "ffn_latent_down": taken("mixer.fc1_latent_proj"),
+    "ffn_latent_up": taken("mixer.fc2_latent_proj"),
+}
+_NEMOTRON_H_DEFAULTS = {"num_hidden_layers": lambda config: len(_blocks(config)), "layer_norm_epsilon": 1e-5}
+_NEMOTRON_H_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": _where("attention", "num_key_value_heads"), "rope.freq_base": None,
+    "ssm.conv_kernel": "conv_kernel", "ssm.group_count": "n_groups", "ssm.state_size": "ssm_state_size",
+    "ssm.inner_size": product("mamba_num_heads", "mamba_head_dim"), "ssm.time_step_rank": "mamba_num_heads",
+    "attention.layer_norm_epsilon": lambda config: config.real("layer_norm_epsilon"),  # llama.cpp requires it too
+}  # fmt: skip
+
+
+def scaled(*names: str) -> Change:
+    """Return a change that multiplies the tensor by these numbers of config.json; `name.i` is element i of a list."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        factor = np.prod([_factor(sizes.config, name) for name in names])
+        return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32))
+
+    return change
+
+
+def _factor(config: HfConfig, name: str) -> float:
+    base, _, index = name.partition(".")
+    if not index:
+        value = config.real(base)
+        return 1.0 if value is None else value
+    values = config.get(base)
+    if values is None:
+        return 1.0
+    if not isinstance(values, list) or len(values) <= int(index) or type(values[int(index)]) not in (int, float):
+        raise config.error(base, values, f"a list of more than {index} numbers")
+    return float(values[int(index)])
+
+
+def _sections_scaled(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Scale the rows of gate, inner values, B, C and steps, each section by its own factor."""
+    config = sizes.config
+    inner, shared = config.needed("mamba_d_ssm"), config.needed("mamba_n_groups") * config.needed("mamba_d_state")
+    heights = (inner, inner, shared, shared, config.needed("mamba_n_heads"))
+    numbered(parts[0], height(parts[0]), 1, sum(heights))
+    factors = [_factor(config, "ssm_in_multiplier") * _factor(config, f"ssm_multipliers.{i}") for i in range(5)]
+    return t.scaled(parts[0], np.repeat(factors, heights).astype(np.float32))
+
+
+def _norm_after_gate(config: HfConfig) -> str | None:
+    if not config.flag("mamba_rms_norm") or config.flag("mamba_norm_before_gate") is False:
+        return None
+    return "mamba_norm_before_gate is true; the GGUF architecture has it fixed at false"
+
+
+def _own_output(config: HfConfig) -> str | None:
+    same = _factor(config, "embedding_multiplier") == _factor(config, "lm_head_multiplier")
+    if same or not config.flag("tie_word_embeddings"):
+        return None
+    return "embedding_multiplier and lm_head_multiplier differ, but the matrix is one"
+
+
+_FALCON_H1: Layer = {
+    "attn_norm": taken("input_layernorm"),
+    "ffn_norm.": taken("pre_ff_layernorm.weight"),  # the only tensor that files store without .weight here
+    "attn_q.weight": taken("self_attn.q_proj.weight", scaled("attention_in_multiplier")),
+    "attn_k.weight": taken("self_attn.k_proj.weight", scaled("attention_in_multiplier", "key_multiplier")),
+    "attn_v.weight": taken("self_attn.v_proj.weight", scaled("attention_in_multiplier")),
+    "attn_output.weight": taken("self_attn.o_proj.weight", scaled("attention_out_multiplier")),
+    **mamba2("mamba", product("mamba_n_heads", "mamba_d_head", "mamba_n_groups")),
+    "ssm_in": taken("mamba.in_proj", _sections_scaled),
+    "ssm_out": taken("mamba.out_proj", scaled("ssm_out_multiplier")),
+    "ffn_gate.weight": taken("feed_forward.gate_proj.weight", scaled("mlp_multipliers.0")),
+    "ffn_up.weight": taken("feed_forward.up_proj.weight"),
+    "ffn_down.weight": taken("feed_forward.down_proj.weight", scaled("mlp_multipliers.1")),
+}
+
+
+ROWS = (
+    Recipe(
+        "granite", _GRANITE_CLASS, {**_GRANITE_ATTENTION, **_GRANITE_FFN}, rope_tensors=True,
+        keys={**_GRANITE_ROPE, "feed_forward_length": "shared_intermediate_size"},
+        when=lambda config: _granite_attends(config) and _granite_dense(config),
+    ),
+    Recipe(
+        "granitemoe", _GRANITE_CLASS, of.GRANITE_MOE, rope_tensors=True, when=_granite_attends,
+        checks=(must_be("position_embedding_type", "rope"),),
+    ),
+    Recipe(
+        "granitehybrid", _GRANITE_CLASS, {**_GRANITE_ATTENTION, **_GRANITE_FFN, **_GRANITE_MAMBA}, rope_tensors=True,
+        keys={**_GRANITE_KEYS, "feed_forward_length": "shared_intermediate_size"}, when=_granite_dense,
+        checks=(steps_unbounded,),
+    ),
+    Recipe(
+        "granitehybrid", _GRANITE_CLASS, {**of.GRANITE_MOE, **_GRANITE_MAMBA}, rope_tensors=True, keys=_GRANITE_KEYS,
+        checks=(steps_unbounded,),
+    ),
+    Recipe(
+        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"), {"attn_norm": taken("norm"), **_mamba("mixer")},
+        eps="layer_norm_epsilon", defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2},
+        keys=_MAMBA_KEYS, top=_MAMBA_TOP,
+    ),
+    Recipe(
+        "mamba", ("MambaLMHeadModel",), {"attn_norm": taken("norm"), **_mamba("mixer")}, eps="layer_norm_epsilon",
+        keys={
+            **_NO_ATTENTION, "ssm.conv_kernel": _own_number("d_conv", 4), "ssm.state_size": _own_number("d_state", 16),
+            "ssm.inner_size": lambda config: _own_number("expand", 2)(config) * config.needed("d_model"),
+            "ssm.time_step_rank": lambda config: _own_number("dt_rank", -(-config.needed("d_model") // 16))(config),
+            "ssm.dt_b_c_rms": False,
+        },
+        defaults={
+            **_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "hidden_size": by_name("d_model"),
+            "num_hidden_layers": by_name("n_layer"), "rms_norm": False,
+        },
+        top={**_MAMBA_TOP, "token_embd": From(("model.embedding",))},
+        checks=(must_be("rms_norm", True), must_be("ssm_cfg.layer", "Mamba1")),
+    ),
+    Recipe(
+        "mamba2", ("Mamba2ForCausalLM",),
+        {"attn_norm": taken("norm"), **mamba2("mixer", product("expand", "hidden_size", "n_groups"))},
+        eps="layer_norm_epsilon", top=_MAMBA_TOP, checks=(steps_unbounded,),
+        defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2, "n_groups": 1},
+        keys={
+            **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": product("expand", "hidden_size"),
+            "ssm.state_size": "state_size", "ssm.time_step_rank": "num_heads", "ssm.group_count": "n_groups",
+        },
+    ),
+    Recipe(
+        "jamba", ("JambaForCausalLM",), _JAMBA, top={"output_norm": From(("model.final_layernorm",))},
+        keys={
+            "attention.head_count_kv": kv_heads(_every("attn_layer_period", "attn_layer_offset")),
+            "rope.dimension_count": None, "rope.freq_base": None,
+            "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": product("mamba_expand", "hidden_size"),
+            "ssm.state_size": "mamba_d_state", "ssm.time_step_rank": rank("mamba_dt_rank"),
+        },
+    ),
+    Recipe(
+        "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H_MOE, top=_MAMBA_TOP, eps="layer_norm_epsilon",
+        defaults=_NEMOTRON_H_DEFAULTS, when=_with_experts,
+        keys={
+            **_NEMOTRON_H_KEYS, "feed_forward_length": _where("moe", "moe_intermediate_size"),
+            "expert_count": "n_routed_experts", "expert_gating_func": 2,
+            "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+            "moe_latent_size": lambda config: config.integer("moe_latent_size"),
+        },
+        checks=(_kinds("mamba", "attention", "moe"), steps_unbounded, must_be("mlp_hidden_act", "relu2")),
+    ),
+    Recipe(
+        "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, top=_MAMBA_TOP, eps="layer_norm_epsilon",
+        defaults=_NEMOTRON_H_DEFAULTS,
+        keys={
+            **_NEMOTRON_H_KEYS, "feed_forward_length": _where("mlp", "intermediate_size"), "expert_count": None,
+            "expert_used_count": None,
+        },
+        checks=(_kinds("mamba", "attention", "mlp"), steps_unbounded, must_be("mlp_hidden_act", "relu2")),
+    ),
+    Recipe(
+        "falcon-h1", ("FalconH1ForCausalLM",), _FALCON_H1,
+        keys={
+            "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": "mamba_d_ssm", "ssm.state_size": "mamba_d_state",
+            "ssm.time_step_rank": "mamba_n_heads", "ssm.group_count": "mamba_n_groups",
+        },
+        top={
+            "token_embd": From(("model.embed_tokens",), scaled("embedding_multiplier")),
+            "output_norm": From(("model.final_layernorm",)), "output": From(("lm_head",), scaled("lm_head_multiplier")),
+        },
+        checks=(steps_unbounded, _norm_after_gate, _own_output),
+    ),
+)  # fmt: skip

@@ -1,0 +1,116 @@
+"""The recipe of MiMo V2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from localllm.base.printable import printable
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.errors import ConvertError
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import From, Key, Layer, Parts, Recipe, must_be, taken
+from localllm.convert.recipes.shared import named_kinds, slides_of
+from localllm.convert.tensor import LazyTensor
+
+_MIMO: Layer = {
+    **of.QWEN,
+    **of.ROUTED,
+    "attn_sinks.weight": (From(("self_attn.attention_sink_bias",)), From(("self_attn.sinks",))),
+    "exp_probs_b.bias": taken("mlp.gate.e_score_correction_bias"),
+}
+
+
+def _mimo_kinds(config: HfConfig) -> list[str]:
+    """Return the kind of each layer: from the 0/1 list of 2025 folders (1: sliding), else by the default period."""
+    told, layers = config.get("hybrid_layer_pattern"), config.needed("num_hidden_layers")
+    if told is None:
+        return named_kinds([layer > 0 and (layer + 1) % 6 != 0 for layer in range(layers)])
+    if not isinstance(told, list) or len(told) != layers or not all(flag in (0, 1) for flag in told):
+        raise config.error("hybrid_layer_pattern", told, f"0 or 1, {layers} times")
+    return named_kinds([flag == 1 for flag in told])
+
+
+def _mimo_kv_heads(config: HfConfig) -> np.ndarray:
+    """Return the number of KV heads by layer. By default sliding-window layers have twice the number."""
+    full = config.needed("num_key_value_heads")
+    few = config.integer("swa_num_key_value_heads") or 2 * full
+    return np.array([few if slide else full for slide in slides_of(config)], np.int32)
+
+
+def _mimo_window(config: HfConfig) -> int:
+    """Return the window size including the current position; folders of 2025 exclude it."""
+    others = config.integer("sliding_window_size")
+    return others + 1 if others else config.needed("sliding_window")
+
+
+def _value_scale(config: HfConfig) -> float | None:
+    told = "attention_value_scale" in config.values  # null means none
+    return config.real("attention_value_scale") if told else 0.707
+
+
+def _mimo_alike(config: HfConfig) -> str | None:
+    """Require the same head sizes in layers with and without a window."""
+    rope = config.below("rope_parameters", config.table("rope_parameters"))
+    shares = {
+        rope.below(x, rope.table(x)).real("partial_rotary_factor") for x in ("full_attention", "sliding_attention")
+    }
+    if len(shares) > 1:
+        return "partial_rotary_factor is not the same with a window and without; the GGUF architecture has one for both"
+    for name in ("num_attention_heads", "head_dim", "v_head_dim"):
+        if config.integer(f"swa_{name}") not in (None, config.integer(name)):
+            return f"swa_{name} is not {name}; the GGUF architecture has one for both"
+    return None
+
+
+def _of_cards(codes: LazyTensor, scales: LazyTensor, config: HfConfig) -> LazyTensor | None:
+    """Return MiMo V2.5's fused QKV matrix, which its folders store in tensor-parallel shards.
+
+    Each shard has its part of queries, keys and values, with its own scales for blocks of 128 rows.
+    """
+    if not codes.name.endswith("self_attn.qkv_proj.weight"):
+        return None
+    rows, heads = codes.shape[0], config.needed("num_attention_heads")
+    key, value = config.needed("head_dim"), config.needed("v_head_dim")
+    counts = [config.integer(name) or 0 for name in ("num_key_value_heads", "swa_num_key_value_heads")]
+    sizes = [(heads * key, few * key, few * value) for few in counts if heads * key + few * (key + value) == rows]
+    for cards in (8, 4):
+        each = rows // cards
+        blocks = -(-each // 128)
+        if sizes and not any(size % cards for size in sizes[0]) and scales.shape[0] == cards * blocks:
+            numbers = np.arange(rows)
+            whole = t.scaled_fp8(codes, scales, (128, 128), numbers // each * blocks + numbers % each // 128)
+            ends = np.cumsum([size // cards for size in sizes[0]])
+            shares = np.split(numbers.reshape(cards, each), ends[:-1], axis=1)
+            return t.picked(whole, np.concatenate([share.reshape(-1) for share in shares]), rows)
+    raise ConvertError(
+        f"tensor '{printable(codes.name)}' {codes.shape} with scales {scales.shape} is not in shares of 4 or 8 cards; "
+        "config.json does not belong to these weights"
+    )
+
+
+_MIMO_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": _mimo_kv_heads, "attention.value_length": "v_head_dim",
+    "attention.value_scale": _value_scale, "attention.sliding_window": _mimo_window, "expert_gating_func": 2,
+}  # fmt: skip
+_MIMO_CHECKS = (
+    must_be("attention_bias", False), must_be("n_group", 1), must_be("norm_topk_prob", True),
+    must_be("routed_scaling_factor", 1.0), must_be("scoring_func", "sigmoid"), must_be("topk_method", "noaux_tc"),
+    must_be("n_shared_experts", 0), _mimo_alike,
+)  # fmt: skip
+_MIMO_DEFAULTS: dict[str, Any] = {
+    "head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "layer_types": _mimo_kinds, "rope_theta": 5e6,
+    "rope_local_base_freq": lambda config: config.real("swa_rope_theta") or 1e4, "partial_rotary_factor": 0.334,
+    "rms_norm_eps": lambda config: config.real("layernorm_epsilon") or 1e-5,
+}  # fmt: skip
+
+
+ROWS = (
+    Recipe("mimo2", ("MiMoV2FlashForCausalLM",), _MIMO, keys=_MIMO_KEYS, checks=_MIMO_CHECKS, defaults=_MIMO_DEFAULTS),
+    Recipe(
+        "mimo2", ("MiMoV2ForCausalLM",), {**_MIMO, "attn_qkv": taken("self_attn.qkv_proj")}, keys=_MIMO_KEYS,
+        checks=_MIMO_CHECKS, defaults=_MIMO_DEFAULTS, parts=Parts(others=("speech_embeddings.",)), scaled=_of_cards,
+    ),
+)  # fmt: skip

@@ -1,0 +1,55 @@
+"""The recipes of MiniCPM and MiniCPM 3.
+
+Models missing from transformers use the tensor names of their original code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Mapped, Recipe, must_be
+
+
+def _key_width(config: HfConfig) -> int:
+    return config.needed("qk_nope_head_dim") + config.needed("qk_rope_head_dim")
+
+
+def ratio(name: str) -> Callable[[HfConfig], float]:
+    """Return a reader for a factor that config.json or the defaults must give."""
+
+    def value(config: HfConfig) -> float:
+        found = config.real(name)
+        if not found:
+            raise config.error(name, found, "a number other than 0")
+        return found
+
+    return value
+
+
+ROWS = (
+    Recipe(
+        "minicpm3", ("MiniCPM3ForCausalLM",), {}, mapped=Mapped(), rope_tensors=True,
+        keys={
+            "attention.head_count_kv": "num_attention_heads", "attention.q_lora_rank": "q_lora_rank",
+            "attention.kv_lora_rank": "kv_lora_rank", "attention.key_length": _key_width,
+            "attention.value_length": "v_head_dim", "rope.dimension_count": "qk_rope_head_dim",
+        },
+        checks=(must_be("scale_emb", 12), must_be("scale_depth", 1.4), must_be("dim_model_base", 256)),
+        head_dim=lambda config: config.needed("qk_rope_head_dim"),
+    ),
+    Recipe(
+        "minicpm", ("MiniCPMForCausalLM",), of.LLAMA, rope_tensors=True,
+        keys={
+            "embedding_scale": ratio("scale_emb"),
+            "residual_scale": lambda config: (
+                ratio("scale_depth")(config) / math.sqrt(config.needed("num_hidden_layers"))
+            ),
+            "logit_scale": lambda config: config.needed("hidden_size") / ratio("dim_model_base")(config),
+        },
+        checks=(must_be("num_experts", 0),),
+        defaults={"scale_emb": 1, "scale_depth": 1, "dim_model_base": 1},
+    ),
+)  # fmt: skip

@@ -1,0 +1,30 @@
+"""The recipes of Mistral 3 and 4."""
+
+from __future__ import annotations
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.latent import LATENT_KEYS, one_mscale
+from localllm.convert.recipe import Recipe, must_be
+
+
+def _growth_length(config: HfConfig) -> int | None:
+    """Return the context length for llama.cpp's temperature scaling of queries; None without such scaling."""
+    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    if not rope.real("llama_4_scaling_beta"):
+        return None
+    return rope.needed("original_max_position_embeddings")
+
+
+ROWS = (
+    Recipe(
+        "mistral4", ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), of.LATENT,
+        keys={
+            **LATENT_KEYS, "expert_gating_func": 1, "expert_group_count": None, "expert_group_used_count": None,
+            "attention.temperature_length": _growth_length,
+        },
+        checks=(must_be("rope_interleave", True), must_be("n_group", 1), one_mscale),
+        when=lambda config: config.get("model_type") == "mistral4", defaults={"norm_topk_prob": True},
+    ),
+    Recipe("mistral3", ("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"), of.LLAMA, rope_tensors=True),
+)  # fmt: skip

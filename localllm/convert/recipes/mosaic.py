@@ -1,0 +1,100 @@
+"""The recipes of MPT and DBRX."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Mapped, Recipe, Sizes, height, in_turn, must_be, numbered, turned
+from localllm.convert.recipes.shared import NOT_ROTATED, number
+from localllm.convert.tensor import LazyTensor
+
+
+def _attention(config: HfConfig) -> HfConfig:
+    """Return the attention settings of DBRX and MPT."""
+    return config.below("attn_config", config.table("attn_config"))
+
+
+def _experts(config: HfConfig) -> HfConfig:
+    """Return DBRX's expert settings."""
+    return config.below("ffn_config", config.table("ffn_config"))
+
+
+def _by_expert(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Split the stacked rows of all experts into one matrix per expert."""
+    config = _experts(sizes.config)
+    count = config.needed("moe_num_experts")
+    numbered(parts[0], height(parts[0]), count, config.needed("ffn_hidden_size"))
+    return t.divided(parts[0], count)
+
+
+def _one_base(config: HfConfig) -> str | None:
+    """Refuse DBRX with two rope bases: transformers 5 adds its default next to the trained one."""
+    rope = config.below("rope_parameters", config.table("rope_parameters"))
+    own, other = _attention(config).real("rope_theta"), rope.real("rope_theta")
+    if own is None or other in (None, own):
+        return None
+    return f"rope_theta is {other:g} in rope_parameters and {own:g} in attn_config, and there is one for both"
+
+
+def _sum_of_one(config: HfConfig) -> str | None:
+    """Require router weights that are normalized to sum 1."""
+    found = config.table("ffn_config").get("moe_normalize_expert_weights", 1)
+    if found == 1:
+        return None
+    return f"ffn_config.moe_normalize_expert_weights is {found}; the GGUF architecture has it fixed at 1"
+
+
+def _root_of_width(config: HfConfig) -> str | None:
+    """Require MPT's attention scores to be scaled by 1/sqrt(head width)."""
+    scale, width = _attention(config).real("softmax_scale"), config.needed("hidden_size")
+    fixed = (width / config.needed("num_attention_heads")) ** -0.5
+    if scale is None or math.isclose(scale, fixed, rel_tol=1e-6):
+        return None
+    return f"attn_config.softmax_scale is {scale:g}; the GGUF architecture has it fixed at {fixed:g}"
+
+
+_NAMES_OF_MPT: dict[str, Any] = {
+    "num_attention_heads": number("n_heads"), "num_hidden_layers": number("n_layers"),
+    "hidden_size": number("d_model"), "max_position_embeddings": number("max_seq_len"),
+}  # fmt: skip
+
+
+ROWS = (
+    Recipe(
+        "dbrx", ("DbrxForCausalLM",), {}, eps="layer_norm_epsilon",
+        keys={
+            "attention.head_count_kv": lambda config: _attention(config).integer("kv_n_heads") or 1,
+            "attention.clamp_kqv": lambda config: _attention(config).real("clip_qkv"),
+            "feed_forward_length": lambda config: _experts(config).needed("ffn_hidden_size"),
+            "expert_count": lambda config: _experts(config).needed("moe_num_experts"),
+            "expert_used_count": lambda config: _experts(config).needed("moe_top_k"),
+        },
+        checks=(must_be("ffn_config.ffn_act_fn.name", "silu"), _sum_of_one, _one_base),
+        defaults={
+            **_NAMES_OF_MPT, "layer_norm_epsilon": 1e-5,
+            "rope_theta": lambda config: _attention(config).real("rope_theta"),
+        },
+        mapped=Mapped(changes={
+            "ffn_gate_exps.weight": _by_expert, "ffn_up_exps.weight": _by_expert,
+            "ffn_down_exps.weight": in_turn(_by_expert, turned),
+        }),
+    ),
+    Recipe(
+        "mpt", ("MptForCausalLM", "MPTForCausalLM"), {}, eps="layer_norm_epsilon", mapped=Mapped(),
+        keys={
+            **NOT_ROTATED, "attention.head_count_kv": "num_attention_heads",
+            "feed_forward_length": lambda config: 4 * config.needed("hidden_size"),
+            "attention.clamp_kqv": lambda config: _attention(config).real("clip_qkv") or None,
+            "attention.max_alibi_bias": lambda config: float(_attention(config).integer("alibi_bias_max") or 8),
+        },
+        checks=(
+            must_be("attn_config.alibi", True), must_be("attn_config.attn_type", "multihead_attention"),
+            must_be("attn_config.qk_ln", False), must_be("attn_config.prefix_lm", False), must_be("no_bias", True),
+            must_be("expansion_ratio", 4), must_be("logit_scale", 1), _root_of_width,
+        ),
+        defaults={**_NAMES_OF_MPT, "layer_norm_epsilon": 1e-5},
+    ),
+)  # fmt: skip

@@ -1,0 +1,165 @@
+"""The recipes of text models inside multimodal models, whose architectures other recipes also convert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import (
+    Check,
+    Key,
+    Layer,
+    Parts,
+    Recipe,
+    must_be,
+    slides_at_64_layers,
+    taken,
+)
+from localllm.convert.recipes.gated_delta import DELTA_KEYS, QWEN35, sections
+from localllm.convert.recipes.shared import queries_and_keys
+from localllm.convert.recipes.vision import SECTIONED
+
+# The defaults of transformers for missing keys, by `model_type` of the text model.
+_SMALL: Mapping[str, Any] = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+_ASSUMED: Mapping[str, Mapping[str, Any]] = {
+    "llama": {**_SMALL, "intermediate_size": 11008, "max_position_embeddings": 2048},
+    "mistral": {
+        **_SMALL, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    },
+    "qwen2": {**_SMALL, "intermediate_size": 22016, "max_position_embeddings": 32768},
+}  # fmt: skip
+
+
+def _assumed(*models: str) -> dict[str, Any]:
+    """Return transformers' defaults for text models by type. Without a model_type, the first type applies."""
+
+    def value(name: str) -> Any:
+        return lambda config: _ASSUMED.get(str(config.get("model_type")), _ASSUMED[models[0]]).get(name)
+
+    return {name: value(name) for name in {name for model in models for name in _ASSUMED[model]}}
+
+
+def _text_is(*models: str) -> Check:
+    """Require that the text model's type is in this list."""
+
+    def check(config: HfConfig) -> str | None:
+        inner = config.table("text_config", "llm_config").get("model_type", models[0])
+        return None if inner in models else f"model_type of the text model is {inner}; supported: {', '.join(models)}"
+
+    return check
+
+
+def _inner_is(model: str) -> Callable[[HfConfig], bool]:
+    return lambda config: config.table("text_config", "llm_config").get("model_type") == model
+
+
+def _halves(count: int) -> NDArray[np.int64]:
+    """Return the order that moves 2i to the first half and 2i + 1 to the second."""
+    return np.arange(count).reshape(-1, 2).T.reshape(-1)
+
+
+# -- text models -------------------------------------------------------------------------------------------------------
+
+
+# -- text parts of multimodal models -----------------------------------------------------------------------------------
+
+
+def _has_sections(config: HfConfig) -> bool:
+    return config.table("rope_parameters", "rope_scaling").get("mrope_section") is not None
+
+
+_QWEN3: Layer = {**of.QWEN, **of.HEAD_NORMS}
+_NO_DEEPSTACK: dict[str, Key] = {**SECTIONED, "n_deepstack_layers": 0}
+_OCR = ("model.sam_model.", "model.vision_model.", "model.projector.", "model.image_newline", "model.view_seperator")
+_GLM = ("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration")
+_INTERN = ("InternVLForConditionalGeneration", "InternVLChatModel")
+_INTERN_PARTS = Parts(others=("mlp1.",))
+ROWS = (
+    Recipe(
+        "llama", ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), of.LLAMA, rope_tensors=True,
+        checks=(_text_is("llama"),), defaults=_assumed("llama"), parts=Parts(others=("model.connector.",)),
+    ),
+    Recipe("qwen3", _INTERN, _QWEN3, when=_inner_is("qwen3"), parts=_INTERN_PARTS),
+    Recipe(
+        "qwen2", _INTERN, of.QWEN, checks=(_text_is("qwen2", "qwen3"),), defaults=_assumed("qwen2"),
+        parts=_INTERN_PARTS,
+    ),
+    Recipe(
+        "qwen3", ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"), _QWEN3,
+        checks=(_text_is("qwen3"),),
+    ),
+    Recipe(
+        "glm4", _GLM, {**of.GLM4, **queries_and_keys(_halves)}, keys=SECTIONED, when=_has_sections,
+    ),
+    Recipe("glm4", _GLM, of.GLM4),
+    Recipe(
+        "glm4moe", ("Glm4vMoeForConditionalGeneration",), of.GLM4_MOE, keys={**SECTIONED, "expert_gating_func": 2},
+        defaults={"partial_rotary_factor": 0.5},
+    ),
+    Recipe(
+        "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),
+        {**of.QWEN, **of.ROUTED, **of.SHARED},
+        keys={
+            "expert_weights_scale": lambda config: config.real("routed_scaling_factor"), "expert_gating_func": 1,
+            "rope.dimension_count": 0,
+        },
+        checks=(
+            must_be("use_mla", False), must_be("norm_topk_prob", False), must_be("scoring_func", "softmax"),
+            must_be("topk_method", "greedy"), must_be("moe_layer_freq", 1), must_be("rope_scaling", None),
+            must_be("rope_theta", 10000.0),
+        ),
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "routed_scaling_factor": 1.0},
+        parts=Parts(others=_OCR),
+    ),
+    Recipe(
+        "exaone4", ("Exaone4_5_ForConditionalGeneration",), of.EXAONE4, rope_tensors=True,
+        checks=(slides_at_64_layers,),
+    ),
+    Recipe(
+        "qwen35", ("MiniCPMV4_6ForConditionalGeneration",), {**QWEN35, **of.GATED}, norm_offset=1.0,
+        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
+        keys={**DELTA_KEYS, "rope.dimension_sections": sections}, parts=Parts(others=("model.merger.",)),
+    ),
+    Recipe(
+        "granite", ("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration"), of.LLAMA,
+        rope_tensors=True, checks=(_text_is("granite"),), parts=Parts(others=("encoder.", "projector.")),
+    ),
+    Recipe(
+        "llama", ("LlavaForConditionalGeneration", "VoxtralForConditionalGeneration"), of.LLAMA, rope_tensors=True,
+        checks=(_text_is("llama", "mistral"),), defaults=_assumed("llama", "mistral"),
+    ),
+    Recipe(
+        "llama", ("JanusForConditionalGeneration",), of.LLAMA, rope_tensors=True, checks=(_text_is("llama"),),
+        parts=Parts(others=("model.vqmodel.", "model.generation_")), defaults=_assumed("llama"),
+    ),
+    Recipe("llama", ("Sarashina2VisionForCausalLM",), of.LLAMA, rope_tensors=True, parts=Parts(inside="llm.")),
+    Recipe(
+        "phi3", ("Phi4ForCausalLMV",), {**of.NORMS, "attn_qkv": taken("self_attn.qkv_proj"), **of.OUT, **of.FUSED},
+        rope_tensors=True,
+    ),
+    Recipe(
+        "qwen2", ("Qwen2AudioForConditionalGeneration", "AudioFlamingo3ForConditionalGeneration"), of.QWEN,
+        checks=(_text_is("qwen2"),), defaults=_assumed("qwen2"),
+    ),
+    Recipe("qwen2", ("DotsOCRForCausalLM",), of.QWEN),
+    Recipe(
+        "qwen2vl", ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), of.QWEN, keys=SECTIONED,
+        parts=Parts(inside="thinker."),
+    ),
+    Recipe("qwen3", ("StepVLForConditionalGeneration",), _QWEN3),
+    Recipe(
+        "qwen3vl", ("Qwen3ASRForConditionalGeneration",), _QWEN3, keys=_NO_DEEPSTACK, parts=Parts(inside="thinker."),
+    ),
+    Recipe(
+        "qwen3vlmoe", ("Qwen3OmniMoeForConditionalGeneration",), {**_QWEN3, **of.ROUTED}, keys=_NO_DEEPSTACK,
+        checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
+        parts=Parts(inside="thinker."),
+    ),
+)  # fmt: skip

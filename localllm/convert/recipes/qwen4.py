@@ -1,0 +1,141 @@
+"""The recipe of Qwen 4 Experimental: Qwen 3.5 plus hyper-connections, an attention indexer and n-gram embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, must_be, squeezed, taken
+from localllm.convert.recipes.gated_delta import DELTA_KEYS, EXPERTS, QWEN35, is_kind, sections
+from localllm.convert.tensor import LazyTensor
+
+_TABLE = "ple.ple_embedding.ngram_embedding"
+
+
+def _index_rows(keys: bool) -> Change:
+    """Return the indexer's query rows, or its key rows, which follow them."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        config, rows = sizes.config, parts[0].shape[0]
+        queries = config.needed("indexer_n_heads") * config.needed("indexer_head_dim")
+        return t.strided(parts[0], queries, rows) if keys else t.strided(parts[0], 0, queries)
+
+    return change
+
+
+def _plus_one(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    return t.as_float32(parts[0], 1.0)
+
+
+def _joined(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    return t.concatenated(parts)
+
+
+def _ratios(config: HfConfig) -> np.ndarray:
+    """Return the indexer's compression ratio by layer: 0 for layers with linear attention."""
+    linear = is_kind("linear_attention")(config)
+    if linear is None:
+        interval = config.integer("full_attention_interval") or 4
+        linear = (np.arange(config.needed("num_hidden_layers")) + 1) % interval != 0
+    return np.where(linear, 0, config.needed("indexer_compress_ratio")).astype(np.int32)
+
+
+def _layers(config: HfConfig) -> list[int]:
+    """Return the layers that add n-gram embeddings; config.json counts them from 1."""
+    found, layers = config.get("ple_layer_ids") or [], config.needed("num_hidden_layers")
+    if not isinstance(found, list) or not all(type(n) is int and 1 <= n <= layers for n in found):
+        raise config.error("ple_layer_ids", found, f"layers from 1 to {layers}")
+    return sorted({n - 1 for n in found})
+
+
+def _if_ngrams(value: Callable[[HfConfig], int]) -> Key:
+    """Return a key that is only written for models with n-gram embeddings."""
+    return lambda config: value(config) if _layers(config) else None
+
+
+def _width(config: HfConfig) -> int:
+    """Return the width of one head of the n-gram table."""
+    heads = config.needed("heads_per_ngram") * (config.needed("ngram_size") - 1)
+    return (config.integer("ple_embed_dim") or config.needed("hidden_size")) // max(1, heads)
+
+
+def _end(config: HfConfig) -> int:
+    """Return the token at which n-gram hashes stop looking back: the first of `eos_token_id`, as in transformers."""
+    found = config.get("eos_token_id")
+    first = found[0] if isinstance(found, list) and found else found
+    if type(first) is not int or first < 0:
+        raise config.error("eos_token_id", found, "a token, which the hashes of n-grams need")
+    return first
+
+
+def _one_layer(config: HfConfig) -> str | None:
+    count = len(_layers(config))
+    return None if count < 2 else f"ple_layer_ids lists {count} layers; the GGUF architecture has one"
+
+
+def _gate(config: HfConfig) -> str | None:
+    found = config.get("output_gate_type", "hidden_act")
+    return None if found == "sigmoid" else f"output_gate_type is {found}; the GGUF architecture has it fixed at sigmoid"
+
+
+def _connection(name: str) -> dict[str, str]:
+    """Map the parts of a hyper-connection in the GGUF file to names in the folder's module."""
+    names = {"norm": "hc_norm", "down": "input_mix_weight_down", "up": "input_mix_weight_up"}
+    return {part: f"{name}.{own}" for part, own in names.items()}
+
+
+_LAYER: Layer = {
+    **{key: source for key, source in QWEN35.items() if key not in ("attn_norm", "post_attention_norm")},
+    **EXPERTS,
+    **{
+        f"hc_{part}_{key}": taken(name)
+        for part, module in (("attn", "attn_hyper_connection"), ("ffn", "mlp_hyper_connection"))
+        for key, name in {**_connection(module), "inject": f"{module}.block_inject_weight"}.items()
+    },
+    "indexer.q_proj": taken("self_attn.indexer.index_qk_proj", _index_rows(keys=False)),
+    "indexer.k_proj": taken("self_attn.indexer.index_qk_proj", _index_rows(keys=True)),
+    **{f"indexer.{x}_norm": taken(f"self_attn.indexer.{x}_layernorm") for x in "qk"},
+    **{f"ple_{x}": taken(f"ple.{x}_proj") for x in ("key", "value")},
+    **{f"ple_norm_{x}": taken(f"ple.norm_{x}", _plus_one) for x in ("key", "query", "conv")},
+    "ple_conv1d": taken("ple.conv1d", squeezed),
+}
+_KEYS: dict[str, Key] = {
+    **DELTA_KEYS,
+    "rope.dimension_sections": sections,
+    "hyper_connection.count": "hc_count",
+    "hyper_connection.low_rank": "hc_lowrank",
+    "attention.indexer.head_count": "indexer_n_heads",
+    "attention.indexer.key_length": "indexer_head_dim",
+    "attention.indexer.top_k": "indexer_budget",
+    "attention.compress_ratios": _ratios,
+    "ple.layers": lambda config: np.array(_layers(config), np.int32) if _layers(config) else None,
+    "ple.ngram_size": _if_ngrams(lambda config: config.needed("ngram_size")),
+    "ple.heads_per_ngram": _if_ngrams(lambda config: config.needed("heads_per_ngram")),
+    "ple.conv_kernel": _if_ngrams(lambda config: config.needed("ple_conv_kernel_size")),
+    "ple.eos_token_id": _if_ngrams(_end),
+    "embedding_length_per_layer_input": _if_ngrams(_width),
+}
+
+ROWS = (
+    Recipe(
+        "qwen4exp", ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"), _LAYER, norm_offset=1.0,
+        plain_norms=("ssm_norm",), keys=_KEYS,
+        top={f"output_hc_{key}": From((name,)) for key, name in _connection("model.hyper_connection_mixer").items()},
+        lone={"per_layer_token_embd": (From((f"{_TABLE}.shard_{{}}",), _joined), From((_TABLE,)))},
+        integers={
+            f"qwen4exp.ple.{key}": f"ple.ple_embedding.{name}"
+            for key, name in (
+                ("layer_multipliers", "layer_multipliers"), ("head_offsets", "ngram_heads_offsets"),
+                ("head_vocab_sizes", "ngram_heads_vocab_sizes"),
+            )
+        },
+        defaults={
+            "partial_rotary_factor": 0.25, "hc_count": 4, "hc_lowrank": 320, "ple_conv_kernel_size": 4, "ngram_size": 3,
+            "heads_per_ngram": 8,
+        },
+        checks=(must_be("norm_topk_prob", True), must_be("attention_bias", False), _one_layer, _gate),
+    ),
+)  # fmt: skip

@@ -1,0 +1,190 @@
+"""The recipes of models without a family: HRM-Text, Muse Glimmer, Spark X2.5, Talkie.
+
+Models missing from transformers use the tensor names of their original code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import (
+    Change,
+    From,
+    Key,
+    Layer,
+    Recipe,
+    Sizes,
+    column,
+    height,
+    must_be,
+    numbered,
+    quarter,
+    take_half,
+    taken,
+)
+from localllm.convert.recipes.shared import as_many_keys, head_width
+from localllm.convert.tensor import LazyTensor
+from localllm.models.reading.bounds import MAX_LAYERS
+
+_HRM: Layer = {
+    **{
+        f"attn_{x}": (From((f"self_attn.{x}_proj",)), From(("attn.gqkv_proj",), quarter(which)))
+        for which, x in enumerate(("gate", "q", "k", "v"))
+    },
+    "attn_output": (From(("self_attn.o_proj",)), From(("attn.o_proj",))),
+    **{
+        f"ffn_{x}": (From((f"mlp.{x}_proj",)), From(("mlp.gate_up_proj",), take_half(which)))
+        for which, x in enumerate(("gate", "up"))
+    },
+    "ffn_down": taken("mlp.down_proj"),
+}
+
+
+def _hrm_stack(config: HfConfig) -> int:
+    """Return the number of layers per stack. transformers counts the layers of all passes in `num_hidden_layers`."""
+    layers = config.needed("num_layers_per_stack", "num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise config.error("num_layers_per_stack", layers, f"at most {MAX_LAYERS}")
+    return layers
+
+
+def _hrm_passes(config: HfConfig) -> int:
+    """Return the total number of passes through both stacks."""
+    return config.needed("H_cycles") * (config.needed("L_cycles") + 1)
+
+
+def _hrm_scale(config: HfConfig) -> float:
+    return config.real("embedding_scale") or 1.0 / (config.real("initializer_range") or 0.02)
+
+
+def _hrm_layers(config: HfConfig) -> list[str]:
+    """Return the names of the layers: the low stack, then the high stack."""
+    return [f"model.{stack}_module.layers.{layer}." for stack in "LH" for layer in range(_hrm_stack(config))]
+
+
+def _constant(value: Callable[[HfConfig], float]) -> Change:
+    """Return a head norm with constant weights: the original code multiplies all values by one number."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        width = sizes.config.needed("head_dim")
+        return t.array_tensor(parts[0].name, np.full(width, value(sizes.config), np.float32))
+
+    return change
+
+
+def _muse_kinds(config: HfConfig) -> list[str]:
+    layers = config.needed("num_hidden_layers")
+    return ["sliding_attention" if (layers - 1 - i) % 4 else "full_attention" for i in range(layers)]
+
+
+def _rotated_in_windows(config: HfConfig) -> str | None:
+    """Require rope, with a single base, in sliding-window layers and in no others."""
+    bases, kinds = config.get("layer_rope_theta"), config.get("layer_types")
+    if bases is None and kinds == _muse_kinds(config):
+        return None
+    slides = [kind == "sliding_attention" for kind in kinds] if isinstance(kinds, list) else []
+    if isinstance(bases, list) and [base != 0 for base in bases] == slides and len({*bases} - {0}) == 1:
+        return None
+    return (
+        "layer_rope_theta is not 0 in layers that see everything, and one number in others; the GGUF architecture is so"
+    )
+
+
+_MUSE: Layer = {
+    **of.FOUR_NORMS, **of.QKV_PERMUTED, **of.OUT, **of.GATED, "attn_gate": taken("self_attn.gate_proj"),
+    "attn_q_norm.weight": taken(
+        "self_attn.q_proj.weight", _constant(lambda config: config.real("qk_scale_factor") or 1.0)
+    ),
+    "attn_k_norm.weight": taken("self_attn.k_proj.weight", _constant(lambda config: 1.0)),
+}  # fmt: skip
+
+
+def _share(kind: str) -> Key:
+    """Return the number of rotated values per head in layers of this kind."""
+
+    def width(config: HfConfig) -> int:
+        rope = config.below("rope_parameters", config.table("rope_parameters"))
+        share = rope.below(kind, rope.table(kind)).real("partial_rotary_factor")
+        return int(config.needed("head_dim") * (1.0 if share is None else share))
+
+    return width
+
+
+_SPARK: Layer = {
+    **of.NORMS, "attn_qkv": taken("self_attn.q_k_v_proj"), "attn_gate": taken("self_attn.g_proj"), **of.OUT, **of.GATED,
+}  # fmt: skip
+_FLOAT32_EPS = 2.0**-23  # epsilon of the norms: the original code sets none, and this is PyTorch's default
+
+
+def _turned_back(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Negate the second half of each head's rows: the original code rotates in the opposite direction."""
+    rows, width = height(parts[0]), head_width(sizes.config)
+    numbered(parts[0], rows, sizes.heads, width)
+    return t.scaled(parts[0], np.where(np.arange(rows) % width < width // 2, 1.0, -1.0).astype(np.float32))
+
+
+_TALKIE: Layer = {
+    **{
+        f"attn_{x}.weight": taken(f"attn.attn_{name}.weight", _turned_back)
+        for x, name in (("q", "query"), ("k", "key"))
+    },
+    "attn_v": taken("attn.attn_value"),
+    "attn_q_norm.weight": taken("attn.head_gain.head_g", column),  # a factor for each head
+    "attn_output": taken("attn.attn_resid"),
+    "attn_output.scale": taken("attn_gain.a_g"),
+    **{f"ffn_{x}": taken(f"mlp.mlp_{name}") for x, name in (("gate", "gate"), ("up", "linear"), ("down", "resid"))},
+    "ffn_down.scale": taken("mlp_gain.a_g"),
+    "layer_output_scale.weight": taken("embed_skip.a_g"),
+}
+
+
+ROWS = (
+    Recipe(
+        "hrm_text", ("HrmTextForCausalLM",), _HRM, layers=_hrm_layers, top={"hrm.z_l_init": From(("model.z_L_init",))},
+        keys={
+            "block_count": lambda config: _hrm_stack(config) * _hrm_passes(config),
+            "attention.head_count_kv": "num_attention_heads",
+            "hrm.layers_per_stack": _hrm_stack, "hrm.h_cycles": "H_cycles", "hrm.l_cycles": "L_cycles",
+            "hrm.prefix_lm": lambda config: config.flag("prefix_lm"),
+            "embedding_scale": _hrm_scale,
+        },
+        checks=(must_be("attention_bias", False), must_be("mlp_bias", False)),
+        defaults={"H_cycles": 2, "L_cycles": 3, "head_dim": 128, "prefix_lm": True},
+    ),
+    Recipe(
+        "muse-glimmer", ("MuseGlimmerForConditionalGeneration",), _MUSE, norm_offset=1.0,
+        plain_norms=("output_norm", "attn_q_norm.weight", "attn_k_norm.weight"),
+        keys={"logit_scale": lambda config: config.real("output_multiplier")},
+        checks=(must_be("post_norm_eps", 1e-8), must_be("attention_bias", False), _rotated_in_windows),
+        defaults={
+            "head_dim": 128, "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87,
+            "output_multiplier": 0.19611613513818404, "sliding_window": 2048, "layer_types": _muse_kinds,
+        },
+    ),
+    Recipe(
+        "spark2_5", ("Spark2_5ForCausalLM",), _SPARK,
+        keys={
+            "rope.dimension_count": _share("full_attention"),
+            "rope.dimension_count_swa": _share("sliding_attention"),
+        },
+        checks=(
+            must_be("gate_attn_act_mode", "sigmoid"), must_be("headwise_attn_output_gate", True),
+        ),
+        defaults={"gate_attn_act_mode": "", "headwise_attn_output_gate": False},
+    ),
+    Recipe(
+        "talkie", ("TalkieForCausalLM",), _TALKIE,
+        top={
+            "token_embd": From(("model.embed",)), "output.weight": (From(("lm_head.weight",)), From(("lm_head",))),
+        },
+        layers=lambda config: [f"model.blocks.{n}." for n in range(config.needed("num_hidden_layers"))],
+        keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS}, number={"talkie.logit_scale": "lm_head_gain.w_g"},
+        checks=(as_many_keys, must_be("rope_scaling", None)),
+        defaults={"rms_norm_eps": _FLOAT32_EPS, "rope_theta": 1e6},
+    ),
+)  # fmt: skip

@@ -1,0 +1,308 @@
+"""The recipes of models with sparse attention, whose positions an indexer selects: DeepSeek 3.2, GLM 5, dots3-note,
+MiniMax M3. Models that also have hyper-connections are in `stream_recipes`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.latent import all_dimensions
+from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, height, in_turn, must_be, numbered, taken
+from localllm.convert.recipes.gated_delta import is_kind
+from localllm.convert.recipes.linear_attention import LATENT_KEYS, dense_layers
+from localllm.convert.tensor import LazyTensor
+
+_OWN, _SHARED = "full", "shared"  # kinds of indexers
+_INDEXER: Layer = {
+    "indexer.attn_q_b": taken("self_attn.indexer.wq_b"),
+    "indexer.attn_k": taken("self_attn.indexer.wk"),
+    "indexer.k_norm": taken("self_attn.indexer.k_norm"),
+    "indexer.proj": taken("self_attn.indexer.weights_proj"),
+}
+GROUPED: Layer = {**of.LATENT, **_INDEXER}
+
+
+def indexers(config: HfConfig) -> np.ndarray:
+    """Return which layers have their own indexer; the others reuse the selection of the previous one."""
+    layers, kinds, pattern = (
+        config.needed("num_hidden_layers"),
+        config.get("indexer_types"),
+        config.get("index_topk_pattern"),
+    )
+    if kinds is None and isinstance(pattern, str):
+        kinds = [{"F": _OWN, "S": _SHARED}.get(letter, letter) for letter in pattern]
+    elif kinds is None:
+        kinds = pattern
+    if kinds is None:
+        every, first = config.integer("index_topk_freq") or 1, config.integer("index_skip_topk_offset")
+        skipped = 1 if first is None else first - 1
+        kinds = [_SHARED if max(layer - skipped, 0) % every else _OWN for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (_OWN, _SHARED) for kind in kinds):
+        raise config.error("indexer_types", kinds, f"{_OWN} or {_SHARED}, {layers} times")
+    return np.array([kind == _OWN for kind in kinds])
+
+
+def rotated(groups: Callable[[HfConfig], int], trailing: bool) -> Change:
+    """Reorder the rotated rows of each group: trailing ones from half-split (i, i + n/2) to interleaved rope, leading
+    ones from interleaved to half-split. This converts transformers' convention to the GGUF file's."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        rows, count, turned = height(parts[0]), groups(sizes.config), sizes.config.needed("qk_rope_head_dim")
+        order = numbered(parts[0], rows, count, rows // count)
+        plain, own = (order[:, :-turned], order[:, -turned:]) if trailing else (order[:, turned:], order[:, :turned])
+        shape = (count, 2, -1) if trailing else (count, -1, 2)
+        own = own.reshape(shape).swapaxes(1, 2).reshape(count, -1)
+        return t.picked(parts[0], np.concatenate([plain, own] if trailing else [own, plain], axis=1).reshape(-1), rows)
+
+    return change
+
+
+def rotated_indexer(trailing: bool) -> Layer:
+    """Return the sources of an indexer, with its rotated rows reordered."""
+    heads = {"indexer.attn_q_b": lambda config: config.needed("index_n_heads")}
+    return {
+        key: taken(_INDEXER[key][0].names[0], rotated(heads.get(key, one), trailing))
+        for key in ("indexer.attn_q_b", "indexer.attn_k", "indexer.k_norm")
+    }
+
+
+def one(config: HfConfig) -> int:
+    return 1
+
+
+_INDEXER_KEYS: dict[str, Key] = {
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+}
+_SPARSE_KEYS: dict[str, Key] = {
+    **LATENT_KEYS,
+    **_INDEXER_KEYS,
+    "attention.head_count_kv": 1,
+    "rope.scaling.attn_factor": None,
+    "rope.scaling.yarn_log_multiplier": all_dimensions,
+}
+TYPED_KEYS: dict[str, Key] = {**_SPARSE_KEYS, "attention.indexer.types": indexers}
+ROUTING = (
+    must_be("scoring_func", "sigmoid"), must_be("topk_method", "noaux_tc"), must_be("attention_bias", False),
+)  # fmt: skip
+
+
+# -- dots3-note --------------------------------------------------------------------------------------------------------
+
+_SLIDING = {  # transformers' default sizes for sliding-window layers
+    "num_attention_heads": 64, "kv_lora_rank": 1024, "q_lora_rank": 1024, "qk_nope_head_dim": 192, "v_head_dim": 128,
+    "head_dim": 256,
+}  # fmt: skip
+
+
+def _slides(config: HfConfig) -> np.ndarray:
+    """Return which layers have a sliding window."""
+    found = is_kind("sliding_attention")(config)
+    return np.zeros(config.needed("num_hidden_layers"), bool) if found is None else found
+
+
+def _dots_kinds(config: HfConfig) -> list[str]:
+    """Return transformers' default kinds: full attention in the first two layers and then in every fourth."""
+    layers = range(config.needed("num_hidden_layers"))
+    return ["full_attention" if n < 2 or n % 4 == 1 else "sliding_attention" for n in layers]
+
+
+def _in_window(name: str) -> Callable[[HfConfig], int]:
+    """Return a reader for a size of the sliding-window layers, from transformers' keys or the published folders'."""
+
+    def size(config: HfConfig) -> int:
+        own = config.get("per_layer_config")
+        if own is None:
+            return config.integer(f"swa_{name}") or _SLIDING.get(name) or config.needed(name)
+        layers = np.flatnonzero(_slides(config)).tolist()
+        if not isinstance(own, dict) or sorted(own) != sorted(str(layer) for layer in layers):
+            raise config.error("per_layer_config", own, "an object for each layer with a window, and for no other")
+        if any(each != own[str(layers[0])] for each in own.values()):
+            raise config.error("per_layer_config", own, "the same sizes for all layers with a window, as GGUF has it")
+        first = config.below("per_layer_config", own[str(layers[0])] if layers else {})
+        return first.integer(name) or config.needed(name)
+
+    return size
+
+
+def _kind_of(tensor: LazyTensor, config: HfConfig, name: str) -> int:
+    """Return a size for the kind of layer (sliding or full) that a tensor belongs to."""
+    found = re.search(r"layers\.(\d+)\.", tensor.name)
+    assert found is not None, f"{tensor.name} is of no layer"
+    return _in_window(name)(config) if _slides(config)[int(found[1])] else config.needed(name)
+
+
+def _part(which: int) -> Change:
+    """Return the rows of all heads' keys without rope, or of their values, as one matrix per head."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        names = ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")
+        heads, plain, value = (_kind_of(parts[0], sizes.config, name) for name in names)
+        numbered(parts[0], height(parts[0]), heads, plain + value)
+        start, stop = ((0, plain), (plain, plain + value))[which]
+        return t.strided(t.divided(parts[0], heads), start, stop)
+
+    return change
+
+
+def _rescaled(name: str) -> Change:
+    """Multiply a norm's weights by sqrt(width / norm width), which these models apply to the normalized rows."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        width = sizes.config.needed("hidden_size")
+        factor = np.float32(math.sqrt(width / _kind_of(parts[0], sizes.config, name)))
+        return t.computed(parts[0], lambda values: values * factor)
+
+    return change
+
+
+def _one_rank(config: HfConfig) -> str | None:
+    for name in ("q_lora_rank", "qk_rope_head_dim"):
+        if _slides(config).any() and _in_window(name)(config) != config.needed(name):
+            return f"{name} of layers with a window is not that of others; the GGUF architecture has one for both"
+    return None
+
+
+def _shared_width(name: str) -> Callable[[HfConfig], str | None]:
+    """Require shared experts to have the width of the routed ones."""
+
+    def check(config: HfConfig) -> str | None:
+        width, own = config.integer("moe_intermediate_size", "intermediate_size"), config.integer(name)
+        if own is None or own == width:
+            return None
+        return f"{name} is {own} and experts have {width}; the GGUF architecture has one width for both"
+
+    return check
+
+
+_DOTS: Layer = {
+    **{key: source for key, source in GROUPED.items() if key not in ("attn_q_a_norm", "attn_kv_a_norm")},
+    **rotated_indexer(trailing=False),
+    "attn_q_a_norm.weight": taken("self_attn.q_a_layernorm.weight", _rescaled("q_lora_rank")),
+    "attn_kv_a_norm.weight": taken("self_attn.kv_a_layernorm.weight", _rescaled("kv_lora_rank")),
+    "attn_k_norm": taken("self_attn.k_rope_only_layernorm"),
+    "attn_k_b.weight": taken(
+        "self_attn.kv_b_proj.weight", in_turn(_part(0), lambda parts, sizes: t.transposed(parts[0]))
+    ),
+    "attn_v_b.weight": taken("self_attn.kv_b_proj.weight", _part(1)),
+    "attn_gate": taken("self_attn.g_proj"),
+}
+_DOTS_KEYS: dict[str, Key] = {
+    **_SPARSE_KEYS,
+    "attention.head_count": lambda config: np.where(
+        _slides(config), _in_window("num_attention_heads")(config), config.needed("num_attention_heads")
+    ).astype(np.int32),
+    "attention.kv_lora_rank_swa": _in_window("kv_lora_rank"),
+    "attention.key_length_swa": lambda config: (
+        _in_window("kv_lora_rank")(config) + _in_window("qk_rope_head_dim")(config)
+    ),
+    "attention.value_length_swa": _in_window("kv_lora_rank"),
+    "attention.key_length_mla_swa": lambda config: (
+        _in_window("qk_nope_head_dim")(config) + _in_window("qk_rope_head_dim")(config)
+    ),
+    "attention.value_length_mla_swa": _in_window("v_head_dim"),
+    "attention.indexer.types": lambda config: ~_slides(config),
+}
+
+
+# -- MiniMax M3 --------------------------------------------------------------------------------------------------------
+
+
+def _of_sparse(name: str, older: str) -> Key:
+    """Return a reader for a size of the indexer, from transformers' keys or the published folders'."""
+
+    def size(config: HfConfig) -> int:
+        table = config.below("sparse_attention_config", config.table("sparse_attention_config"))
+        return config.integer(name) or table.needed(older)
+
+    return size
+
+
+def _leading(config: HfConfig) -> int:
+    """Return the number of leading dense layers."""
+    frequency, layers = config.get("moe_layer_freq"), config.needed("num_hidden_layers")
+    if config.get("mlp_layer_types") is not None or frequency is None:
+        return dense_layers(config)
+    dense = frequency.count(0) if isinstance(frequency, list) else 0
+    if frequency != [0] * dense + [1] * (layers - dense):
+        raise config.error("moe_layer_freq", frequency, "0 for layers before all with 1, one number for each layer")
+    return dense
+
+
+def _indexed_where_routed(config: HfConfig) -> str | None:
+    """Require an indexer in the layers with experts, and in no others."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        flags = config.table("sparse_attention_config").get("sparse_attention_freq")
+        kinds = ["minimax_m3_sparse" if flag else "" for flag in flags] if isinstance(flags, list) else []
+    dense, layers = _leading(config), config.needed("num_hidden_layers")
+    if [kind == "minimax_m3_sparse" for kind in kinds] == [layer >= dense for layer in range(layers)]:
+        return None
+    return "layer_types has an indexer in other layers than those with experts, where the GGUF architecture has it"
+
+
+_MINIMAX: Layer = {
+    **of.MINIMAX,
+    **of.GATED,
+    **{f"ffn_{x}_shexp": taken(f"block_sparse_moe.shared_experts.{x}_proj") for x in ("gate", "up", "down")},
+    **{f"indexer.{x}_{part}": taken(f"self_attn.index_{x}_{part}") for x in ("q", "k") for part in ("proj", "norm")},
+}
+_MINIMAX_KEYS: dict[str, Key] = {
+    "feed_forward_length": "dense_intermediate_size",
+    "expert_feed_forward_length": "intermediate_size",
+    "expert_shared_count": lambda config: config.integer("n_shared_experts") or 1,
+    "expert_gating_func": 2,
+    "expert_weights_norm": lambda config: True,
+    "leading_dense_block_count": _leading,
+    "rope.dimension_count": lambda config: config.integer("rotary_dim") or 64,
+    "attention.indexer.head_count": _of_sparse("index_n_heads", "sparse_num_index_heads"),
+    "attention.indexer.key_length": _of_sparse("index_head_dim", "sparse_index_dim"),
+    "attention.indexer.block_size": _of_sparse("index_block_size", "sparse_block_size"),
+    "attention.indexer.top_k": _of_sparse("index_topk_blocks", "sparse_topk_blocks"),
+    "attention.indexer.local_blocks": _of_sparse("index_local_blocks", "sparse_local_block"),
+}
+
+GLM_DEFAULTS: dict[str, Any] = {"first_k_dense_replace": 3, "rms_norm_eps": 1e-5, "norm_topk_prob": True}
+
+ROWS = (
+    Recipe(
+        "deepseek32", ("DeepseekV32ForCausalLM",), GROUPED, keys=_SPARSE_KEYS, checks=ROUTING,
+        defaults={"first_k_dense_replace": 3, "norm_topk_prob": True},
+    ),
+    Recipe("glm-dsa", ("GlmMoeDsaForCausalLM",), GROUPED, keys=TYPED_KEYS, checks=ROUTING, defaults=GLM_DEFAULTS),
+    Recipe(
+        "dots3note", ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration", "Dots3NoteTextForCausalLM"), _DOTS,
+        keys=_DOTS_KEYS,
+        checks=(
+            *ROUTING, must_be("use_dsa", True), must_be("normalization", "RMSNorm"), must_be("final_norm", "RMSNorm"),
+            must_be("k_rope_only_layernorm", True), must_be("n_group", 1), must_be("use_dynamic_rsf", False),
+            must_be("attention_gate_type", "headwise"), must_be("swa_attention_gate_type", "headwise"),
+            must_be("apply_mla_qkv_lora_rescale", True), must_be("use_sliding_window", True), _one_rank,
+            _shared_width("shared_experts_intermediate_size"), _shared_width("moe_shared_expert_intermediate_size"),
+        ),
+        defaults={
+            "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+            "layer_types": _dots_kinds, "rope_theta": 8e7,
+            "sliding_window": lambda config: config.integer("sliding_window_size") or 512,
+            "rope_local_base_freq": lambda config: config.real("swa_rope_theta") or 5e4, "rms_norm_eps": 1e-5,
+        },
+    ),
+    Recipe(
+        "minimax-m3",
+        ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "MiniMaxM3VLForCausalLM"), _MINIMAX,
+        keys=_MINIMAX_KEYS, norm_offset=1.0,
+        checks=(
+            _indexed_where_routed, _shared_width("shared_intermediate_size"), must_be("swiglu_limit", 7.0),
+            must_be("swiglu_alpha", 1.702),
+        ),
+        defaults={"routed_scaling_factor": 2.0, "rope_theta": 5e6},
+    ),
+)  # fmt: skip

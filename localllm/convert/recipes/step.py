@@ -1,0 +1,140 @@
+"""The recipe of Step 3.5.
+
+Models missing from transformers use the tensor names of their original code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Key, Layer, Recipe, by_name, must_be, taken
+from localllm.convert.recipes.shared import head_width
+
+
+def _listed(config: HfConfig, name: str) -> list[float] | None:
+    """Return a list by layer without the entries of next-token heads; null counts as 0."""
+    found, layers = config.get(name), config.needed("num_hidden_layers")
+    if found is None:
+        return None
+    right = isinstance(found, list) and len(found) >= layers
+    if not right or not all(x is None or (type(x) in (int, float) and 0 <= x < 1e30) for x in found):
+        raise config.error(name, found, f"{layers} numbers")
+    return [float(x or 0.0) for x in found[:layers]]
+
+
+def _limits(name: str) -> Key:
+    """Return the SwiGLU limits by layer, if config.json has any."""
+    return lambda config: None if (found := _listed(config, name)) is None else np.array(found, np.float32)
+
+
+def _step_kinds(config: HfConfig) -> list[str]:
+    """Return the kind of each layer, without next-token heads."""
+    found, layers = config.get("layer_types"), config.needed("num_hidden_layers")
+    kinds = ("full_attention", "sliding_attention")
+    if not isinstance(found, list) or len(found) < layers or not all(kind in kinds for kind in found):
+        raise config.error("layer_types", found, f"{' or '.join(kinds)}, {layers} times")
+    return found[:layers]
+
+
+def _in_windows(name: str, *own: str) -> Key:
+    """Return a number of heads by layer. Sliding-window layers have theirs in a nested table."""
+
+    def numbers(config: HfConfig) -> NDArray[np.int32]:
+        table = config.below("attention_other_setting", config.table("attention_other_setting"))
+        full = config.needed(name, *own)
+        few = config.integer("num_sliding_attention_heads") if name == "num_attention_heads" else None
+        few = few or table.integer(name, *own) or full
+        return np.array([few if kind == "sliding_attention" else full for kind in _step_kinds(config)], np.int32)
+
+    return numbers
+
+
+def _dense_first(config: HfConfig) -> int:
+    """Return the number of leading dense layers."""
+    layers, told = config.needed("num_hidden_layers"), config.get("mlp_layer_types")
+    if isinstance(told, list):
+        sparse = [layer for layer, kind in enumerate(told[:layers]) if kind == "sparse"]
+    else:
+        listed = config.get("moe_layers_enum")
+        texts = listed.split(",") if isinstance(listed, str) else listed or []
+        if not all(str(text).strip().isdecimal() and len(str(text)) < 10 for text in texts):
+            raise config.error("moe_layers_enum", listed, "numbers of layers")
+        sparse = sorted(int(text) for text in texts if int(text) < layers) or list(range(3, layers))
+    if not sparse or sparse != list(range(sparse[0], layers)):
+        raise config.error("moe_layers_enum", sparse, "all layers from one on, as the GGUF architecture has it")
+    return sparse[0]
+
+
+def _step_words(config: HfConfig) -> dict[str, Any]:
+    """Return transformers' form of the per-layer lists in folders with the original key names: the kind of each layer,
+    and rope base and rotated fraction by kind."""
+    kinds = _step_kinds(config)
+    listed = {name: _listed(config, name) if isinstance(config.get(name), list) else None for name in _LISTED}
+    scaling, rope = config.table("rope_scaling"), dict(config.table("rope_parameters"))
+    for kind in () if set(kinds) <= rope.keys() else sorted(set(kinds)):
+        own: dict[str, Any] = dict(scaling) if kind == "full_attention" else {}
+        for name, key in _LISTED.items():
+            values = listed[name]
+            found = {value for value, other in zip(values, kinds, strict=True) if other == kind} if values else set()
+            if len(found) > 1:
+                raise config.error(name, sorted(found), f"one number for all layers with {kind}")
+            own[key] = found.pop() if found else config.get(name)
+        rope[kind] = own
+    return {"layer_types": kinds, "rope_parameters": rope, "rope_theta": None}
+
+
+def _half_when_full(config: HfConfig) -> str | None:
+    """Require sliding-window layers to rotate the whole head, and others half of it."""
+    rope = config.below("rope_parameters", config.table("rope_parameters"))
+    for kind, fixed in (("full_attention", 0.5), ("sliding_attention", 1.0)):
+        if kind in rope.values and (rope.below(kind, rope.table(kind)).real("partial_rotary_factor") or 1.0) != fixed:
+            return f"the rotated share of heads is not {fixed:g} with {kind}; the GGUF architecture has it fixed so"
+    return None
+
+
+def _scores(config: HfConfig) -> str | None:
+    scalar = config.real("query_pre_attn_scalar")
+    if scalar in (None, head_width(config)):
+        return None
+    return f"query_pre_attn_scalar is {scalar:g}; the GGUF architecture has it fixed at the width of heads"
+
+
+_LISTED = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
+_STEP: Layer = {
+    **of.QWEN, **of.HEAD_NORMS, "attn_gate": taken("self_attn.g_proj"),
+    "ffn_gate_inp": taken("moe.gate"), "exp_probs_b.bias": taken("moe.router_bias"),
+    **{f"ffn_{x}_exps": taken(f"moe.{x}_proj") for x in ("gate", "up", "down")},
+    **{f"ffn_{x}_shexp": taken(f"share_expert.{x}_proj") for x in ("gate", "up", "down")},
+}  # fmt: skip
+_STEP_KEYS: dict[str, Key] = {
+    "attention.head_count": _in_windows("num_attention_heads"),
+    "attention.head_count_kv": _in_windows("num_attention_groups", "num_key_value_heads"),
+    "rope.dimension_count": head_width,  # for sliding-window layers; the others rotate half of it
+    "expert_used_count": by_name("moe_top_k", "num_experts_per_tok"),
+    "expert_shared_feed_forward_length": by_name("share_expert_dim", "share_expert_dims"),
+    "expert_weights_scale": lambda config: config.real("moe_router_scaling_factor"),
+    "expert_weights_norm": lambda config: config.flag("norm_expert_weight") is not False,
+    "expert_gating_func": 2,
+    "leading_dense_block_count": _dense_first,
+    "moe_every_n_layers": 1,
+    "swiglu_clamp_exp": _limits("swiglu_limits"),
+    "swiglu_clamp_shexp": _limits("swiglu_limits_shared"),
+}
+
+
+ROWS = (
+    Recipe(
+        "step35", ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "Step3p7ForCausalLM"), _STEP,
+        keys=_STEP_KEYS, norm_offset=1.0, words=_step_words, rope_tensors="whole",
+        checks=(
+            _half_when_full, _scores, must_be("moe_every_n_layer", 1), must_be("moe_router_activation", "sigmoid"),
+            must_be("use_head_wise_attn_gate", True), must_be("zero_centered", True), must_be("attention_bias", False),
+            must_be("mlp_bias", False), must_be("use_bidirectional_attention", False), must_be("gating", True),
+        ),
+    ),
+)  # fmt: skip

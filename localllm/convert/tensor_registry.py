@@ -1,0 +1,186 @@
+"""The tensors of a folder, taken one by one by the names in recipes; tensors left at the end are an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from localllm.base.printable import printable
+from localllm.convert import tensor as t
+from localllm.convert.errors import ConvertError
+from localllm.convert.quantized import Packing, fp4, unpack_quantized
+from localllm.convert.recipe import Parts, Pieces
+from localllm.convert.safetensors import Shard
+from localllm.convert.tensor import LazyTensor
+
+# Name prefixes of the text model in multimodal models.
+_PREFIXES = (
+    ("model.language_model.", "model."), ("model.text_model.", "model."), ("language_model.model.", "model."),
+    ("language_model.", ""), ("talker.", ""), ("model.backbone.", "model."), ("backbone.", "model."),
+    ("transformer.h.", "model.layers."), ("transformer.decoder_layer.", "model.layers."), ("transformer.", "model."),
+    ("h.", "model.layers."), ("ernie.", "model."),
+)  # fmt: skip
+_OTHER_SENSES = re.compile(
+    r"(model\.)?(vit|vision(_(tower|model|encoder|adapter|projection|embedder))?|visual|vit_large_projector|multi_modal_projector|"
+    r"mm_projector|patch_merge_mlp|audio_(tower|encoder)|embed_vision|embed_audio|mlp_AR|aligner|image_\w+|"
+    r"speaker_encoder|code_predictor|mimi|flow_lm\.(flow_net|out_eos|speaker_proj_weight|emb_mean|emb_std))(\.|$)"
+)
+_DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")
+_HYPER = ".hc_pre."  # part of the names of Hunyuan 4's hyper-connections, which transformers saves under another module
+_BARE = (
+    "embed_tokens.",
+    "layers.",
+    "norm.",
+    "embedding_norm.",
+    "wte.",
+    "wpe.",
+    "ln_f.",
+)  # a model saved without its head
+_COMPUTED = (
+    "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "rotary_pos_emb.inv_freq",
+    ".relative_pe.slopes", "attention.masked_bias", ".attn.masked_bias", ".attn.bias", ".slope_rate", ".query_decay",
+    ".key_decay", ".diagonal_decay",
+)  # fmt: skip
+_FP8_SCALES = ("weight_scale_inv", "weight_scale", "scale")
+_FP8_OTHERS = ("activation_scale", "input_scale")
+_BYTES = ("I8", "U8")  # formats that hold two 4-bit codes per byte
+_PACKED = ".weight_packed"
+_NOT_PACKED = Packing()
+_ONE_MODEL = Parts()
+_LAYER = re.compile(r"model\.layers\.([0-9]{1,5})\.")
+_NUMBER = re.compile(r"\.(?:shard_)?([0-9]{1,5})(?=\.)")
+
+
+class TensorRegistry:
+    """`take` returns tensors by name; `rest` lists the tensors that were not taken."""
+
+    def __init__(
+        self,
+        shards: Iterable[Shard],
+        layers: int,
+        packing: Packing = _NOT_PACKED,
+        pieces: Mapping[str, Pieces] = MappingProxyType({}),
+        parts: Parts = _ONE_MODEL,
+        scaled: Callable[[LazyTensor, LazyTensor], LazyTensor | None] = lambda codes, scales: None,
+    ) -> None:
+        """`scaled` dequantizes FP8 tensors whose scales are not in regular blocks of rows."""
+        self.notes: list[str] = []
+        shards = list(shards)
+        within = any(name.startswith(parts.inside) for shard in shards for name in shard.tensors)
+        found: dict[str, list[LazyTensor]] = {}
+        for name, tensor in self._named(shards, layers, parts.inside if within else "", parts.others):
+            found.setdefault(name, []).append(tensor)
+        self._tensors = {name: _whole(name, tensors, pieces) for name, tensors in found.items()}
+        self._apply_fp8_scales(packing.fp8_blocks, scaled)
+        self._apply_fp4_scales()
+        self._unpack(packing)
+        self._counts: dict[tuple[str, str], int] = {}  # (layer prefix, name with {}) -> highest number + 1
+        for name in self._tensors:
+            layer = _LAYER.match(name)
+            prefix = layer[0] if layer else ""
+            if number := _NUMBER.search(name, max(len(prefix) - 1, 0)):
+                key = (prefix, name[len(prefix) : number.start(1)] + "{}" + name[number.end() :])
+                self._counts[key] = max(self._counts.get(key, 0), 1 + int(number[1]))
+        self._taken: set[str] = set()
+
+    def _named(
+        self, shards: Iterable[Shard], layers: int, inside: str, others: tuple[str, ...]
+    ) -> Iterable[tuple[str, LazyTensor]]:
+        senses = beyond = 0
+        for shard in shards:
+            for stored, tensor in shard.tensors.items():
+                if not stored.startswith(inside) or stored.startswith(others):
+                    senses += 1
+                    continue
+                name = stored.removeprefix(inside)
+                for prefix, instead in _PREFIXES:
+                    if name.startswith(prefix):
+                        name = instead + name.removeprefix(prefix)
+                        break
+                name = ("model." + name if name.startswith(_BARE) else name).replace(_HYPER, ".")
+                layer = _LAYER.match(name)
+                if _OTHER_SENSES.match(name):
+                    senses += 1
+                elif _DRAFTS.match(name) or (layer and int(layer[1]) >= layers):
+                    beyond += 1
+                elif not name.endswith(_COMPUTED):
+                    yield name, tensor
+        if senses:
+            self.notes.append(f"skipped {_tensors(senses)} for images or audio: the file holds the text model")
+        if beyond:
+            self.notes.append(f"skipped {_tensors(beyond)} of layers for multi-token prediction")
+
+    def _apply_fp8_scales(
+        self, blocks: tuple[int, int] | None, scaled: Callable[[LazyTensor, LazyTensor], LazyTensor | None]
+    ) -> None:
+        for name in [name for name, tensor in self._tensors.items() if tensor.format == "F8_E4M3"]:
+            base = name.removesuffix("weight")
+            scale = next((base + s for s in _FP8_SCALES if base + s in self._tensors), None)
+            if scale is None:
+                raise ConvertError(f"{printable(name)}: is in FP8, but its scale {base}{_FP8_SCALES[0]} is missing")
+            stored = self._tensors.pop(scale)
+            scales = t.powers(stored) if stored.format == "F8_E8M0" else t.as_float32(stored)
+            codes = self._tensors[name]
+            self._tensors[name] = scaled(codes, scales) or t.scaled_fp8(codes, scales, blocks)
+            for other in _FP8_OTHERS:
+                self._tensors.pop(base + other, None)
+
+    def _apply_fp4_scales(self) -> None:
+        """Combine 4-bit codes and their scales, under DeepSeek 4's names, into matrices."""
+        for name in [name for name, tensor in self._tensors.items() if tensor.format in _BYTES]:
+            if name.endswith(".weight") and (scales := self._tensors.pop(name.removesuffix("weight") + "scale", None)):
+                self._tensors[name] = fp4(self._tensors[name], scales, name)
+
+    def _unpack(self, packing: Packing) -> None:
+        for name in [name for name in self._tensors if name.endswith(_PACKED)]:
+            base = name.removesuffix(_PACKED)
+            weight = self._unpacked(base, packing)
+            if weight.name in self._tensors:
+                raise ConvertError(f"tensor '{printable(weight.name)}' is there packed and unpacked")
+            self._tensors[weight.name] = weight
+
+    def _unpacked(self, base: str, packing: Packing) -> LazyTensor:
+        if not packing.fp4:
+            return unpack_quantized(lambda part: self._tensors.pop(part, None), base, packing.schemes)
+        codes, scales = self._tensors.pop(base + _PACKED), self._tensors.pop(f"{base}.weight_scale", None)
+        if scales is None:
+            raise ConvertError(f"tensor '{printable(base)}.weight_scale' is missing; download the model again")
+        return fp4(codes, scales, f"{base}.weight")
+
+    def drop(self, unread: Callable[[str], bool]) -> None:
+        """Drop tensors that no model reads."""
+        self._tensors = {name: tensor for name, tensor in self._tensors.items() if not unread(name)}
+
+    def take(self, prefix: str, names: tuple[str, ...]) -> list[LazyTensor] | None:
+        """Take the tensors with these names (`{}` counts from 0 to the last); return None if the first is missing."""
+        found: list[LazyTensor] = []
+        for name in names:
+            count = self._counts.get((prefix, name), 0)
+            numbered = [name.format(i) for i in range(count)] if "{}" in name else [name]
+            for one in numbered:
+                tensor = self._tensors.get(prefix + one)
+                if tensor is None and not found and "{}" not in name:
+                    return None
+                if tensor is None:
+                    raise ConvertError(f"tensor '{prefix}{one}' is missing; download the model again")
+                self._taken.add(prefix + one)
+                found.append(tensor)
+        return found or None
+
+    def rest(self) -> list[str]:
+        return [name for name in self._tensors if name not in self._taken]
+
+
+def _whole(name: str, parts: list[LazyTensor], pieces: Mapping[str, Pieces]) -> LazyTensor:
+    """Return a tensor, merged if the folder stores it in tensor-parallel shards."""
+    if len(parts) == 1:
+        return parts[0]
+    sides = next((sides for end, sides in pieces.items() if name.endswith(end)), None)
+    if sides is None:
+        raise ConvertError(f"tensor '{printable(name)}' is there in {len(parts)} pieces; only Grok's experts may be")
+    return (t.concatenated if sides == "rows" else t.side_by_side)(parts)
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"

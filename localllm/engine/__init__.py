@@ -1,0 +1,31 @@
+"""Rows in, logits out: an engine steps many sequences over one paged key-value cache and shares their prefixes.
+
+May import: base, plan, backends.
+Begin with: engine.py, then paging.py (blocks), prefix.py (finished sequences) and cache_types.py.
+"""
+
+from __future__ import annotations
+
+from localllm.engine.alignment import align_tokens
+from localllm.engine.cache_types import CacheChoice, choose_types
+from localllm.engine.engine import ContextFull, Engine, Result, SequenceRows, StepTooLarge, Wanted, Watches, top_k_of
+from localllm.engine.paging import SLACK, BlockPool, CacheFull, CacheSequence, how_many_fit
+
+__all__ = [
+    "SLACK",
+    "BlockPool",
+    "CacheChoice",
+    "CacheFull",
+    "CacheSequence",
+    "ContextFull",
+    "Engine",
+    "Result",
+    "SequenceRows",
+    "StepTooLarge",
+    "Wanted",
+    "Watches",
+    "align_tokens",
+    "choose_types",
+    "how_many_fit",
+    "top_k_of",
+]

@@ -1,0 +1,122 @@
+"""The prefix cache: finished sequences are kept, so that later prompts with the same prefix need not evaluate it again.
+
+Kept sequences share blocks with running ones by reference. A prompt finds them by the hashes of its blocks; the tokens
+are then compared, so a collision only costs time. When blocks run out, the least recently used sequence is evicted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from localllm.engine.paging import CacheSequence
+
+MOST = 256  # maximum kept sequences; the pool limits their blocks, this limits the search time
+_TRIED = 16  # maximum candidates to compare token by token
+
+
+class PrefixMatch(NamedTuple):
+    """A kept sequence that shares the first `length` tokens with a prompt. `alike` is the number of equal tokens.
+
+    `alike` exceeds `length` if sliding-window or recurrent layers no longer have what those tokens need.
+    """
+
+    sequence: CacheSequence | None
+    length: int
+    alike: int
+
+
+class PrefixCache:
+    """The kept sequences of one engine, least recently used first."""
+
+    def __init__(self, block_tokens: int, leaving: Callable[[CacheSequence], None] | None = None) -> None:
+        """`leaving` is called with a sequence that is evicted, before its blocks are freed."""
+        self._size, self._leaving = block_tokens, leaving
+        self._kept: OrderedDict[CacheSequence, tuple[int, ...]] = (
+            OrderedDict()
+        )  # sequence -> hashes of its whole blocks
+        self._by_hash: dict[int, list[CacheSequence]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[CacheSequence]:
+        return iter(self._kept)
+
+    def find(self, tokens: Sequence[int]) -> PrefixMatch:
+        """Return the kept sequence that saves the most of `tokens`. This counts as a use."""
+        best = PrefixMatch(None, 0, 0)
+        for sequence in islice(self._candidates(tokens), _TRIED):
+            alike = same(sequence.tokens, tokens)
+            length = sequence.reach(alike)
+            if length > best.length:
+                best = PrefixMatch(sequence, length, max(alike, best.alike))
+            elif alike > best.alike:
+                best = best._replace(alike=alike)
+        if best.sequence is not None:
+            self._kept.move_to_end(best.sequence)
+        return best
+
+    def keep(self, sequence: CacheSequence) -> None:
+        """Keep a sequence, which must not change from now on."""
+        hashes = tuple(chain(sequence.tokens, self._size))
+        self._kept[sequence] = hashes
+        for key in hashes:
+            self._by_hash.setdefault(key, []).append(sequence)
+        while len(self._kept) > MOST:
+            self.evict()
+
+    def evict(self) -> bool:
+        """Evict the least recently used sequence; return whether there was one."""
+        if not self._kept:
+            return False
+        oldest = next(iter(self._kept))
+        if self._leaving is not None:
+            self._leaving(oldest)
+        self.drop(oldest)
+        return True
+
+    def drop(self, sequence: CacheSequence) -> None:
+        """Remove a kept sequence and free its blocks."""
+        for key in self._kept.pop(sequence):
+            holders = self._by_hash[key]
+            holders.remove(sequence)
+            if not holders:
+                del self._by_hash[key]
+        sequence.free()
+
+    def clear(self) -> None:
+        while self.evict():
+            pass
+
+    def _candidates(self, tokens: Sequence[int]) -> Iterator[CacheSequence]:
+        """Yield kept sequences with equal first blocks: longest common run first, then newest; short ones last."""
+        seen: set[int] = set()
+        for key in reversed(list(chain(tokens, self._size))):
+            for sequence in reversed(self._by_hash.get(key, ())):
+                if id(sequence) not in seen:
+                    seen.add(id(sequence))
+                    yield sequence
+        first = list(tokens[:1])
+        for sequence in reversed(self._kept):
+            if id(sequence) not in seen and sequence.tokens[:1] == first:
+                yield sequence
+
+
+def chain(tokens: Sequence[int], size: int) -> Iterator[int]:
+    """Yield a hash for each whole block of `tokens`, which covers all tokens up to its end."""
+    key = 0
+    for start in range(0, len(tokens) - size + 1, size):
+        key = hash((key, *tokens[start : start + size]))
+        yield key
+
+
+def same(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of leading tokens that are equal."""
+    length = min(len(one), len(other))
+    start, step = 0, 1024  # comparing slices is faster than a loop
+    while start < length and one[start : start + step] == other[start : start + step]:
+        start += step
+    return next((i for i in range(start, length) if one[i] != other[i]), length) if start < length else length

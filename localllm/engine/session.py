@@ -1,0 +1,55 @@
+"""A sequence in an engine, to evaluate tokens without sampling: for measurements, calibration and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.engine.engine import Engine, SequenceRows
+
+
+class Session:
+    """A sequence of an engine. Close it to return its blocks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.sequence = engine.add()
+        self.batch_rows = engine.limits.rows  # maximum rows per pass over a prompt
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens in the cache, in order."""
+        return list(self.sequence.tokens)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens in the cache."""
+        return self.sequence.length
+
+    @property
+    def room(self) -> int:
+        """Number of tokens that still fit now."""
+        return self.engine.room(self.sequence)
+
+    def close(self) -> None:
+        """Return the blocks: now, or when the thread that uses the engine releases it."""
+        self.engine.alone.afterwards(lambda: self.engine.release(self.sequence))
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:
+        """Append at most `batch_rows` tokens; return float32 logits (T, V), or (1, V) of the last one unless `logits`.
+
+        The result is a view that the next evaluation overwrites.
+        """
+        return self.engine.step((SequenceRows(self.sequence, tokens, "all" if logits else "last"),))[0].logits
+
+    def shared(self, tokens: Sequence[int]) -> int:
+        """Return the number of leading `tokens` that are in the cache."""
+        return self.sequence.common_prefix(tokens)
+
+    def rewind(self, length: int) -> int:
+        """Keep the first `length` tokens, or none if a sliding window has dropped needed ones; return the number."""
+        return self.engine.truncate(self.sequence, length)

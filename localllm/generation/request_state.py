@@ -1,0 +1,350 @@
+"""The state of one request: its tokens, its sequence in the cache, and the text generated so far.
+
+`tokens` are the prompt and the answer so far. Tokens that the sequence does not contain are pending: first the prompt,
+then the newest token, and after a preemption everything that the cache lost. When all pending tokens are evaluated, the
+logits of the last one give the next token.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import TopK
+from localllm.base.errors import LocalLLMError
+from localllm.engine import CacheSequence
+from localllm.generation.logprobs import logprob_of, sampled_logprob
+from localllm.generation.request import (
+    Choosing,
+    Event,
+    Failed,
+    Finished,
+    Logprob,
+    Prefilled,
+    Reason,
+    Request,
+    Started,
+    Token,
+)
+from localllm.generation.statistics import Usage
+from localllm.generation.text import AnswerText
+from localllm.sampling.sampler import Sampler
+from localllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.generation.speculation.ngram import NgramDrafter
+    from localllm.generation.speculation.rule import DraftToken
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A submitted request. `cancel` may be called from any thread; it ends the request at the next step."""
+
+    request: Request
+    listener: Callable[[Event], None]  # called by the stepping thread; must not block
+    wanted: Callable[[], bool] | None = None  # whether the consumer can take more events; None: always
+    stop: threading.Event | None = None  # cancels the request when set
+    ended: Callable[[], None] | None = None  # called by the stepping thread when the request has ended
+    _cancelled: bool = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled or (self.stop is not None and self.stop.is_set())
+
+    @property
+    def paused(self) -> bool:
+        """Whether the consumer cannot take more events for now."""
+        return self.wanted is not None and not self.wanted()
+
+
+class RequestState:
+    """The state of one ticket. Only the stepping thread uses it."""
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        number: int,
+        sampler: Sampler,
+        tokenizer: Tokenizer | None,
+        read_after: Callable[[int], int] = lambda length: 0,
+    ) -> None:
+        """`read_after(length)` returns the bytes that a decode pass reads with `length` tokens in the cache."""
+        request = ticket.request
+        self.ticket, self.request, self.number = ticket, request, number
+        self.tokens: list[int] = list(request.prompt)
+        self.prompt_tokens = len(self.tokens)
+        self.sequence: CacheSequence | None = None  # None while the request waits
+        self.slot = -1  # slot, once the request runs
+        self.checkpoints: list[int] = []  # ascending lengths at which to keep a copy for later prompts
+        self.drafts: list[DraftToken] = []  # drafted tokens for the next step
+        self.verified = 0  # number of drafts that the step verifies
+        self.modelled = False  # whether the draft model made the drafts
+        self.outcome: list[tuple[int, bool]] = []  # per draft: its class, and whether it was right
+        self.drafter: NgramDrafter | None = None
+        self.ended = ""  # the reason, once the request has ended
+        self._complete = False  # whether an end token was chosen
+        self.sampler = sampler
+        self._text = AnswerText(tokenizer, request.stops, request.resumed, request.visible)
+        self._bytes: Callable[[int], bytes] = tokenizer.piece if tokenizer is not None else lambda token: b""
+        self._ends = frozenset[int]() if tokenizer is None else tokenizer.eog
+        self._submitted = perf_counter()
+        self._resumed = self.decoding_since = 0.0  # time of the last admission, and of the first token after it
+        self._admitted = self._prompted = self._first = 0.0
+        self._reused = -1
+        self._told = 0  # prompt tokens reported by `Prefilled`
+        self._drafted = self._accepted = self._rounds = self._passes = 0
+        self._decode_seconds = self._plain_seconds = 0.0
+        self._plain = 0.0  # estimated seconds of this step without drafts
+        self.drafting = False  # whether tokens may be drafted
+        self._read_after = read_after
+
+    # -- what to evaluate ------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Number of tokens to evaluate before the next one can be chosen."""
+        return len(self.tokens) - (self.sequence.length if self.sequence is not None else 0)
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether the request is in prefill: its prompt is pending, or an answer that was preempted."""
+        return self.pending > 1 or not self._prompted
+
+    @property
+    def answer_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of tokens to keep in the cache.
+
+        Rejected drafts are not kept, nor is the newest token unless an end token followed it. This is so even if the
+        newest token was drafted, because the next step evaluates it.
+        """
+        if self.sequence is None:
+            return 0
+        return min(self.sequence.length, len(self.tokens) - (self.answer_tokens > 0 and not self._complete))
+
+    @property
+    def tokens_left(self) -> int:
+        """Number of tokens that may still be generated."""
+        most = self.request.max_tokens
+        return (1 << 40) if most is None else most - self.answer_tokens
+
+    @property
+    def required_top_k(self) -> int:
+        """The k of the top-k logits that decide the next token; 0 if all logits are needed."""
+        request = self.request
+        whole = request.logprobs is not None or request.observer is not None or request.processor is not None
+        return 0 if whole else self.sampler.required_top_k
+
+    @property
+    def pace(self) -> float:
+        """Ratio of the decode time so far to the estimated time without drafts; at most 1."""
+        return min(self._decode_seconds / self._plain_seconds, 1.0) if self._plain_seconds else 1.0
+
+    def had_its_turn(self, seconds: float) -> bool:
+        """Whether it has decoded for at least `seconds`, and twice as long as its prefill took, since its admission."""
+        if not self.decoding_since:
+            return False
+        return perf_counter() - self.decoding_since >= max(seconds, 2 * (self.decoding_since - self._resumed))
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """Pass an event to the listener. If the listener raises, cancel the request."""
+        try:
+            self.ticket.listener(event)
+        except Exception:  # the listener is the caller's code
+            self.ticket.cancel()
+
+    def admitted(self, sequence: CacheSequence, reused: int) -> None:
+        """Start with `reused` tokens in the cache, for the first time or after a preemption."""
+        self.sequence = sequence
+        self._resumed, self.decoding_since = perf_counter(), 0.0
+        if self._reused < 0:
+            self._admitted, self._reused = self._resumed, reused
+            self._told = reused
+            for token in self.tokens:
+                self.sampler.accept(token)
+            constraint = self.request.constraint() if self.request.constraint is not None else None
+            self.sampler.constrain(constraint, self._ends, self.request.ignore_eos)
+            if self.request.observer is not None:
+                self.request.observer.started(self.tokens, sequence, self.sampler)
+            self.tell(Started(self.prompt_tokens, reused, self.request.choice))
+
+    def evaluated(self, logits: F32) -> None:
+        """Report prefill progress. `logits` has a row for each new prompt token if `prompt_logprobs` is requested."""
+        assert self.sequence is not None
+        length = min(self.sequence.length, self.prompt_tokens)
+        if length <= self._told:
+            return
+        found: tuple[Logprob, ...] = ()
+        if self.request.prompt_logprobs:
+            following = self.tokens[self._told + 1 : length + 1]
+            top = self.request.logprobs or 0
+            found = tuple(
+                logprob_of(row, token, top, self._bytes) for row, token in zip(logits, following, strict=False)
+            )
+        self._told = length
+        self.tell(Prefilled(length, found, self.request.choice))
+
+    # -- choosing tokens -------------------------------------------------------------------------------------------
+
+    def decoded(self, seconds: float, plain: float) -> None:
+        """Record a decode step: the seconds it took, and the seconds expected without drafts (`plain`)."""
+        self._decode_seconds += seconds
+        self._plain_seconds += plain
+        self._plain = plain
+        self._passes += 1
+
+    def take(self, logits: F32) -> None:
+        """Sample tokens from the logits (1 + verified, V) after the newest token and after each verified draft.
+
+        A draft is accepted if the sampler chooses the same token, so the answer is the same as with plain decoding.
+        """
+        self._drafted += self.verified
+        self._rounds += self.verified > 0
+        observer = self.request.observer
+        for at, row in enumerate(logits):
+            if self.request.processor is not None:
+                row = self._processed(row)
+            if observer is not None:
+                observer.choosing()
+            chosen = self.sampler.sample(row)
+            if observer is not None:
+                observer.chose(chosen, self._choosing(row, at), self.sampler)
+            logprob = self._logprob(row, chosen) if self.request.logprobs is not None else None
+            right = at < len(self.drafts) and self._was_drafted(chosen, at)
+            if right and at < self.verified:
+                self._accepted += 1
+                self._plain_seconds += self._plain
+            if not self._append(chosen, logprob) or not right:
+                return
+
+    def take_top_k(self, found: TopK) -> None:
+        """Sample the next token from its top-k logits (1, `required_top_k`)."""
+        chosen = self.sampler.sample_top_k(found.ids[-1], found.logits[-1])
+        if self.drafts:
+            self._was_drafted(chosen, 0)
+        self._append(chosen, None)
+
+    def _processed(self, row: F32) -> F32:
+        assert self.request.processor is not None
+        try:
+            found = np.asarray(self.request.processor(tuple(self.tokens), row.copy()), np.float32)
+        except LocalLLMError:
+            raise
+        except Exception as error:  # raised by the user's function
+            raise LocalLLMError(f"the logits processor failed: {type(error).__name__}: {error}") from error
+        if found.shape != row.shape:
+            raise LocalLLMError(f"the logits processor returned an array of shape {found.shape}, not {row.shape}")
+        if not np.isfinite(most := found.max()) and np.isfinite(row.max()):
+            raise LocalLLMError(f"the logits processor leaves no token to choose: its largest logit is {most}")
+        return found
+
+    def _choosing(self, row: F32, at: int) -> Choosing:
+        if at >= len(self.drafts):
+            return Choosing(row)
+        by = "draft model" if self.modelled else "n-grams"
+        return Choosing(row, self.drafts[at].token, at < self.verified, by)
+
+    def _logprob(self, logits: F32, chosen: int) -> Logprob | None:
+        """Return the log-probability of the chosen token; None for an end token."""
+        top = self.request.logprobs
+        assert top is not None
+        if self.sampler.is_end(chosen):
+            return None
+        if self.request.sampled:
+            return sampled_logprob(*self.sampler.distribution(logits), chosen, top, self._bytes)
+        return logprob_of(logits, chosen, top, self._bytes)
+
+    def _was_drafted(self, chosen: int, at: int) -> bool:
+        """Return whether draft number `at` is right. Record the outcome even if the draft was not verified."""
+        draft = self.drafts[at]
+        self.outcome.append((draft.trust, draft.token == chosen))
+        return draft.token == chosen
+
+    def _append(self, token: int, logprob: Logprob | None) -> bool:
+        """Append the next token; return whether the answer continues."""
+        if not self.decoding_since:
+            self.decoding_since = now = perf_counter()
+            self._prompted = self._prompted or now
+            self._first = self._first or now
+        if self.sampler.is_end(token):
+            self._complete = True
+            self.finish("end")
+            return False
+        self.sampler.write(token)
+        self.tokens.append(token)
+        if self.drafter is not None:
+            self.drafter.accept(token)
+        text = self._text.push(token)
+        if self._text.stopped:
+            self.finish("stop", text)
+            return False
+        self.tell(Token(token, text, logprob, (), self.request.choice))
+        if self.sampler.finished:
+            self.finish("end")
+        elif self.tokens_left <= 0:
+            self.finish("length")
+        return not self.done
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def finish(self, reason: Reason, text: str = "") -> None:
+        """End the answer. `text` comes before the text that was held back."""
+        if not self.ended:
+            self.ended = reason
+            self._observe_end()
+            text += self._text.finish()
+            choice = self.request.choice
+            self.tell(Finished(reason, text, self.usage(), self._text.ended_by, self.cached_tokens, choice=choice))
+
+    def fail(self, error: LocalLLMError) -> None:
+        """End the request with an error."""
+        if not self.ended:
+            self.ended = "failed"
+            self._observe_end()
+            self.tell(Failed(error, self.request.choice))
+
+    def _observe_end(self) -> None:
+        if self.request.observer is not None:
+            self.request.observer.ended(self.sequence.length if self.sequence is not None else 0)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.ended)
+
+    def usage(self) -> Usage:
+        def since(start: float, end: float) -> float:
+            return max(0.0, end - start) if start and end else 0.0
+
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            reused_tokens=max(self._reused, 0),
+            answer_tokens=self.answer_tokens,
+            queued_seconds=since(self._submitted, self._admitted),
+            first_token_seconds=since(self._submitted, self._first),
+            prompt_seconds=since(self._admitted, self._prompted),
+            decode_seconds=self._decode_seconds,
+            decode_steps=self._passes + self._accepted,
+            decode_passes=self._passes,
+            bytes_per_step=self._read_after(self.sequence.length if self.sequence is not None else 0),
+            drafting=self.drafting,
+            drafted=self._drafted,
+            accepted=self._accepted,
+            rounds=self._rounds,
+            plain_seconds=self._plain_seconds,
+        )

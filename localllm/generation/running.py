@@ -1,0 +1,373 @@
+"""Admits and preempts requests, reuses cached prefixes, and chooses the sequences that the prefix cache keeps.
+
+A request waits until it is admitted, runs until it ends, and waits again if it is preempted. Its evaluated tokens stay
+in the prefix cache until their blocks are needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from localllm.base.errors import LocalLLMError
+from localllm.base.printable import printable
+from localllm.engine import CacheSequence, Engine, Result
+from localllm.engine.prefix import PrefixCache, same
+from localllm.generation.interfaces import PrefixStore, SchedulerLimits
+from localllm.generation.request_state import RequestState
+from localllm.generation.slots import Slots
+
+if TYPE_CHECKING:
+    from localllm.generation.speculation.drafts import Drafts
+
+log = logging.getLogger("localllm.generation")
+MOST_CLIENTS = 1000  # maximum clients, and accounts, to remember
+LOOK_SECONDS = 0.05  # between attempts to admit a request while all slots are taken
+
+
+class Running:
+    """The waiting and running requests of a scheduler, and its prefix cache. Only the stepping thread uses it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: SchedulerLimits,
+        drafts: Drafts | None,
+        store: PrefixStore | None,
+    ) -> None:
+        self._engine, self._limits, self._store = engine, limits, store
+        self.drafts = drafts
+        self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
+        self._last_prompts: dict[str, int] = {}  # client -> tokens of its last prompt
+        self.prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
+        self.slots = Slots(limits.parallel, engine, self.prefixes)
+        self.waiting: list[RequestState] = []
+        self.active: list[RequestState] = []
+        self._served: dict[str, int] = {}  # account -> number of its last admission, oldest first
+        self._stepper = 0
+        self._futile: set[int] = set()  # requests that did not fit even after a preemption; cleared when one ends
+        self._seen: tuple[int, ...] = ()  # the requests at the last attempt to admit with all slots taken, and its time
+        self._seen_at = 0.0
+
+    # -- the end of requests ---------------------------------------------------------------------------------------
+
+    def drop_cancelled(self) -> None:
+        for one in [*self.active, *self.waiting]:
+            if one.ticket.cancelled:
+                one.finish("cancelled")
+                self.leave(one)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is not paused."""
+        return any(not one.ticket.paused for each in (self.active, self.waiting) for one in each)
+
+    def leave(self, one: RequestState) -> None:
+        """Remove a request that has ended. Its tokens stay in the prefix cache if it allows `reuse`."""
+        if one in self.active:
+            self.active.remove(one)
+        if one in self.waiting:
+            self.waiting.remove(one)
+        self._futile.clear()
+        if one.ticket.ended is not None:
+            one.ticket.ended()
+        if self.drafts is not None:
+            self.drafts.end(one)
+        if one.sequence is not None:
+            self._keep(one)
+
+    def end(self, error: LocalLLMError | None) -> None:
+        """End all requests, with `error` or as cancelled, and clear the prefix cache."""
+        for one in [*self.active, *self.waiting]:
+            if error is not None and not one.ticket.cancelled:
+                one.fail(error)
+            one.finish("cancelled")
+            self.leave(one)
+        self.active, self.waiting = [], []
+        self.prefixes.clear()
+        if self.drafts is not None:
+            self.drafts.close()
+
+    def _keep(self, one: RequestState) -> None:
+        sequence, one.sequence = one.sequence, None
+        assert sequence is not None
+        kept = one.request.reuse and sequence.length > 0
+        self.slots.remember(one.slot, sequence.tokens if kept else [])
+        if not kept:
+            sequence.free()
+            return
+        if not self._windowed:  # drop a cached sequence that this one extends
+            found = self.prefixes.find(sequence.tokens)
+            if found.sequence is not None and found.length == found.sequence.length:
+                self.prefixes.drop(found.sequence)
+        self.prefixes.keep(sequence)
+
+    def take(self, one: RequestState, result: Result, prompt: bool, seconds: float) -> None:
+        """Sample a request's next tokens from a step's result. `prompt`: its rows were prefill, not decode."""
+        sequence = one.sequence
+        assert sequence is not None
+        if not prompt:
+            one.decoded(seconds, self.drafts.plain_seconds(len(self.active)) if self.drafts is not None else seconds)
+        try:
+            if prompt:
+                one.evaluated(result.logits)
+            caught_up = sequence.length >= len(one.tokens)
+            if caught_up and one.tokens_left <= 0:
+                one.finish("length")  # `max_tokens` is 0: only prefill was requested
+            elif caught_up:
+                if result.top_k.ids.size:
+                    one.take_top_k(result.top_k)
+                else:
+                    one.take(result.logits[-1 - one.verified :])
+                if self.drafts is not None:
+                    self.drafts.judge(one)
+                if one.verified:
+                    self._engine.truncate(sequence, one.cached_tokens)
+            elif one.checkpoints and sequence.length == one.checkpoints[0]:
+                self.prefixes.keep(self._engine.fork(sequence))
+        except LocalLLMError as error:
+            one.fail(error)
+        one.drafts, one.verified = [], 0
+        if not one.done and len(one.tokens) > self._engine.limits.positions:
+            one.finish("context")
+        if one.done:
+            self.leave(one)
+
+    # -- admission -------------------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        """Admit waiting requests, ordered by priority, then by running requests of the account, its last admission,
+        running requests of the user, and age. Fewer running requests and older admissions come first.
+
+        If all slots are taken, a request of an account with too few running requests may preempt another request.
+        """
+        blocked: set[int] = set()
+        each = self._limits.client_parallel or self._limits.parallel
+        while self.waiting and not self._waited_already():
+            have = Counter(one.request.client for one in self.active)
+            # a paused request makes room for any other, also for one of its account
+            accounts = Counter(one.request.account for one in self.active if not one.ticket.paused)
+            ready = [
+                one
+                for one in self.waiting
+                if one.number not in blocked and accounts[one.request.account] < each and not one.ticket.paused
+            ]
+            if not ready:
+                return
+            one = min(
+                ready,
+                key=lambda one: (
+                    -one.request.priority, accounts[one.request.account], self._served.get(one.request.account, 0),
+                    have[one.request.client], one.number,
+                ),
+            )  # fmt: skip
+            stopped = self._to_stop(one, accounts) if len(self.active) >= self._limits.parallel else None
+            if stopped is None and len(self.active) >= self._limits.parallel:
+                return
+            if not self._begin(one, stopped):
+                blocked.add(one.number)
+
+    def _waited_already(self) -> bool:
+        """Whether all slots are taken and no request has come or gone since the last attempt, a moment ago."""
+        if len(self.active) < self._limits.parallel or self._paused() is not None:
+            return False
+        now, who = perf_counter(), (len(self.waiting), self.waiting[-1].number, *(one.number for one in self.active))
+        if who == self._seen and now - self._seen_at < min(LOOK_SECONDS, self._limits.slice_seconds):
+            return True
+        self._seen, self._seen_at = who, now
+        return False
+
+    def _to_stop(self, one: RequestState, accounts: Counter[str]) -> RequestState | None:
+        """Return the running request to preempt for `one`; None if `one` has to wait.
+
+        The first choice is a paused request. The next is the newest request of an account that runs at least two more
+        requests than the account of `one`. For an account with no running requests, it may also be a request that has
+        had its time slice.
+        """
+        if (paused := self._paused()) is not None:
+            return paused
+        if one.number in self._futile:
+            return None
+        mine = accounts[one.request.account]
+        lower = [other for other in self.active if other.request.priority <= one.request.priority]
+        more = [other for other in lower if accounts[other.request.account] > mine + 1]
+        if more:
+            return max(more, key=lambda other: (-other.request.priority, accounts[other.request.account], other.number))
+        due = [
+            other
+            for other in lower
+            if other.request.account != one.request.account and other.had_its_turn(self._limits.slice_seconds)
+        ]
+        return min(due, key=lambda other: other.decoding_since) if due and not mine else None
+
+    def _begin(self, one: RequestState, stopped: RequestState | None) -> bool:
+        """Admit a request; return False if it has to wait for blocks or for another request's prefill.
+
+        `stopped` is the request to preempt for it.
+        """
+        sequence, reused = self._engine.add(), 0
+        if one.request.reuse and not one.request.prompt_logprobs:
+            found = self._reusable(one)
+            if found is None:
+                return False
+            sequence, reused = found
+        if stopped is not None:
+            self._stop(stopped, keep=True)
+        if self.active and not self._has_room(one, sequence):
+            self._engine.release(sequence)
+            if stopped is not None:
+                self._futile.add(one.number)
+            return False
+        self.waiting.remove(one)
+        one.slot = self.slots.choose(one.request.slot, [other.slot for other in self.active])
+        self.active.append(one)
+        account = one.request.account
+        self._stepper += 1
+        self._served.pop(account, None)
+        self._served[account] = self._stepper
+        if len(self._served) > MOST_CLIENTS:
+            del self._served[next(iter(self._served))]
+        try:
+            one.admitted(sequence, reused)
+            if self.drafts is not None:
+                self.drafts.begin(one)
+        except LocalLLMError as error:  # for example, an invalid grammar
+            one.fail(error)
+            self.leave(one)
+        except BaseException:  # an interrupt or a bug: the request cannot run without its grammar
+            one.fail(LocalLLMError("the answer was interrupted"))
+            self.leave(one)
+            raise
+        return True
+
+    def _reusable(self, one: RequestState) -> tuple[CacheSequence, int] | None:
+        """Return a sequence with a prefix of a request's tokens, and its length.
+
+        It shares the blocks of a cached, running or stored sequence, whichever has the longest common prefix. Return
+        None if a running request is about to evaluate a longer one.
+        """
+        prompt = one.tokens[:-1]
+        found = self.prefixes.find(prompt)
+        if self._store is not None and self._store.best(prompt) > found.length:
+            stored = self._store.load(prompt)
+            if stored is not None:
+                self.prefixes.keep(stored)
+                found = self.prefixes.find(prompt)
+        source, reused, alike = found.sequence, found.length, found.alike
+        for other in self.active:
+            assert other.sequence is not None
+            common = same(other.sequence.tokens, prompt)
+            held, alike = other.sequence.reach(common), max(alike, common)
+            if held > reused:
+                source, reused = other.sequence, held
+            if (
+                other.prefilling
+                and not other.ticket.paused
+                and same(other.tokens, prompt) >= reused + self._engine.block_tokens
+            ):
+                return None
+        reused -= reused % self._limits.aligned
+        sequence = self._engine.add()
+        if source is not None and source.reach(reused) == reused and reused:
+            sequence = self._engine.fork(source)
+            self._engine.truncate(sequence, reused)
+        else:
+            reused = 0
+        one.checkpoints = self._checkpoints(reused, alike, len(one.tokens))
+        self._tell_divergence(one, reused, alike)
+        return sequence, reused
+
+    def _has_room(self, one: RequestState, sequence: CacheSequence) -> bool:
+        """Return whether a request's tokens fit into the cache with the running requests.
+
+        Evict cached sequences and preempt paused requests to make room.
+        """
+        pool = self._engine.pool
+        needed = -(-(len(one.tokens) + 1) // pool.block_size) - len(sequence.blocks)
+        while pool.takeable < needed:
+            if self.prefixes.evict():
+                continue
+            if (paused := self._paused()) is None:
+                return False
+            self._stop(paused, keep=False)
+        return True
+
+    def _paused(self) -> RequestState | None:
+        """Return the newest running request that is paused, or None."""
+        return max((one for one in self.active if one.ticket.paused), key=lambda one: one.number, default=None)
+
+    def _tell_divergence(self, one: RequestState, reused: int, alike: int) -> None:
+        """Log the token at which a client's prompt differs from an earlier one. No text of the prompt is logged."""
+        client, total = one.request.client, one.prompt_tokens
+        last = self._last_prompts.get(client, 0)
+        self._last_prompts.pop(client, None)
+        self._last_prompts[client] = total
+        if len(self._last_prompts) > MOST_CLIENTS:
+            del self._last_prompts[next(iter(self._last_prompts))]
+        if last and alike < min(last, total - 1):
+            where = f"differs from an earlier one at token {alike}"
+            name = printable(client, 100) or "-"  # a request may name any user
+            log.info("client %s: prompt of %d tokens %s; %d are reused", name, total, where, reused)
+
+    def _checkpoints(self, reused: int, alike: int, total: int) -> list[int]:
+        """Return the lengths at which to keep a copy of a sequence for later prompts.
+
+        Full-attention layers need no copies, because their cache can be truncated to any length. Sliding windows and
+        recurrent states cannot, so copies are kept where this prompt diverges from an earlier one and where the answer
+        begins, rounded down to a block.
+        """
+        if not self._windowed:
+            return []
+        size = self._engine.block_tokens
+        return sorted({at for at in (alike // size * size, (total - 1) // size * size) if at > reused})
+
+    # -- a full cache ----------------------------------------------------------------------------------------------
+
+    def free_some(self) -> bool:
+        """Evict a cached sequence, or else preempt a request; return False if only one request is left."""
+        return self.prefixes.evict() or self._preempt()
+
+    def make_room(self, tokens: int) -> None:
+        """Free blocks for `tokens` tokens outside the scheduler; preempt all requests if necessary."""
+        size = self._engine.block_tokens
+        while self._engine.free_blocks * size < tokens + size and self.prefixes.evict():
+            pass
+        while self._engine.pool.takeable * size < tokens + size and self.active:
+            self._stop(self.active[-1], keep=False)
+
+    def use(self, drafts: Drafts | None) -> None:
+        """Replace the drafter, also for running requests; None turns drafting off."""
+        if self.drafts is not None:
+            self.drafts.close()
+        self.drafts = drafts
+        for one in self.active:
+            one.drafter, one.drafts, one.verified = None, [], 0
+            if drafts is not None:
+                drafts.begin(one)
+
+    def _preempt(self) -> bool:
+        """Preempt a request, which will be evaluated again; return False if only one runs.
+
+        Paused requests come first, then the lowest priority, then the newest.
+        """
+        if len(self.active) < 2:
+            return False
+        least = min(self.active, key=lambda one: (not one.ticket.paused, one.request.priority, -one.number))
+        self._stop(least, keep=False)
+        return True
+
+    def _stop(self, one: RequestState, keep: bool) -> None:
+        """Preempt a running request, so that it waits again. `keep`: leave its tokens in the prefix cache."""
+        sequence, one.sequence = one.sequence, None
+        assert sequence is not None
+        if keep and one.request.reuse and sequence.length:
+            self.prefixes.keep(sequence)
+        else:
+            self._engine.release(sequence)
+        if self.drafts is not None:
+            self.drafts.end(one)
+        one.drafts, one.verified = [], 0
+        self.active.remove(one)
+        self.waiting.append(one)

@@ -1,0 +1,218 @@
+"""Chooses the rows of each step.
+
+A step has the newest token of every decoding request, the drafts worth verifying, and prefill chunks as the budget
+allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.engine import CacheFull, CacheSequence, Engine, SequenceRows, Wanted
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.request_state import RequestState
+from localllm.generation.running import Running
+
+LEAST = 16  # minimum prompt rows in a step; with fewer, the weights are read too often
+MOST_PATIENCE = 2.5
+LEAST_SHARE = 2.0  # a step may always take this many times its decode time, so that prefill gets half of it
+_WEIGHT = 0.1  # weight of the newest step in the moving averages
+_WORST = 4.0  # a measured cost counts as at most this many times the average, in case the machine stalled
+
+
+@dataclass(slots=True)
+class StepPart:
+    """The rows of one request in a step."""
+
+    state: RequestState
+    count: int
+    wanted: Wanted = "last"
+    prompt: bool = False  # whether the rows are prefill
+
+    @property
+    def sequence(self) -> CacheSequence:
+        sequence = self.state.sequence
+        assert sequence is not None
+        return sequence
+
+
+class Schedule:
+    """Chooses the rows of steps."""
+
+    def __init__(self, engine: Engine, limits: SchedulerLimits, running: Running) -> None:
+        self._engine, self._limits, self._running = engine, limits, running
+        self._budget = Budget(engine.limits.rows, limits.step_seconds)
+        self._most_largest = engine.max_top_k
+
+    def parts(self) -> list[StepPart]:
+        """Return the parts of the next step; empty if no running request needs a step."""
+        active = self._running.active
+        if len(active) == 1 and self._running.drafts is None:  # fast path for a single request
+            [one] = active
+            sequence = one.sequence
+            fits = sequence is not None and sequence.length < self._engine.limits.positions and sequence.fits(1)
+            if fits and not one.prefilling and not one.ticket.paused:
+                return [StepPart(one, 1, "all")]
+        return self._fitting(self._parts())
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def _parts(self) -> list[StepPart]:
+        """Choose the parts of the next step, regardless of free blocks."""
+        active = [one for one in self._running.active if not one.ticket.paused]
+        decoding = [one for one in active if not one.prefilling]
+        prefilling = [one for one in active if one.prefilling]
+        limits = self._engine.limits
+        most = min(limits.rows, limits.logit_rows)
+        if len(decoding) + bool(prefilling) > most:  # fewest tokens first, with a row left for a prompt
+            decoding = sorted(decoding, key=lambda one: one.answer_tokens)[: max(most - bool(prefilling), 1)]
+        if self._running.drafts is not None:
+            self._running.drafts.propose(decoding, limits)
+        parts = [StepPart(one, 1 + one.verified, "all") for one in decoding]
+        rows = sum(part.count for part in parts)
+        if rows > most:  # too many drafted tokens: verify none
+            for part in parts:
+                part.state.verified, part.count = 0, 1
+            rows = len(parts)
+        budget = min(self._budget.prompt_rows(rows, len(prefilling)), limits.rows - rows)
+        return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
+
+    def _whole(self, one: RequestState) -> bool:
+        """Whether all pending tokens must be in one step, because an encoder processes them."""
+        return self._engine.start is not None and one.sequence is not None and not one.sequence.length
+
+    def _prompt_parts(self, prefilling: list[RequestState], budget: int, logits_left: int, rows: int) -> list[StepPart]:
+        """Divide the budget: half for the oldest request of the highest priority, the rest for the shortest first.
+
+        The step already has `rows` decode rows.
+        """
+        parts: list[StepPart] = []
+        oldest = sorted(prefilling, key=lambda one: (-one.request.priority, one.number))
+        order = [*oldest[:1], *sorted(oldest[1:], key=lambda one: one.pending)]
+        room = self._engine.limits.rows - rows
+        for place, one in enumerate(order):
+            if logits_left <= 0 or budget <= 0:
+                break
+            share = max(budget // 2, 1) if place == 0 and len(order) > 1 else budget
+            count = self._chunk(one, min(share, logits_left) if one.request.prompt_logprobs else share)
+            if self._whole(one):  # regardless of the budget
+                count = one.pending if one.pending <= room else 0
+            if not count:
+                continue
+            room -= count
+            whole = count == one.pending
+            wanted: Wanted = "all" if one.request.prompt_logprobs else "last" if whole else "none"
+            parts.append(StepPart(one, count, wanted, prompt=True))
+            budget -= count
+            logits_left -= count if wanted == "all" else int(whole)
+        return parts
+
+    def _chunk(self, one: RequestState, most: int) -> int:
+        """Return the size of the next prefill chunk: at most `most` tokens, up to the next checkpoint."""
+        assert one.sequence is not None
+        start, count = one.sequence.length, min(most, one.pending)
+        while one.checkpoints and one.checkpoints[0] <= start:
+            one.checkpoints.pop(0)
+        if one.checkpoints:
+            count = min(count, one.checkpoints[0] - start)
+        aligned = self._limits.aligned
+        if aligned > 1:  # a whole chunk regardless of `most`, so that its bits do not depend on the load
+            whole = min(aligned - start % aligned, one.pending)
+            most = self._engine.limits.rows - self._limits.parallel * 16
+            count = min(whole, max(most, 1))
+        return count
+
+    def _fitting(self, parts: list[StepPart]) -> list[StepPart]:
+        """Free blocks until the parts fit: evict cached sequences, then preempt requests.
+
+        A single request that still does not fit gets fewer rows, or ends.
+        """
+        while parts and not self._engine.fits([(part.sequence, part.count) for part in parts]):
+            if self._running.free_some():
+                parts = [part for part in parts if part.state.sequence is not None]
+                continue
+            [part] = parts
+            room = self._engine.room(part.sequence)
+            if room >= part.count:
+                break
+            if room and not self._whole(part.state):
+                part.count = min(room, part.count)
+                part.wanted = "last" if part.count == part.state.pending else part.wanted
+                part.state.verified = min(part.state.verified, part.count - 1)
+                if part.prompt and part.count < part.state.pending:
+                    part.wanted = "none"
+                continue
+            self._no_room(part.state)
+            return []
+        return parts
+
+    def _no_room(self, one: RequestState) -> None:
+        """End a request that fills the whole cache by itself."""
+        if one.answer_tokens:
+            one.finish("context")
+        else:
+            blocks = self._engine.pool.blocks
+            one.fail(CacheFull(one.pending, 0, blocks, self._engine.block_tokens))
+        self._running.leave(one)
+
+    # -- the step --------------------------------------------------------------------------------------------------
+
+    def rows(self, part: StepPart) -> SequenceRows:
+        """Return the engine's input for a part."""
+        one, sequence = part.state, part.sequence
+        tokens = one.tokens[sequence.length :][: part.count]
+        if one.verified and not part.prompt:
+            tokens += [draft.token for draft in one.drafts[: one.verified]]
+        if part.wanted == "none" or one.verified or one.request.prompt_logprobs or not self._most_largest:
+            return SequenceRows(sequence, tokens, part.wanted)
+        largest = one.required_top_k
+        return SequenceRows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
+
+    def observe(self, parts: list[StepPart], seconds: float) -> None:
+        """Record the time of a step, for the budget and the drafts."""
+        prompts = [part.count for part in parts if part.prompt]
+        prompt = sum(prompts)
+        self._budget.observe(len(parts) - len(prompts), prompt, seconds)
+        if self._running.drafts is not None:
+            self._running.drafts.observe(sum(part.count for part in parts), prompt, seconds)
+
+
+class Budget:
+    """Chooses the number of prompt rows in steps of at most `rows` rows, and `seconds` long while requests decode.
+
+    It measures the time of steps. A step with p prompt rows is expected to take decode + p * row seconds, where decode
+    is the time of a step without prompt rows.
+    """
+
+    def __init__(self, rows: int, seconds: float) -> None:
+        self.rows, self.seconds = rows, seconds
+        self._row = 0.0  # seconds per prompt row; 0: not measured yet
+        self._decode = 0.0  # seconds of a step without prompt rows
+
+    def prompt_rows(self, decoding: int, waiting: int = 1) -> int:
+        """Return the number of prompt rows for a step with `decoding` decode rows. Without decode rows, fill the step.
+
+        A step may take longer than `seconds` if more prompts wait than requests decode (up to MOST_PATIENCE times), or
+        if decoding alone takes more than half of it.
+        """
+        most = self.rows - decoding
+        if not decoding:
+            return most
+        if not self._row:
+            return min(most, 4 * LEAST)
+        patience = min(MOST_PATIENCE, max(1.0, waiting / decoding))
+        longest = max(patience * self.seconds, LEAST_SHARE * self._decode)
+        wanted = int((longest - self._decode) / self._row)
+        return max(0, min(most, max(LEAST, wanted - wanted % LEAST)))
+
+    def observe(self, decoding: int, prompt: int, seconds: float) -> None:
+        """Record the time of a step."""
+        if not prompt:
+            self._decode = _mixed(self._decode, seconds)
+        elif prompt >= LEAST:
+            rest = seconds - (self._decode if decoding else 0.0)
+            self._row = _mixed(self._row, max(rest, 0.1 * seconds) / prompt)
+
+
+def _mixed(old: float, new: float) -> float:
+    return old + _WEIGHT * (min(new, _WORST * old) - old) if old else new

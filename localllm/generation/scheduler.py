@@ -1,0 +1,143 @@
+"""The scheduler of a server: steps a core in a separate thread, and limits the number of open requests.
+
+scheduler = Scheduler(model.new_core(SchedulerLimits()))
+ticket = scheduler.submit(Request(prompt, sampling), listener)
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from time import perf_counter
+from typing import TypeVar
+
+from localllm.base.closing import Closing
+from localllm.base.errors import LocalLLMError
+from localllm.generation.errors import QueueFull, Stopped
+from localllm.generation.interfaces import Load, Slot
+from localllm.generation.request import Event, Request, within_share
+from localllm.generation.request_state import RequestState, Ticket
+from localllm.generation.slots import Slots
+from localllm.generation.stream import Stepper
+
+T = TypeVar("T")
+SEEN_SECONDS = 0.1  # between counts of cached blocks for `load`; counting blocks of windows takes up to 0.3 ms
+
+
+class Scheduler(Closing):
+    """Runs requests until it is closed."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper, self._running = stepper, stepper.core.running
+        self.engine, self.limits = stepper.core.engine, stepper.core.limits
+        self._lock = threading.Lock()
+        self._open = 0  # requests that have not ended
+        self._accounts: Counter[str] = Counter()  # open requests of each account
+        self._stopped: LocalLLMError | None = None
+        self._closing = False
+        self._seen, self._seen_at = (0, 0, self.engine.free_blocks), 0.0  # tokens and blocks cached, blocks free
+        self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
+        self._thread.start()
+
+    # -- for any thread --------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, listener: Callable[[Event], None]) -> Ticket:
+        """Queue a request. The scheduler's thread calls `listener` with its events.
+
+        Raise ContextFull if the prompt does not fit, QueueFull if too many requests or too many of this account are
+        open, and Stopped if the scheduler has stopped.
+        """
+        account = request.account
+        ticket = Ticket(request, listener, ended=lambda: self._ended(account))
+        one = self._stepper.core.new_state(ticket)
+        with self._lock:
+            if self._stopped is not None:
+                raise self._stopped
+            left, mine = self.limits.parallel + self.limits.waiting - self._open, self._accounts[request.account]
+            if left <= 0:
+                raise QueueFull(f"{self._open} answers are running or waiting; try again later")
+            if not within_share(mine, left):
+                message = f"{mine} answers of yours are running or waiting, and the rest of the queue is for others"
+                raise QueueFull(f"{message}; wait for some to end")
+            self._open += 1
+            self._accounts[request.account] += 1
+            self._stepper.put(lambda: self._running.waiting.append(one))
+        return ticket
+
+    def load(self) -> Load:
+        """Return the current load. Counts of requests may be one step off, counts of the cache up to 0.1 s old."""
+        running = tuple(map(_slot, list(self._running.active)))
+        tokens, blocks, free = self._seen
+        waiting = max(0, self._open - len(running))
+        return Load(running, waiting, tokens, blocks, free, self.engine.pool.blocks)
+
+    def forget(self) -> None:
+        """Empty the prefix cache at the next step."""
+        self.between(lambda _: self._running.prefixes.clear())
+
+    def between(self, job: Callable[[Slots], T]) -> Future[T]:
+        """Run a job on the slots, in the scheduler's thread between two steps. Raise Stopped if it has stopped."""
+        future = Future[T]()
+
+        def run() -> None:
+            try:
+                future.set_result(job(self._running.slots))
+            except Exception as error:  # raised in the thread that waits for the result
+                future.set_exception(error)
+
+        with self._lock:
+            if self._stopped is not None:
+                raise self._stopped
+            self._stepper.put(run)
+        return future
+
+    def close(self) -> None:
+        """End all requests with the error Stopped, and stop the thread."""
+        with self._lock:
+            self._stopped = self._stopped or Stopped("the server is shutting down")
+        self._stepper.put(self._close)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        try:
+            while not self._closing:
+                if not self._running.busy or perf_counter() - self._seen_at > SEEN_SECONDS:
+                    self._look()
+                self._stepper.step()
+        except BaseException as error:  # a bug: end all requests, so that no client waits forever
+            traceback.print_exc()
+            with self._lock:
+                self._stopped = Stopped(f"the scheduler ended by an error: {error}")
+        finally:
+            with suppress(LocalLLMError):  # the model was closed, which ended all requests
+                self._stepper.run(lambda: self._running.end(self._stopped))
+
+    def _close(self) -> None:
+        self._closing = True
+
+    def _look(self) -> None:
+        """Count the cached tokens and blocks, in the thread that changes them."""
+        kept = list(self._running.prefixes)
+        blocks = {block for sequence in kept for block in sequence.blocks}
+        tokens = sum(sequence.length for sequence in kept)
+        self._seen, self._seen_at = (tokens, len(blocks), self.engine.free_blocks), perf_counter()
+
+    def _ended(self, account: str) -> None:
+        with self._lock:
+            self._open -= 1
+            self._accounts[account] -= 1
+            if not self._accounts[account]:
+                del self._accounts[account]
+
+
+def _slot(one: RequestState) -> Slot:
+    sequence = one.sequence  # read once: the stepping thread sets it to None when the request ends
+    evaluated = sequence.length if sequence is not None else 0
+    return Slot(one.number, one.request.client, one.prompt_tokens, evaluated, one.answer_tokens)

@@ -1,0 +1,129 @@
+"""Speculative decoding in a batch: drafts from n-grams of each request's own text, or from a draft model.
+
+Verifying a draft takes one more row in the step. The row is added if the expected gain (the probability of acceptance
+times a request's share of the step's time) exceeds the time that the row adds. Drafters propose a single token per
+position, which is accepted if the sampler chooses the same one. So answers have the same tokens as with plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from localllm.backends.base import Limits
+from localllm.generation.request_state import RequestState
+from localllm.generation.speculation import ngram
+from localllm.generation.speculation.draft_model import DraftModel
+from localllm.generation.speculation.ngram import NgramDrafter
+from localllm.generation.speculation.policy import Acceptance, Costs
+from localllm.generation.speculation.rule import DraftToken
+
+_FRESH = 48  # consecutive steps with drafts before one without, which updates the time of plain decoding
+_HOPELESS = 0.05  # stop drafting when the probability that all drafts so far are accepted falls below this
+
+
+class Drafts:
+    """Drafts tokens for all requests of a scheduler."""
+
+    def __init__(self, costs: Costs, longest: int, model: DraftModel | None = None, repeats: bool = True) -> None:
+        """`repeats`: draft from n-grams. `model` drafts for requests without n-gram drafts worth verifying."""
+        self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
+        self._acceptance = Acceptance(ngram.PRIORS)
+        self._stale = 0  # steps since the last one without drafts
+
+    def begin(self, one: RequestState) -> None:
+        """Start drafting for a request: index the n-grams of its prompt."""
+        one.drafting = True
+        if self._repeats:
+            one.drafter = NgramDrafter()
+            one.drafter.begin(one.tokens)
+
+    def end(self, one: RequestState) -> None:
+        """Stop drafting for a request. The draft model keeps its sequence for later requests."""
+        if self._model is not None:
+            self._model.end(one)
+
+    def propose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
+        """Set `drafts` and `verified` of the decoding requests."""
+        for one in decoding:
+            one.drafts, one.verified, one.modelled = self._guess(one, limits.positions), 0, False
+        if decoding and len(decoding) < self._costs.most and self._stale < _FRESH:
+            self._choose(decoding, limits)
+        self._stale = self._stale + 1 if any(one.verified for one in decoding) else 0
+
+    def _choose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
+        """Choose the n-gram drafts to verify; use the draft model for the requests without one."""
+        rows = len(decoding)
+        pace = sum(one.pace for one in decoding) / rows
+        worth = pace * self._costs.seconds(rows) / rows  # seconds saved by one more token
+        rows += self._verify(decoding, rows, worth)
+        rest = [one for one in decoding if not one.verified]
+        if self._model is None or not rest or rows >= self._costs.most:
+            return
+        for one in rest:
+            one.drafts, one.modelled = [], True
+        self._model.propose(rest, rows, worth, limits.positions)
+        more = self._verify(rest, rows, worth)
+        self._model.verified(self._costs.seconds(rows + more) - self._costs.seconds(rows))
+
+    def observe(self, rows: int, prompt: int, seconds: float) -> None:
+        """Record the time of a step with `rows` rows. Steps with prompt rows are ignored."""
+        if not prompt and rows <= self._costs.most:
+            self._costs.observe(rows, seconds)
+
+    def plain_seconds(self, requests: int) -> float:
+        """Return the expected seconds of a step that decodes `requests` requests without drafts."""
+        return self._costs.seconds(min(requests, self._costs.most))
+
+    def judge(self, one: RequestState) -> None:
+        """Record which drafts were right, verified or not."""
+        acceptance = self._acceptance_of(one)
+        for trust, right in one.outcome:
+            acceptance.observe(trust, float(right))
+        if self._model is not None and one.modelled:
+            self._model.accepted(sum(right for _, right in one.outcome[: one.verified]))
+        one.outcome.clear()
+
+    def close(self) -> None:
+        """Free the draft model's sequences."""
+        if self._model is not None:
+            self._model.close()
+
+    def _guess(self, one: RequestState, positions: int) -> list[DraftToken]:
+        if one.drafter is None:
+            return []
+        room = min(self._longest, one.tokens_left - 1, positions - len(one.tokens) - 1)
+        found: list[DraftToken] = []
+        stands = 1.0
+        if room < 1:
+            return []
+        for draft in one.drafter.propose(one.sampler):
+            found.append(draft)
+            stands *= self._acceptance.expect(draft.trust)
+            if len(found) >= room or stands < _HOPELESS:
+                break
+        return found[: one.sampler.valid([draft.token for draft in found])]  # a grammar may forbid the rest
+
+    def _acceptance_of(self, one: RequestState) -> Acceptance:
+        return self._model.acceptance if self._model is not None and one.modelled else self._acceptance
+
+    def _verify(self, ones: Sequence[RequestState], rows: int, worth: float) -> int:
+        """Choose the drafts to verify in a step that has `rows` rows so far; return the number of rows added.
+
+        The drafts of all requests compete for rows: the most likely ones come first.
+        """
+        chances: list[tuple[float, int]] = []  # (probability that a draft and all before it are accepted, request)
+        for number, one in enumerate(ones):
+            stands, acceptance = 1.0, self._acceptance_of(one)
+            for draft in one.drafts:
+                stands *= acceptance.expect(draft.trust)
+                chances.append((stands, number))
+        chances.sort(key=lambda each: -each[0])
+        best, found, won = 0.0, 0, 0.0
+        for count, (stands, _) in enumerate(chances[: self._costs.most - rows], 1):
+            won += stands * worth
+            gain = won - (self._costs.seconds(rows + count) - self._costs.seconds(rows))
+            if gain > best:
+                best, found = gain, count
+        for _, number in chances[:found]:
+            ones[number].verified += 1
+        return found

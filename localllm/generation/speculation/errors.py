@@ -1,0 +1,18 @@
+"""Errors of speculation."""
+
+from __future__ import annotations
+
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting
+
+
+class SpeculationError(LocalLLMError):
+    """Speculation is not possible as requested."""
+
+
+class NoDrafts(SpeculationError):
+    """The model does not support speculation. `what` is the kind of model, for the message."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(Notice(f"{what} takes no drafts; leave ", Setting("spec"), " out"))
+        self.what = what

@@ -1,0 +1,105 @@
+"""Builds speculation for a model: costs and vocabulary mapping once per model, drafters once per core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.base.notices import Notice, Setting, said
+from localllm.engine import Engine
+from localllm.generation.speculation.costs import DRAFTING, VERIFYING, measure_costs
+from localllm.generation.speculation.draft_model import DraftModel
+from localllm.generation.speculation.drafts import Drafts
+from localllm.generation.speculation.errors import SpeculationError
+from localllm.generation.speculation.policy import outlook
+from localllm.generation.speculation.vocabulary import Mapping, Vocabulary, match_vocabularies
+from localllm.options import SpeculationOptions
+
+SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds of Python per pass, 2 % of this
+
+_ITSELF = "it is the model itself, so drafting cannot make it faster; use a smaller one"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationTarget:
+    """The parts of a model that speculation uses: engine and vocabulary."""
+
+    engine: Engine
+    vocabulary: Vocabulary
+
+
+def _same_file(one: SpeculationTarget, other: SpeculationTarget) -> bool:
+    try:
+        return one.vocabulary.path.samefile(other.vocabulary.path)
+    except OSError:
+        return False
+
+
+class Speculation:
+    """Speculation for a model: the costs of its passes and of the draft model's, and the token mapping."""
+
+    def __init__(
+        self, target: SpeculationTarget, options: SpeculationOptions, drafting: SpeculationTarget | None
+    ) -> None:
+        """If the vocabularies do not match, ignore the draft model in automatic mode, else raise SpeculationError."""
+        self.options, self._draft, self.refused = options, drafting, ""  # why the draft model cannot draft
+        self._mapping: Mapping | None = None
+        self._itself = drafting is not None and _same_file(target, drafting)
+        if self._itself and options.kind == "auto":
+            self._draft, drafting, self.refused = None, None, f"the draft model is not used: {_ITSELF}"
+        if drafting is not None:
+            try:
+                self._mapping = match_vocabularies(target.vocabulary, drafting.vocabulary)
+            except SpeculationError as error:
+                if options.kind != "auto":
+                    raise
+                self._draft, self.refused = None, said(error)
+        drafting = self._draft
+        self.costs = measure_costs(target.engine, target.vocabulary.size, VERIFYING)
+        self._draft_costs = (
+            measure_costs(drafting.engine, drafting.vocabulary.size, DRAFTING) if drafting is not None else None
+        )
+
+    @property
+    def _too_short(self) -> bool:
+        """Whether passes are too short for drafting to pay, in automatic mode."""
+        return self.options.kind == "auto" and self.costs.seconds(1) < SHORTEST_PASS
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Messages about options that will not be used as given, with the reasons."""
+        given, most = self.options.draft_max, self.options.most_drafted
+        clamped = Notice(
+            Setting("draft_max", given), f": at most {most} tokens are drafted, because a pass verifies no more"
+        )
+        return (*((clamped,) if given > most else ()), *((self.unused,) if self.unused else ()))
+
+    @property
+    def unused(self) -> str:
+        """A message that says why speculation or the draft model will not be used; "" if both may be."""
+        one = f"{1e3 * self.costs.seconds(1):.2f} ms"
+        if self.refused or self._itself:
+            return self.refused or f"the draft model saves no time: {_ITSELF}"
+        if self._too_short:
+            what, instead = ("the draft model", "draft") if self._draft is not None else ("speculation", "ngram")
+            reason = f"{what} is not used: a pass of the model takes only {one}, too little for drafting to pay"
+            return Notice(f"{reason}; use it anyway with ", Setting("spec", instead))
+        if self._draft_costs is None:
+            return ""
+        step, longest = self._draft_costs.seconds(1), min(self.options.most_drafted, self.costs.most - 1)
+        if outlook(self.costs, self.costs.seconds(1), 0, 1.0, 1.0, step, longest) > 0:
+            return ""
+        passes = f"one of its passes takes {1e3 * step:.2f} ms, one of the model {one}"
+        return f"the draft model is not used: {passes}, so it cannot make the model faster; use a smaller one"
+
+    def drafts(self) -> Drafts | None:
+        """Return the drafter for a core's requests, which uses n-grams, the draft model or both.
+
+        Return None in automatic mode if passes are too short for drafting to save time.
+        """
+        if self._too_short:
+            return None
+        longest = min(self.options.most_drafted, self.costs.most - 1)
+        model = None
+        if self._draft is not None and self._mapping is not None and self._draft_costs is not None:
+            model = DraftModel(self._draft.engine, self._mapping, self._draft_costs, self.costs, longest)
+        return Drafts(self.costs, longest, model, repeats=self.options.kind != "draft")

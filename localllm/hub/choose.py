@@ -1,0 +1,64 @@
+"""Choose the model of a repository to fetch: the named one, or the best common quantization that fits in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from localllm.base.printable import printable
+from localllm.base.units import size
+from localllm.hub.errors import StoreError
+from localllm.hub.labels import Variant, matching, titles
+
+# Quantizations that most repositories offer. F16 and BF16 have Q8_0's quality and take twice the time per token.
+USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "MXFP4", "MXFP4_MOE", "IQ4_XS", "Q4_0", "Q3_K_M", "IQ3_M", "Q2_K", "IQ2_M")
+SHARE = 0.8  # share of the free memory for weights and cache
+CACHE_SHARE, LEAST_CACHE = 1 / 8, 512 << 20  # room for the cache: this share of the file, at least this many bytes
+_SHOWN = 40  # names in a list
+
+
+class VariantChoice(NamedTuple):
+    variant: Variant
+    reason: str  # one line, or "" if the user named the model
+
+
+def choose_variant(
+    repo: str, given: Sequence[Variant], quant: str, size_of: Callable[[Variant], int], free: int, here: Sequence[str]
+) -> VariantChoice:
+    """Return the model to fetch; raise StoreError if `quant` matches none or several.
+
+    `free`: bytes of memory. `here`: labels that are already on this computer, which are preferred if `quant` is "".
+    """
+    whole = [each for each in given if not each.missing]
+    found = matching(whole, quant)
+    if not found:
+        kind = "complete GGUF files" if not quant else f"{printable(quant)}"
+        raise StoreError(f"{repo} has no {kind}; it has {_names(repo, whole or given)}")
+    if quant and len(found) > 1:
+        raise StoreError(f"{repo}:{printable(quant)} is ambiguous: give one of {_names(repo, found)}")
+    if len(found) == 1:
+        return VariantChoice(found[0], "" if quant else "the only model in the repository")
+    known = [each for each in found if each.label in here]
+    if known:
+        return VariantChoice(max(known, key=size_of), "the one that is on this computer")
+    fitting = [each for each in found if needed(size_of(each)) <= SHARE * free]
+    usual = [each for each in fitting if each.label in USUAL]
+    memory = f"{size(free)} of free memory"
+    if not fitting:
+        return VariantChoice(min(found, key=size_of), f"the smallest, but too large for {memory}")
+    kind = "usual type" if usual else "type"
+    return VariantChoice(
+        max(usual or fitting, key=size_of), f"the largest {kind} that fits {memory} with room for the cache"
+    )
+
+
+def needed(held: int) -> int:
+    """Return the memory that a model of this many bytes needs with a short context."""
+    return held + max(LEAST_CACHE, int(CACHE_SHARE * held))
+
+
+def _names(repo: str, given: Sequence[Variant]) -> str:
+    """Return the valid suffixes of the repository's name as a list."""
+    names = [title.removeprefix(f"{repo}:") for title in titles(repo, given).values()]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(printable(each) for each in names[:_SHOWN]) + more

@@ -1,0 +1,6 @@
+"""Open a model by its name: resolve the name, read the file, bind the plan to a backend.
+
+May import: base, plan, models, backends, gguf, options, sandbox, hub, tokenizer, engine, template, sampling,
+generation, constrained.
+Begin with: resolve.py, loader.py (`bind`), then loaded_model.py and its subclasses in predictor.py and templated.py.
+"""

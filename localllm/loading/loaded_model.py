@@ -1,0 +1,265 @@
+"""A model on a backend: its file, tokenizer, plan with weights, and cache."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import CacheTypes, Executable, Progress
+from localllm.base.closing import Closing
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import BeyondTraining, Notice, Setting, Written
+from localllm.engine import BlockPool, CacheChoice, ContextFull, Engine
+from localllm.engine.session import Session
+from localllm.gguf import GGUFFile
+from localllm.loading.loader import BATCH_ROWS, BoundModel, bind
+from localllm.models import Config, architecture_of, record_mtp_heads
+from localllm.options import LoadOptions
+from localllm.plan import Plan, Store, Tensor
+from localllm.sampling.defaults import file_defaults
+from localllm.tokenizer import Tokenizer, has_tokenizer
+
+if TYPE_CHECKING:
+    from localllm.generation.speculation.setup import Speculation, SpeculationTarget
+
+
+T = TypeVar("T")
+
+
+class NoTokenizer(LocalLLMError):
+    """The file has no tokenizer, so the model cannot process text."""
+
+
+class NoWeights(LocalLLMError):
+    """The file contains only a vocabulary, so the model cannot compute."""
+
+
+def refuse_serving(file: GGUFFile) -> None:
+    """Raise LocalLLMError, before loading weights, for a model that cannot serve concurrent requests."""
+    if architecture_of(file.metadata).diffusion:
+        problem = "a diffusion model, which fills in a text and cannot be served"
+        raise LocalLLMError(f"{file.path}: {problem}; use `localllm run`")
+
+
+def token_ids(ids: Any) -> list[int]:
+    """Return token ids as a list; raise LocalLLMError for a text, or anything other than integers."""
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise LocalLLMError(f"expected token ids, got {ids!r:.60}; model.tokenize(text) gives those of a text")
+    found = list(ids)
+    wrong = next((each for each in found if not isinstance(each, Integral)), None)
+    if wrong is not None:
+        raise LocalLLMError(f"{wrong!r:.60} is not a token id; expected whole numbers")
+    return [int(each) for each in found]
+
+
+class LoadedModel(Closing):
+    """An open file with weights and cache on a backend. It converts text to token ids and computes logits."""
+
+    def __init__(self, file: GGUFFile, nearest_rule: bool = False) -> None:
+        """`nearest_rule`: if the file's pre-tokenizer is unknown, use the nearest one."""
+        self.file = file
+        self.maybe_tokenizer = (
+            Tokenizer.from_metadata(file.metadata, nearest_rule) if has_tokenizer(file.metadata) else None
+        )
+        self.sampling_defaults = file_defaults(file.metadata)
+        self.context = 0
+        self.batch_rows = BATCH_ROWS
+        self.config: Config | None = None
+        self.plan: Plan | None = None
+        self.device = ""
+        self.placed = ""  # what runs where, if a GPU is used or was requested
+        self.cache = CacheChoice(CacheTypes(), "")
+        self.speculation: Speculation | None = None
+        self._bound: BoundModel | None = None
+        self._closed = False
+
+    def bind(
+        self,
+        options: LoadOptions,
+        progress: Progress | None = None,
+        observe: bool = False,
+        weights: Mapping[str, Tensor] | None = None,
+        embeddings: bool = False,
+        sequences: int = 0,
+    ) -> None:
+        """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
+        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings, sequences)
+        self.config, self.plan, self.context = bound.config, bound.plan, bound.context
+        self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
+        self.batch_rows = bound.engine.limits.rows
+        asked = options.ctx_size and not options.any_cache  # measurements choose positions freely
+        if asked and self.context > bound.config.context_length > 0:
+            trained = f"the model was trained on {bound.config.context_length} tokens; answers may make no sense beyond"
+            warnings.warn(Notice(f"{trained} (", Setting("ctx_size", self.context), ")"), BeyondTraining, stacklevel=2)
+
+    def speculation_target(self) -> SpeculationTarget:
+        """Return this model in the form that speculation needs."""
+        from localllm.generation.speculation.setup import SpeculationTarget
+        from localllm.generation.speculation.vocabulary import Vocabulary
+
+        return SpeculationTarget(self.engine, Vocabulary(self.file.path, self.vocabulary, self.maybe_tokenizer))
+
+    @property
+    def layers(self) -> tuple[Store, ...]:
+        """The cache layers of the plan."""
+        return self.plan.layers if self.plan is not None else ()
+
+    @cached_property
+    def mtp_heads(self) -> tuple[Plan, ...]:
+        """The plans of the file's next-token heads (`localllm.models.next_token`). Generation does not use them yet."""
+        return record_mtp_heads(
+            self.file.metadata, architecture_of(self.file.metadata), self.file.tensors, self.context
+        )
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs sequences of this model."""
+        if self._bound is None:
+            raise NoWeights(f"{self.file.path}: holds a vocabulary but no weights; it can only tokenize")
+        return self._bound.engine
+
+    @property
+    def executable(self) -> Executable:
+        return self.engine.executable
+
+    @property
+    def pool(self) -> BlockPool:
+        """The pool of cache blocks."""
+        return self.engine.pool
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits in a row."""
+        self._predicting()
+        assert self.plan is not None
+        return self.plan.logits.width
+
+    def _predicting(self) -> Engine:
+        """Return the engine; raise LocalLLMError if the model does not predict tokens."""
+        engine, assembled = self.engine, self._bound
+        if assembled is not None and assembled.pooler is not None:
+            raise LocalLLMError(f"{self.file.path}: gives embeddings, not tokens; use `localllm embed` or model.embed")
+        if self.diffuses:
+            problem = (
+                f"{self.file.path}: a diffusion model, which fills in a text and cannot continue, score or chat; use "
+            )
+            raise LocalLLMError(Notice(problem, Written("model.diffuse", "`localllm run`")))
+        if self.plan is not None and not self.plan.causal and not self.encodes:
+            problem = "its tokens see later ones, so it cannot continue a text"
+            raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
+        return engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; NoTokenizer if the file lacks it."""
+        if self.maybe_tokenizer is None:
+            raise NoTokenizer(f"{self.file.path}: the file has no tokenizer; give token ids instead of text")
+        return self.maybe_tokenizer
+
+    # -- text ------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return token ids; `add_special` adds BOS/EOS as the file specifies, `parse_special` parses control tokens."""
+        if not isinstance(text, str):
+            raise LocalLLMError(f"tokenize expects a text, got {text!r:.60}")
+        return self.tokenizer.encode(text, add_special, parse_special)
+
+    def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
+        """Tokenize a prompt; raise ContextFull early for a text that cannot fit in the context."""
+        self.check_length(text)
+        return self.tokenize(text, parse_special=parse_special)
+
+    def least_tokens(self, *texts: str) -> int:
+        """Return a lower bound on the texts' total tokens, without tokenizing them."""
+        return -(-sum(map(self.tokenizer.length, texts)) // self.tokenizer.longest)
+
+    def check_length(self, text: str) -> None:
+        """Raise ContextFull for a text that exceeds the context even if all its tokens are the longest."""
+        if self.context and self.least_tokens(text) > self.context:
+            most, length = self.context * self.tokenizer.longest, self.tokenizer.length(text)
+            counts = f"the prompt has {length} characters, the context of {self.context} tokens holds at most {most}"
+            raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; invalid UTF-8 becomes U+FFFD."""
+        return self.tokenizer.decode(token_ids(ids))
+
+    # -- numbers ---------------------------------------------------------------------------------------------------
+
+    def closed_error(self) -> LocalLLMError:
+        """Return the error to raise once the model is closed."""
+        return LocalLLMError(f"{self.file.path}: this model is closed; load it again")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self.closed_error()
+
+    def session(self) -> Session:
+        """Return a new, empty session; raise LocalLLMError if the model is closed."""
+        self._check_open()
+        return Session(self._predicting())
+
+    def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
+        """Return the logits after every token of a text or of token ids, float32 (T, vocabulary)."""
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        step = min(self.batch_rows, self.executable.limits.logit_rows)
+        if not ids:
+            raise LocalLLMError("logits need at least one token id, got none")
+        self._check_open()
+
+        def evaluate() -> NDArray[np.float32]:
+            session = self.session()
+            try:
+                parts = [session.evaluate(ids[i : i + step], logits=True).copy() for i in range(0, len(ids), step)]
+            finally:
+                session.close()
+            return np.concatenate(parts)
+
+        return self.exclusively(len(ids), evaluate)
+
+    def exclusively(self, tokens: int, job: Callable[[], T]) -> T:
+        """Run a job that uses a sequence of `tokens` tokens while holding the engine exclusively."""
+        with self.engine.alone:
+            return job()
+
+    @property
+    def diffuses(self) -> bool:
+        """Whether the model is a diffusion model (`Model.diffuse`), which fills in texts."""
+        return bool(self.file.tensors) and architecture_of(self.file.metadata).diffusion and not self.embeds
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the model has an encoder for the prompt and a decoder for the answer."""
+        return self.plan is not None and self.plan.encodes
+
+    def refuse_chat(self) -> None:
+        """Raise LocalLLMError for a model that only takes a text and does not support chats."""
+        if self.encodes:
+            problem = "has an encoder, which reads one text and no chat; use "
+            instead = Written("model.generate", "`localllm run`")
+            raise LocalLLMError(Notice(f"{self.file.path}: {problem}", instead))
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model returns embeddings instead of tokens."""
+        return self._bound is not None and self._bound.pooler is not None
+
+    def close(self) -> None:
+        """Free the weights and the cache: now, or when the thread in the engine has finished its step."""
+        self._closed = True
+        if self._bound is None:
+            self.file.close()
+        else:
+            self._bound.engine.alone.afterwards(self._free)
+
+    def _free(self) -> None:
+        assert self._bound is not None
+        self._bound.engine.closed = True
+        self._bound.close()
+        self.file.close()

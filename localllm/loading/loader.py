@@ -1,0 +1,207 @@
+"""Load a file's weights to a backend: choose the context size, the placement of layers, and the cache."""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from localllm.backends import open_backend
+from localllm.backends.base import Backend, CacheTypes, DeviceBackend, Executable, Limits, Progress
+from localllm.backends.hybrid.offload import Offload, Planner, arrange
+from localllm.backends.hybrid.offload import bind as bind_to
+from localllm.base.errors import LocalLLMError
+from localllm.base.machine.memory import memory
+from localllm.base.notices import Notice, NotUsed, Setting
+from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
+from localllm.engine.cache_types import cache_bytes
+from localllm.gguf import GGUFFile
+from localllm.models import Config, Pooler, PoolingHead, architecture_of, read_config, record
+from localllm.options import LoadOptions
+from localllm.options.diffusion import CANVAS
+from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value, summarize
+
+BATCH_ROWS = 512  # maximum rows per forward pass; longer prompts are split
+DEFAULT_CONTEXT = 4096  # tokens, if the trained context is at least this and the user sets no size
+WINDOW_PAST = 1024  # extra tokens in sliding-window layers: the maximum rollback of an answer
+LOGIT_BYTES = 64 << 20  # maximum bytes of logits per batch
+STATE_COPIES = 6  # blocks of recurrent layers per additional sequence, for prompt reuse
+MEMORY_SHARE = 0.8  # share of the free memory for a server's weights and cache
+UNKNOWN_MEMORY = 8 << 30  # bytes
+STATE_BYTES = 1 << 30  # for the blocks of recurrent layers, unless a step needs more
+LEAST_ROWS = 128  # per forward pass, however large states are
+
+
+@dataclass(frozen=True, slots=True)
+class BoundModel:
+    """A model's plan on a backend, with its cache."""
+
+    config: Config
+    plan: Plan
+    context: int  # tokens
+    cache: CacheChoice
+    engine: Engine
+    device: str
+    placed: str  # what runs where, if a GPU is used or was requested
+    close: Callable[[], None]
+    pooler: Pooler | None  # for a plan that ends in embeddings
+
+    @property
+    def executable(self) -> Executable:
+        return self.engine.executable
+
+
+def bind(
+    file: GGUFFile,
+    options: LoadOptions,
+    progress: Progress | None = None,
+    observe: bool = False,
+    weights: Mapping[str, Tensor] | None = None,
+    embeddings: bool = False,
+    sequences: int = 0,
+) -> BoundModel:
+    """Load the weights to a backend and allocate the cache. `weights` replace the file's tensors.
+
+    With `embeddings` the plan ends in embeddings instead of logits; an encoder's plan always does. `sequences` prepares
+    for a server: this many sequences share the cache, and each may fill the context, if memory allows.
+    """
+    architecture = architecture_of(file.metadata)
+    config = read_config(file.metadata, architecture.name)
+    diffuses = architecture.diffusion and not embeddings
+    most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
+    context = _within_positions(context_of(options.ctx_size, config, most), file, options)
+    plan = record(config, architecture, weights or file.tensors, context, embeddings)
+    pooler = None
+    if embeddings or architecture.encoder:
+        pooler = Pooler(config, PoolingHead.of(config, architecture, file.tensors))
+    offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
+    offload.check(options.backend)
+
+    def limits_at(context: int) -> Limits:
+        return limits_of(context, plan, max(1, sequences), diffuses)
+
+    limits = limits_at(context)
+    weight_bytes = sum(tensor.nbytes for tensor in file.tensors.values()) - summarize(plan).table_bytes
+    asked = CacheTypes(options.cache_type_k, options.cache_type_v)
+    cache = choose_types(asked, plan, limits, weight_bytes, options.force or options.any_cache)
+    if sequences:
+        limits = fit_limits(
+            limits, plan, cache.types, int(MEMORY_SHARE * free_memory()) - weight_bytes, bool(options.ctx_size)
+        )
+        if limits.positions < context:
+            context = limits.positions
+            plan = record(config, architecture, weights or file.tensors, context, embeddings)
+
+    def planner(gpu: DeviceBackend, name: str) -> Planner:
+        return Planner(gpu, name, plan, limits_at, context, cache.types)
+
+    def bound(backend: Backend) -> Executable:
+        return backend.bind(plan, limits, cache.types, progress, observed(plan) if observe else ())
+
+    backend = open_backend(options.backend, options.threads, options.device, checked=not options.force)
+    chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
+    arranged = arrange(backend, offload, planner, options.threads)
+    arranged, executable = bind_to(arranged, bound, not chosen, options.threads)
+    opened = arranged.backend
+    windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
+    pool = BlockPool(limits.blocks, BLOCK, windowed=windowed)
+
+    def close() -> None:
+        executable.close()
+        opened.close()
+
+    start = config.decoder.start if config.decoder is not None and pooler is None else None
+    engine = Engine(executable, pool, replace(limits, positions=context), start)
+    return BoundModel(config, plan, context, cache, engine, opened.describe(), arranged.line(executable), close, pooler)
+
+
+def observed(plan: Plan) -> list[Value]:
+    """Return the inputs of matrices and outputs of experts; they and the routing can then be read after a step."""
+    found = {value.index: value for op in plan.operations for value, _ in op.products}
+    found |= {op.out.index: op.out for op in plan.operations if isinstance(op, Experts)}
+    return list(found.values())
+
+
+def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = False) -> Limits:
+    """Return the limits for binding a model; some layers have a sliding window or a recurrent state.
+
+    A diffusion model (`diffuses`) takes its whole canvas in one step, and may need the logits of every row.
+
+    Recurrent states are large. So models with recurrent layers take fewer rows per step, and their blocks are limited
+    to STATE_BYTES, but not below the needs of one step and a rollback of SLACK tokens.
+    """
+    blocks = sequences * -(-context // BLOCK) + 1  # one more than the context, so that a full one can be forked
+    positions = -(-context // BLOCK) * BLOCK + BLOCK
+    logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
+    if diffuses:
+        return Limits(context, context, blocks, positions)
+    if plan.encodes:  # a text is one step, together with rows of answers
+        return Limits(context + 16 * sequences, logit_rows, blocks, positions)
+    if not plan.causal:  # bidirectional: a text must be one batch
+        return Limits(context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, positions)
+    if not plan.window:
+        return Limits(BATCH_ROWS, logit_rows, blocks, positions)
+    size = 4 * sum(BLOCK * own.row + own.state for own in plan.layers if not isinstance(own, CacheLayer))
+    rows = BATCH_ROWS
+    while rows > LEAST_ROWS and _needed(plan.window, rows) * size > STATE_BYTES:
+        rows //= 2
+    own = _needed(plan.window, rows) + (sequences - 1) * _needed(plan.window, 0)
+    past = sequences * WINDOW_PAST // BLOCK
+    if size:
+        past = min(past, max(STATE_COPIES * (sequences - 1), STATE_BYTES // size - own, 0))
+    own += past
+    return Limits(rows, min(rows, logit_rows), blocks, positions, own if own < blocks else 0)
+
+
+def fit_limits(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact: bool) -> Limits:
+    """Return `limits` with fewer blocks, so that the cache fits in `memory` bytes.
+
+    Raises LocalLLMError if nothing fits, or if not even one full context fits and the user set its size (`exact`).
+    """
+    blocks, positions = limits.blocks, limits.positions
+    least = min(blocks, 4 if not exact else positions // BLOCK)
+    at_most = bisect_right(
+        range(least, blocks), memory, key=lambda n: cache_bytes(plan, replace(limits, blocks=n), types)
+    )
+    fitting = least + at_most - 1 if cache_bytes(plan, limits, types) > memory else blocks
+    if fitting < least:
+        need = cache_bytes(plan, replace(limits, blocks=least), types)
+        raise LocalLLMError(
+            Notice(
+                f"the cache needs {need >> 20} MiB, and {max(memory, 0) >> 20} MiB are free beside the weights; "
+                "use a smaller context (", Setting("ctx_size"), ") or fewer parallel requests",
+            )
+        )  # fmt: skip
+    return replace(limits, blocks=fitting, positions=min(positions, fitting * BLOCK))
+
+
+def free_memory() -> int:
+    """Return the bytes available to programs; UNKNOWN_MEMORY if the system does not report it."""
+    found = memory()
+    return found.free if found.total else UNKNOWN_MEMORY
+
+
+def _needed(window: int, rows: int) -> int:
+    """Return the number of blocks in sliding-window layers that a sequence needs for a step of `rows` rows."""
+    return -(-(window + SLACK + rows) // BLOCK) + 2
+
+
+def _within_positions(context: int, file: GGUFFile, options: LoadOptions) -> int:
+    """Return the context, clamped (with a notice) to the number of position embeddings in the file.
+
+    Measurements (`any_cache`) need the exact size, so for them the plan raises an error instead.
+    """
+    table = file.tensors.get("position_embd.weight")
+    positions = int(table.shape[0]) if table is not None and len(table.shape) == 2 else context
+    if not 0 < positions < context or not options.ctx_size or options.any_cache:
+        return context
+    told = f": the model has embeddings of {positions} positions, so this is its context"
+    note = Notice(Setting("ctx_size", context), told)
+    warnings.warn(note, NotUsed, stacklevel=2)
+    return positions
+
+
+def context_of(asked: int, config: Config, most: int = DEFAULT_CONTEXT) -> int:
+    """Return the context size in tokens: as requested, or for 0 as trained, but at most `most`."""
+    return asked or min(config.context_length, most)

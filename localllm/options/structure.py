@@ -1,0 +1,49 @@
+"""The constraints a request can set on its answer: a schema, a grammar, tool calls, a reasoning budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.base.errors import LocalLLMError
+
+
+class StructureError(LocalLLMError):
+    """An invalid, too large, or unsupported schema or grammar."""
+
+
+class NotFinished(StructureError):
+    """The compiling child was killed or got no CPU time, which does not depend on the grammar.
+
+    Retry after `retry_after` seconds.
+    """
+
+    retry_after = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The required structure of an answer; one field is set. `lark`, `gbnf` and `regex` are sources."""
+
+    schema: Mapping[str, Any] | None = None
+    any_object: bool = False  # any JSON object
+    gbnf: str = ""  # llama.cpp's grammar format
+    lark: str = ""
+    regex: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintSpec:
+    """The constraints of an answer to messages: a structure, or calls of `tools`; and a reasoning budget."""
+
+    structure: Structure | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    parallel: bool = True  # several calls are allowed
+    reasoning_tokens: int | None = None
+    forced: bool = True  # a call is required; otherwise optional
+
+    @property
+    def free(self) -> bool:
+        """Whether the answer is unconstrained."""
+        return self.structure is None and not self.tools and self.reasoning_tokens is None

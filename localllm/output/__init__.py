@@ -1,0 +1,5 @@
+"""Parse the streamed text of an answer into reasoning, content and tool calls.
+
+May import: template, generation.
+Begin with: reader.py, then calls.py (one parser per call format) and incoming.py (its input).
+"""

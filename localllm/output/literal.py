@@ -1,0 +1,185 @@
+"""Convert values written by models to JSON while they stream.
+
+JSON passes unchanged. Python's keywords and quotes, Gemma's quotes and bare keys, raw line breaks in strings, and
+trailing commas are converted. Anything else ends the value: the output so far is then the start of a JSON value, never
+a complete one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+from localllm.output.incoming import Incoming, Markers, Show, Wait, run_whole
+from localllm.template.format import LOOSE, SPACES, Style
+
+MOST_DEPTH = 100
+_MOST_NUMBER = 400  # characters
+_MOST_KEY = 256
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_DIGITS = re.compile(r"[-+.0-9eE]*")
+_LETTERS = re.compile(r"[A-Za-z]*")
+_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+_CLOSERS = {"{": "}", "[": "]"}
+_PLAIN = {quote: re.compile(rf"[^{quote}\\\x00-\x1f]*") for quote in "\"'"}
+_DIGITS_OF = {"u": 4, "x": 2, "U": 8}  # hexadecimal digits of an escape
+_HEX = re.compile("[0-9a-fA-F]*")
+
+
+def escaped(text: str) -> str:
+    """Return `text` escaped for a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def literal(text: Incoming, style: Style, show: Show) -> Wait[bool]:
+    """Convert the next value and return whether it is complete. Text that is not part of it is not consumed."""
+    closers: list[str] = []
+    comma = ""  # written if another item follows
+    while True:  # before an item: a value, or a key and its value
+        gap = yield from _gap(text)
+        first = yield from text.peek()
+        if closers and first == closers[-1]:  # an empty container, or a trailing comma
+            show(gap + closers.pop())
+            text.take(1)
+        else:
+            show(comma + gap if closers else "")
+            if closers and closers[-1] == "}" and not (yield from _key(text, style, show)):
+                return False
+            first = yield from text.peek()
+            if first and first in "{[":
+                if len(closers) == MOST_DEPTH:
+                    return False
+                show(text.take(1))
+                closers.append(_CLOSERS[first])
+                comma = ""
+                continue
+            if not (yield from _scalar(text, style, show)):
+                return False
+        while closers:  # after a value
+            gap = yield from _gap(text)
+            next_ = yield from text.peek()
+            if next_ == closers[-1]:
+                show(gap + text.take(1))
+                closers.pop()
+            elif next_ == ",":
+                text.take(1)
+                comma = gap + ","
+                break
+            else:
+                return False
+        if not closers:
+            return True
+
+
+def _gap(text: Incoming) -> Wait[str]:
+    """Consume all white space and return it."""
+    gaps: list[str] = []
+    while gap := (yield from text.spaces()):
+        gaps.append(gap)
+    return "".join(gaps)
+
+
+def _key(text: Incoming, style: Style, show: Show) -> Wait[bool]:
+    """Convert a key and its colon."""
+    first = yield from text.peek()
+    if style.bare_keys and first not in ('"', "'", "<"):
+        name = yield from text.run(_BARE, _MOST_KEY)
+        if not name:
+            return False
+        show(f'"{escaped(name.strip(SPACES))}"')
+    elif not (yield from _string(text, style, show)):
+        return False
+    gap = yield from _gap(text)
+    if not (yield from text.accept(":")):
+        return False
+    show(gap + ":" + (yield from _gap(text)))
+    return True
+
+
+_BARE = re.compile(r"[^:{}\[\],\"]*")
+
+
+def _scalar(text: Incoming, style: Style, show: Show) -> Wait[bool]:
+    """Convert a string, a number or a word."""
+    first = yield from text.peek()
+    if first in ('"', "'") or (style.quote and first == style.quote[0]):
+        return (yield from _string(text, style, show))
+    number = yield from text.run(_DIGITS, _MOST_NUMBER)
+    if number:
+        if not _NUMBER.fullmatch(number):
+            return False
+        show(number)
+        return True
+    word = yield from text.run(_LETTERS, 8)
+    show(_WORDS.get(word, ""))
+    return word in _WORDS
+
+
+def _string(text: Incoming, style: Style, show: Show) -> Wait[bool]:
+    """Convert a string."""
+    if style.quote and (yield from text.accept(style.quote)):
+        show('"')
+        if not (yield from text.until(Markers((style.quote,)), lambda part: show(escaped(part)))):
+            return False
+        show('"')
+        return True
+    quote = yield from text.peek()
+    if quote not in _PLAIN:
+        return False
+    text.take(1)
+    show('"')
+    plain = show if quote == '"' else lambda part: show(escaped(part))
+    while True:
+        if (yield from text.flow(_PLAIN[quote], 1 << 16, plain)):
+            continue
+        next_ = yield from text.peek()
+        if next_ == quote:
+            text.take(1)
+            show('"')
+            return True
+        if next_ == "\\":
+            if not (yield from _escape(text, show)):
+                return False
+        elif next_:
+            show(escaped(text.take(1)))  # a raw control character
+        else:
+            return False
+
+
+def _escape(text: Incoming, show: Show) -> Wait[bool]:
+    """Convert an escape of JSON or Python; a backslash before any other character is literal."""
+    pair = yield from text.peek(2)
+    if len(pair) < 2:
+        return False
+    text.take(2)
+    letter = pair[1]
+    if letter in _DIGITS_OF:
+        digits = yield from text.run(_HEX, _DIGITS_OF[letter])
+        if len(digits) == _DIGITS_OF[letter] and int(digits, 16) <= sys.maxunicode:
+            show(f"\\u{digits}" if letter == "u" else json.dumps(chr(int(digits, 16)))[1:-1])
+        elif (yield from text.peek()):
+            show("\\\\" + letter + digits)
+        else:
+            return False
+    elif letter in '"\\/bfnrt':
+        show(pair)
+    elif letter != "\n":  # Python: line continuation
+        show(escaped(letter) if letter == "'" else "\\\\" + escaped(letter))
+    return True
+
+
+def converted(text: str) -> str | None:
+    """Return `text` as JSON if it is a single complete value, else None."""
+    parts: list[str] = []
+    whole, consumed = run_whole(lambda incoming: literal(incoming, LOOSE, parts.append), text.strip(SPACES))
+    return "".join(parts) if whole and consumed else None
+
+
+def plain_string(parts: list[str], most: int) -> str | None:
+    """Return the string for these parts of its JSON; None if it is invalid or longer than `most`."""
+    if sum(map(len, parts)) > 6 * most + 2:
+        return None
+    value = json.loads("".join(parts))
+    return value if isinstance(value, str) and len(value) <= most else None

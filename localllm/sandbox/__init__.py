@@ -1,0 +1,29 @@
+"""A child process with limits for code that works on hostile input: chat templates, grammars, a folder's tokenizer.
+
+May import: base.
+Begin with: process.py (the parent), then worker.py (the child) and rights.py (the rights it drops).
+"""
+
+from __future__ import annotations
+
+from localllm.sandbox.process import (
+    Confined,
+    ConfinedCrash,
+    ConfinedError,
+    ConfinedLate,
+    ConfinedLimit,
+    ConfinedSlow,
+    ConfinedStopped,
+    ResourceLimits,
+)
+
+__all__ = [
+    "Confined",
+    "ConfinedCrash",
+    "ConfinedError",
+    "ConfinedLate",
+    "ConfinedLimit",
+    "ConfinedSlow",
+    "ConfinedStopped",
+    "ResourceLimits",
+]

@@ -1,0 +1,107 @@
+"""The child's side of `Confined`: load one task, drop all unneeded rights, and answer requests until the input ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from io import FileIO
+from types import ModuleType
+from typing import Any
+
+from localllm.sandbox.process import ResourceLimits
+from localllm.sandbox.rights import drop_rights, filter_calls
+from localllm.sandbox.wire import HEAD, read_request
+
+try:
+    import resource as _resource
+except ImportError:  # Windows: only the parent limits the time
+    resource: ModuleType | None = None
+else:
+    resource = _resource
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+_USUAL_SIZE = 64 << 20  # initial address space of a child in bytes, if the system does not report it
+_CEILING = 4  # address space that no call exceeds, in multiples of the memory limit
+_PAGE = resource.getpagesize() if resource else 4096
+
+
+def main(start: Mapping[str, Any]) -> None:
+    """Serve `start["task"]` over stdin and stdout."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # reserved for answers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    task = import_module(start["task"])
+    task.prepare()
+    answer: Answer = task.answer
+    fence = _Fence(ResourceLimits(**start["limits"]))
+    while (message := read_request(requests)) is not None:
+        number, asked = message
+        limits = ResourceLimits(**asked["limits"])
+        if asked["request"] is None:
+            data = json.dumps({"answer": {"rights": fence.rights}}).encode()
+        else:
+            with fence.limited(limits):
+                data = _answered(answer, asked["request"], limits)
+        answers.write(HEAD.pack(number, len(data)) + data)
+        answers.flush()
+
+
+def _answered(answer: Answer, request: dict[str, Any], limits: ResourceLimits) -> bytes:
+    try:
+        data = json.dumps({"answer": answer(request)}).encode()
+    except MemoryError:
+        return b'{"limit": "memory"}'
+    return data if len(data) <= limits.answer else b'{"limit": "answer"}'
+
+
+class _Fence:
+    """Limits time and memory of calls. Creating it irrevocably forbids files, sockets, processes and core dumps."""
+
+    def __init__(self, limits: ResourceLimits) -> None:
+        self._sizes: FileIO | None = None
+        with suppress(OSError):
+            self._sizes = FileIO("/proc/self/statm")
+        for name in ("RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_CORE"):
+            if resource and hasattr(resource, name):
+                resource.setrlimit(getattr(resource, name), (0, 0))
+        self._most = self._mapped() + _CEILING * limits.memory
+        if resource:
+            with suppress(OSError, ValueError):  # a system without this limit, or with a lower one
+                resource.setrlimit(resource.RLIMIT_AS, (self._most, self._most))
+        self.rights = drop_rights()  # opens a file
+        if resource and hasattr(resource, "RLIMIT_NOFILE"):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+        self.rights += filter_calls()  # forbids setting other limits
+
+    @contextmanager
+    def limited(self, limits: ResourceLimits) -> Iterator[None]:
+        self._time(limits.seconds)
+        self._memory(self._mapped() + limits.memory)
+        try:
+            yield
+        finally:
+            self._time(0)
+            self._memory(self._most)
+
+    def _time(self, seconds: float) -> None:
+        """Limit CPU time from now on; SIGPROF then ends the process."""
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+
+    def _memory(self, size: int) -> None:
+        """Limit the address space of this process in bytes."""
+        if resource:
+            most = resource.getrlimit(resource.RLIMIT_AS)[1]
+            with suppress(OSError, ValueError):  # a system without this limit
+                resource.setrlimit(resource.RLIMIT_AS, (size if most == -1 else min(size, most), most))
+
+    def _mapped(self) -> int:
+        """Return the address space in use now, in bytes."""
+        if self._sizes is None:
+            return _USUAL_SIZE
+        self._sizes.seek(0)
+        return int(self._sizes.read(64).split()[0]) * _PAGE

@@ -1,0 +1,288 @@
+"""A conversation in a file: its messages, its tokens, and the cache blocks with their keys and values.
+
+The file has a magic number, a version, a JSON header with its length, the tokens (int32), the full cache blocks layer
+by layer as the backend exports them, and a digest of everything before. Tokens after the last full block are evaluated
+again on loading. The file is untrusted: sizes are compared with the file's before reading, and the digest is checked
+before any change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import BackendError
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.outputs import new_file
+from localllm.base.files.regular import open_regular
+from localllm.base.notices import Notice, Setting, said
+from localllm.engine import SequenceRows
+from localllm.engine.paging import CacheSequence
+from localllm.gguf.identity import identity
+from localllm.loading.loaded_model import LoadedModel
+from localllm.plan import BLOCK
+
+MAGIC = b"LOCALLLM"
+VERSION = 1
+_START = struct.Struct("<8sII")  # magic, version, bytes of the header
+_DIGEST = 32
+_MAX_HEADER = 16 << 20  # maximum bytes of a conversation's text
+_MAX_TOKENS = 1 << 30
+_CHUNK = 8 << 20  # maximum bytes in memory at a time
+_ROLES = ("system", "user", "assistant")
+
+Messages = Sequence[dict[str, str]]
+
+
+class CacheFileError(LocalLLMError):
+    """A file cannot be written, or is not a valid conversation file; nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A validated file."""
+
+    path: Path
+    messages: list[dict[str, str]]
+    tokens: list[int]
+    problem: str  # why the cache is unusable and only the text can be used; "" if both can
+    _offset: int  # offset of the first block
+    _own: bool  # whether links and files of other users are refused
+
+
+def save(
+    path: Path,
+    model: LoadedModel,
+    sequence: CacheSequence,
+    messages: Messages,
+    overwrite: bool = False,
+    own: bool = False,
+) -> int:
+    """Write the content of a sequence, and return the file's size in bytes. On failure the old file stays.
+
+    Only this user can read a new file and, with `own`, also a replaced one. Raises CacheFileError for a file of another
+    kind, OutputError for an existing conversation without `overwrite`.
+    """
+    check_replaceable(path)
+    executable, tokens = model.executable, sequence.tokens
+    blocks = len(tokens) // BLOCK
+    firsts = _first_blocks(model, blocks)
+    header = {
+        "program": _version(),
+        "model": str(model.file.metadata.get("general.name", model.file.path.name))[:200],
+        "identity": identity(model.file),
+        "layout": executable.cache_layout,
+        "block_bytes": list(executable.block_bytes),
+        "first_blocks": firsts,
+        "tokens": len(tokens),
+        "messages": list(messages),
+    }
+    text = json.dumps(header, ensure_ascii=True).encode()
+    if len(text) > _MAX_HEADER:
+        raise CacheFileError(f"{path}: the conversation is too long to save: {len(text)} bytes of text")
+    with new_file(path, overwrite, 0o600, keep_mode=not own) as file:
+        digest = hashlib.blake2b(digest_size=_DIGEST)
+
+        def write(data: bytes | memoryview) -> None:
+            digest.update(data)
+            file.write(data)
+
+        write(_START.pack(MAGIC, VERSION, len(text)))
+        write(text)
+        write(np.array(tokens, "<i4").tobytes())
+        for layer, start, stop in _pieces(executable.block_bytes, firsts, blocks):
+            blocks_of = _table(model, sequence, layer)[start:stop]
+            write(np.ascontiguousarray(executable.read_blocks(layer, blocks_of)).data)
+        file.write(digest.digest())
+        return file.size
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise CacheFileError if the file is neither a conversation nor empty."""
+    if path.exists() and not _is_ours(path):
+        raise CacheFileError(f"{path}: exists and is not a localllm conversation file; give another name")
+
+
+def read_prompt_cache(path: Path, model: LoadedModel, own: bool = False) -> Kept:
+    """Check a file against this model; raise CacheFileError if it cannot be used.
+
+    `own`: refuse links and files of other users, and make the file private. Used for folders that a server writes.
+    """
+    try:
+        with open_regular(path, own) as file:
+            if own and hasattr(os, "fchmod") and os.fstat(file.fileno()).st_mode & 0o077:
+                os.fchmod(file.fileno(), 0o600)  # written by an earlier version
+            return _checked(path, file, model, own)
+    except OSError as error:
+        raise CacheFileError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def restore(kept: Kept, model: LoadedModel, sequence: CacheSequence) -> None:
+    """Load `kept` into `sequence`, and evaluate the tokens after the last full block; on failure it is empty."""
+    model.engine.truncate(sequence, 0)
+    if kept.problem:
+        return
+    executable = model.executable
+    blocks = len(kept.tokens) // BLOCK
+    whole = kept.tokens[: blocks * BLOCK]
+    if model.engine.opened(whole) is not whole:  # part of a text that an encoder has read is useless
+        blocks = 0
+    try:
+        with open_regular(kept.path, kept._own) as file:
+            file.seek(kept._offset)
+            with model.engine.taking(sequence, kept.tokens[: blocks * BLOCK]):
+                for layer, start, stop in _pieces(executable.block_bytes, _first_blocks(model, blocks), blocks):
+                    size = executable.block_bytes[layer]
+                    content = np.frombuffer(_exactly(kept.path, file, (stop - start) * size), np.uint8)
+                    blocks_of = _table(model, sequence, layer)[start:stop]
+                    executable.write_blocks(layer, blocks_of, content.reshape(stop - start, size))
+    except OSError as error:
+        raise CacheFileError(f"{kept.path}: cannot be read: {error.strerror or error}") from None
+    except BackendError as error:
+        raise CacheFileError(Notice(f"{kept.path}: ", said(error))) from None
+    if len(kept.tokens) > blocks * BLOCK:
+        model.engine.step([SequenceRows(sequence, kept.tokens[blocks * BLOCK :], "none")])
+
+
+def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
+    size = os.fstat(file.fileno()).st_size
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    if size < _START.size + _DIGEST:
+        raise CacheFileError(f"{path}: not a localllm conversation file, or truncated: it has {size} bytes")
+    start = _exactly(path, file, _START.size)
+    magic, version, length = _START.unpack(start)
+    if magic != MAGIC:
+        raise CacheFileError(f"{path}: not a localllm conversation file")
+    if version != VERSION:
+        raise CacheFileError(f"{path}: has format {version}, this program reads {VERSION}; save it again")
+    if length > min(_MAX_HEADER, size - _START.size - _DIGEST):
+        raise CacheFileError(f"{path}: is damaged: a header of {length} bytes in a file of {size}")
+    text = _exactly(path, file, length)
+    header = _header(path, text)
+    count, kinds = header["tokens"], list(zip(header["block_bytes"], header["first_blocks"], strict=False))
+    offset = _START.size + length + 4 * count
+    expected = offset + sum(size * max(0, count // BLOCK - first) for size, first in kinds) + _DIGEST
+    if size != expected:
+        raise CacheFileError(f"{path}: truncated or damaged: it has {size} bytes and should have {expected}")
+    if header["identity"] != identity(model.file):
+        named = json.dumps(header["model"], ensure_ascii=False)[:80]
+        raise CacheFileError(f"{path}: made with another model, or another version of it ({named}); give another file")
+    if count > model.context:
+        problem = f"{path}: holds {count} tokens, but the context is {model.context}"
+        raise CacheFileError(Notice(problem, "; raise ", Setting("ctx_size")))
+    digest.update(start)
+    digest.update(text)
+    raw = _exactly(path, file, 4 * count)
+    digest.update(raw)
+    left = expected - offset - _DIGEST
+    while left:
+        part = _exactly(path, file, min(left, _CHUNK))
+        digest.update(part)
+        left -= len(part)
+    if digest.digest() != _exactly(path, file, _DIGEST):
+        raise CacheFileError(f"{path}: is damaged: its content does not match its digest; save it again")
+    tokens = np.frombuffer(raw, "<i4")
+    assert model.config is not None
+    if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.config.vocabulary:
+        raise CacheFileError(f"{path}: is damaged: tokens outside the vocabulary")
+    return Kept(path, header["messages"], tokens.tolist(), _misfit(header, model), offset, own)
+
+
+def _misfit(header: dict[str, Any], model: LoadedModel) -> str:
+    """Return why the cache in a file cannot be used although its text can; "" if it can."""
+    executable = model.executable
+    if header["program"] != _version():
+        return f"its cache was made by version {header['program'][:40]}"
+    if header["first_blocks"] != _first_blocks(model, header["tokens"] // BLOCK):
+        return "its cache keeps another window"
+    if header["layout"] != executable.cache_layout or tuple(header["block_bytes"]) != executable.block_bytes:
+        return f"its cache is {header['layout'][:80]}, this one {executable.cache_layout}"
+    return ""
+
+
+def _header(path: Path, text: bytes) -> dict[str, Any]:
+    """Return the header, with the type of every field checked."""
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CacheFileError(f"{path}: is damaged: its header is not JSON") from None
+    for name, good in _FIELDS.items():
+        if not isinstance(header, dict) or not good(header.get(name)):
+            raise CacheFileError(f"{path}: is damaged: its header has no usable {name!r}")
+    return dict(header)
+
+
+def _count(value: Any, limit: int) -> bool:
+    return type(value) is int and 0 <= value <= limit
+
+
+def _message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"role", "content"}
+        and value["role"] in _ROLES
+        and isinstance(value["content"], str)
+    )
+
+
+_FIELDS: dict[str, Any] = {
+    "program": lambda v: isinstance(v, str),
+    "model": lambda v: isinstance(v, str),
+    "identity": lambda v: isinstance(v, str),
+    "layout": lambda v: isinstance(v, str),
+    "tokens": lambda v: _count(v, _MAX_TOKENS),
+    "block_bytes": lambda v: isinstance(v, list) and len(v) <= 4096 and all(_count(n, 1 << 40) for n in v),
+    "first_blocks": lambda v: isinstance(v, list) and len(v) <= 4096 and all(_count(n, _MAX_TOKENS) for n in v),
+    "messages": lambda v: isinstance(v, list) and all(map(_message, v)),
+}
+
+
+def _version() -> str:
+    """Return the package's version, which cannot be imported at module level: the package imports `Conversation`."""
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
+
+
+def _first_blocks(model: LoadedModel, blocks: int) -> list[int]:
+    """Return, per layer, the first of `blocks` full blocks to save: all visible blocks and a few more."""
+    pool, windowed = model.pool, model.pool.windowed
+    return [(windowed if layer.window and windowed else pool).first_kept(blocks * BLOCK) for layer in model.layers]
+
+
+def _table(model: LoadedModel, sequence: CacheSequence, layer: int) -> NDArray[np.int32]:
+    """Return the physical blocks of a sequence in one layer, in order of position."""
+    return sequence.tables()[-1 if model.layers[layer].window else 0]
+
+
+def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (layer, first block, end) in file order, with a bounded number of bytes each."""
+    for layer, (size, first) in enumerate(zip(block_bytes, firsts, strict=True)):
+        step = max(1, _CHUNK // max(size, 1))
+        for start in range(first, blocks, step):
+            yield layer, start, min(start + step, blocks)
+
+
+def _exactly(path: Path, file: FileIO, count: int) -> bytes:
+    data = file.read(count)
+    if len(data) != count:
+        raise CacheFileError(f"{path}: truncated while being read")
+    return data
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a file may be overwritten: a conversation file or an empty one."""
+    try:
+        with open_regular(path) as file:
+            return file.read(len(MAGIC)) in (MAGIC, b"")
+    except OSError:
+        return False

@@ -1,0 +1,207 @@
+"""Which drafted tokens a batch verifies: by hand, with given costs of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import localllm
+from localllm.backends.base import Limits
+from localllm.generation.request import Request
+from localllm.generation.request_state import RequestState
+from localllm.generation.speculation.drafts import Drafts
+from localllm.generation.speculation.policy import Costs
+from localllm.generation.speculation.rule import DraftToken
+from localllm.options import SamplingOptions
+from localllm.sampling.sampler import Sampler
+from tests.localllm.generation.speculation.support import Told
+from tests.localllm.generation.support import Stepped, Watched
+from tests.localllm.generation.test_scheduler import Free, each_alone
+
+GREEDY = SamplingOptions(temperature=0.0)
+PHRASE = [5, 6, 7, 8, 9, 10, 11, 12]
+LIMITS = Limits(rows=64, logit_rows=64, blocks=8, positions=400)
+
+
+class Fixed(Costs):
+    """Costs that never change."""
+
+    def __init__(self, measured: dict[int, float]) -> None:
+        super().__init__(measured)
+        self.seen: list[int] = []
+
+    def observe(self, rows: int, seconds: float) -> None:
+        self.seen.append(rows)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[localllm.Model]:
+    with localllm.load("demo", backend="cpu", threads=1, sequences=3) as model:
+        yield model
+
+
+def writing(model: localllm.Model, drafts: Drafts, prompts: list[list[int]], most: int = 50) -> list[RequestState]:
+    """Requests for which a step drafts."""
+    it = Stepped(model, drafts)
+    found = [it.ask(Request(prompt, GREEDY, most, ignore_eos=True))[0] for prompt in prompts]
+    for one in found:
+        drafts.begin(one)
+    return found
+
+
+def test_what_followed_the_same_tokens_is_drafted(model: localllm.Model) -> None:
+    drafts = Drafts(Free({1: 1.0, 64: 1.0}), 6)
+    [one, other] = writing(model, drafts, [[*PHRASE, *PHRASE[:4]], [1, 2, 3]])
+    drafts.propose([one, other], LIMITS)
+    assert [draft.token for draft in one.drafts] == [9, 10, 11, 12, 5, 6]
+    assert (one.verified, other.drafts, other.verified) == (6, [], 0)
+
+
+def test_drafts_end_where_the_answer_or_the_context_does(model: localllm.Model) -> None:
+    drafts = Drafts(Free({1: 1.0, 64: 1.0}), 15)
+    prompt = [*PHRASE, *PHRASE[:4]]
+    [short] = writing(model, drafts, [prompt], most=4)
+    drafts.propose([short], LIMITS)
+    assert len(short.drafts) == 3
+    [full] = writing(model, drafts, [prompt])
+    drafts.propose([full], Limits(64, 64, 8, len(prompt) + 3))
+    assert len(full.drafts) == 2
+    drafts.propose([full], Limits(64, 64, 8, len(prompt) + 1))
+    assert full.drafts == []
+
+
+def test_rows_are_verified_while_they_cost_less_than_they_save(model: localllm.Model) -> None:
+    """Rows are free up to four, then cost as much as a step of one row, which is the most that one token can save."""
+    rows = {1: 1.0, 4: 1.0, 5: 2.5, 64: 62.0}
+    drafts = Drafts(Fixed(rows), 15)
+    [one] = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]])
+    drafts.propose([one], LIMITS)
+    assert one.verified == 3
+    pair = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]] * 2)
+    drafts.propose(pair, LIMITS)
+    assert [one.verified for one in pair] == [1, 1]  # both compete for two free rows
+
+
+def test_nothing_is_verified_where_every_row_costs_a_step(model: localllm.Model) -> None:
+    drafts = Drafts(Fixed({1: 1.0, 64: 64.0}), 15)
+    [one] = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]])
+    drafts.propose([one], LIMITS)
+    assert one.drafts
+    assert one.verified == 0
+
+
+def test_a_batch_as_wide_as_what_was_measured_verifies_nothing(model: localllm.Model) -> None:
+    drafts = Drafts(Free({1: 1.0, 2: 1.0}), 15)
+    pair = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]] * 2)
+    drafts.propose(pair, LIMITS)
+    assert [one.verified for one in pair] == [0, 0]
+
+
+def test_guesses_that_fail_are_drafted_less(model: localllm.Model) -> None:
+    drafts = Drafts(Free({1: 1.0, 64: 1.0}), 15)
+    [one] = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]])
+    drafts.propose([one], LIMITS)
+    assert len(one.drafts) > 5
+    for _ in range(200):
+        one.outcome += [(draft.trust, False) for draft in one.drafts[:3]]
+        drafts.judge(one)
+        assert one.outcome == []
+    drafts.propose([one], LIMITS)
+    assert len(one.drafts) == 1  # two in a row are very unlikely
+
+
+def test_costs_are_learnt_from_steps_of_answers_alone(model: localllm.Model) -> None:
+    costs = Fixed({1: 1.0, 16: 2.0})
+    drafts = Drafts(costs, 15)
+    drafts.observe(3, 0, 1.0)
+    drafts.observe(40, 37, 1.0)
+    drafts.observe(17, 0, 1.0)
+    assert costs.seen == [3]
+
+
+class Rising:
+    """A constraint: every token is 1 to 3 more than the one before, modulo 40; nothing may follow 200."""
+
+    def __init__(self, width: int, most: int) -> None:
+        self._width, self._left, self._last = width, most, 0
+
+    def allowed(self) -> NDArray[np.bool_] | None:
+        mask = np.zeros(self._width, np.bool_)
+        mask[[5 + (self._last + step) % 40 for step in (1, 2, 3)]] = True
+        return mask
+
+    def accept(self, token: int) -> None:
+        assert self.validate([token]) == 1
+        self._last, self._left = token - 5, self._left - 1
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        last = self._last
+        for count, token in enumerate(tokens):
+            if (token - 5 - last) % 40 not in (1, 2, 3):
+                return count
+            last = token - 5
+        return len(tokens)
+
+    @property
+    def finished(self) -> bool:
+        return self._left <= 0
+
+
+def test_what_a_grammar_forbids_is_not_verified(model: localllm.Model) -> None:
+    """Every third drafted token is not allowed; the tokens equal those without drafts."""
+    prompt = list(range(5, 45))
+
+    def guess(text: list[int], sampler: Sampler) -> DraftToken:
+        return DraftToken(5 + (text[-1] - 5 + (1, 2, 9)[len(text) % 3]) % 40, 0)
+
+    requests = [
+        Request(prompt, sampling, 200, constraint=lambda: Rising(model.vocabulary, 90))
+        for sampling in (GREEDY, SamplingOptions(temperature=0.5, seed=2))
+    ]
+    expected = []
+    for request in requests:
+        with Stepped(model) as it:
+            expected.append(it.ask(request)[1])
+            it.finish()
+    engine, drafts = Watched(model.engine), Told(guess)
+    with Stepped(engine, drafts) as it:
+        answers = [it.ask(request)[1] for request in requests]
+        it.finish()
+    verified = 0
+    for step in engine.stepped:
+        for rows in step:
+            if rows.wanted == "all":
+                assert all((b - a) % 40 in (1, 2, 3) for a, b in pairwise(rows.tokens))
+                verified += len(rows.tokens) - 1
+    assert verified
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+    assert [answer.result().reason for answer in answers] == ["end", "end"]
+    assert all(len(answer.tokens) == 90 for answer in answers)
+
+
+def test_guesses_count_where_only_the_largest_logits_are_looked_at(model: localllm.Model) -> None:
+    """Nothing is verified, so a step returns few logits; acceptance statistics are updated anyway."""
+    drafts = Drafts(Fixed({1: 1.0, 64: 64.0}), 15)
+    with Stepped(model, drafts) as it:
+        it.ask(Request([*PHRASE * 6], GREEDY, 60, ignore_eos=True))
+        before = [drafts._acceptance.expect(trust) for trust in range(14)]
+        it.finish()
+    assert [drafts._acceptance.expect(trust) for trust in range(14)] != before
+
+
+def test_usage_counts_what_was_verified_and_what_was_right(model: localllm.Model) -> None:
+    request = Request([*PHRASE * 6, 3], GREEDY, 100, ignore_eos=True)
+    engine = Watched(model.engine)
+    with Stepped(engine, Drafts(Free({1: 1e-3, 16: 1e-3}), 15)) as it:
+        _, answer = it.ask(request)
+        it.finish()
+    usage = answer.result().usage
+    steps = engine.stepped[1:]  # without the prompt
+    assert usage.drafted == sum(len(rows.tokens) - 1 for step in steps for rows in step)
+    assert usage.accepted == 100 - 1 - len(steps)
+    assert 0 < usage.accepted <= usage.drafted
+    assert [answer.tokens] == each_alone(model, [request])

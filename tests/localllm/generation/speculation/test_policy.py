@@ -1,0 +1,163 @@
+"""Drafting continues only if it saves time: costs, acceptance rates, and whole answers with a simulated clock."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+
+from localllm.generation import core
+from localllm.generation.request import Request
+from localllm.generation.speculation import draft_model
+from localllm.generation.speculation.draft_model import DraftModel
+from localllm.generation.speculation.drafts import Drafts
+from localllm.generation.speculation.policy import Acceptance, Costs, Judge, outlook
+from localllm.generation.speculation.vocabulary import Mapping
+from tests.localllm.generation.speculation.support import GREEDY, MEASURED, Clock, Logits, table_engine
+from tests.localllm.generation.support import Stepped
+
+V = 50
+EVERY_ROW = dict.fromkeys(range(1, 17), 20.0)  # verification is free
+NO_GAIN = {rows: 20.0 * rows for rows in range(1, 17)}  # verification saves nothing
+SAME = Mapping(np.arange(V, dtype=np.int32), V, None, None)
+SHAPES = {"measured": MEASURED, "free": EVERY_ROW, "no gain": NO_GAIN}
+
+
+def best_fixed(likelihood: float, step: float, costs: dict[int, float]) -> float:
+    """Return the speedup of the best fixed number of drafted tokens, if it were known."""
+    return max(
+        sum(likelihood**i for i in range(k + 1)) / (costs[k + 1] + k * step) * costs[1] for k in range(len(costs))
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the loop and of the draft model: only passes take time."""
+    found = Clock()
+    monkeypatch.setattr(core, "perf_counter", found)
+    monkeypatch.setattr(draft_model, "perf_counter", found)
+    return found
+
+
+def says(text: list[int], right: list[bool] | None = None) -> Logits:
+    """Return a model that continues with `text`, except for other tokens at positions that are not `right`."""
+
+    def logits(seen: list[int]) -> np.ndarray:
+        wrong = right is not None and not right[len(seen)]
+        return 9 * np.eye(V, dtype=np.float32)[(text[len(seen)] + wrong) % V]
+
+    return logits  # type: ignore[return-value]
+
+
+def speedup(
+    clock: Clock, likelihood: float, step: float, costs: dict[int, float],
+    known: dict[int, float] | None = None, tokens: int = 512,
+) -> float:  # fmt: skip
+    """Return the speedup with a draft model of this acceptance rate, whose passes take `step`."""
+    random = np.random.RandomState(1)
+    text = random.randint(0, V, tokens + 40).tolist()
+    right = (random.random_sample(len(text)) < likelihood).tolist()
+    engine = table_engine(says(text), clock, costs.__getitem__)
+    drafting = table_engine(says(text, right), clock, lambda rows: step)
+    verifying = Costs(known or {rows: costs[rows] for rows in (1, 2, 3, 4, 6, 8, 12, 16)})
+    drafts = Drafts(verifying, 15, DraftModel(drafting, SAME, Costs({1: step, 16: step}), verifying, 15), repeats=False)
+    with Stepped(engine, drafts) as it:
+        _, answer = it.ask(Request(text[:1], GREEDY, tokens))
+        it.finish()
+    assert answer.tokens == text[1 : tokens + 1]
+    return (tokens - 1) * costs[1] / answer.result().usage.decode_seconds
+
+
+@pytest.mark.parametrize("likelihood", [0, 0.2, 0.4, 0.6, 0.8, 0.95, 1])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_answer_is_nearly_as_fast_as_were_all_known_before(clock: Clock, likelihood: float, shape: str) -> None:
+    """It is never slower than 0.97 of plain decoding."""
+    gained = speedup(clock, likelihood, 2.0, SHAPES[shape])
+    assert gained > 0.97
+    assert gained > 0.9 * best_fixed(likelihood, 2.0, SHAPES[shape])
+
+
+def test_a_draft_as_slow_as_the_model_is_left_alone(clock: Clock) -> None:
+    assert speedup(clock, 0.9, 25.0, MEASURED) > 0.97
+
+
+def test_passes_that_cost_more_than_was_measured_are_noticed(clock: Clock) -> None:
+    """The costs measured when the model was opened were wrong."""
+    assert speedup(clock, 0.5, 0.01, NO_GAIN, {1: 20.0, 16: 21.0}) > 0.93
+
+
+def test_repeated_text_is_guessed_from_itself(clock: Clock) -> None:
+    text = list(range(40)) * 8
+    engine = table_engine(says(text), clock, lambda rows: (MEASURED | {60: 0.0})[rows])
+    with Stepped(engine, Drafts(Costs(MEASURED), 15)) as it:
+        _, answer = it.ask(Request(text[:60], GREEDY, 240))
+        it.finish()
+    assert answer.tokens == text[60:300]
+    usage = answer.result().usage
+    assert 239 * MEASURED[1] / usage.decode_seconds > 2.5
+    assert usage.accepted > 0.9 * usage.drafted
+    assert usage.accepted + usage.decode_passes == 239  # one token per pass, plus accepted drafts
+
+
+# -- the parts -------------------------------------------------------------------------------------------------------
+
+
+def test_costs_between_those_measured_lie_between_them() -> None:
+    costs = Costs({1: 10.0, 4: 16.0, 16: 40.0})
+    assert [costs.seconds(n) for n in (1, 2, 4, 10, 16)] == pytest.approx([10, 12, 16, 28, 40])
+    assert costs.most == 16
+
+
+def test_costs_follow_what_passes_take() -> None:
+    """The costs of one row and of several rows are independent; a pass that paused for a minute hardly counts."""
+    costs = Costs({1: 10.0, 16: 40.0})
+    for _ in range(100):
+        costs.observe(8, 60.0)
+    assert costs.seconds(8) == pytest.approx(60, rel=0.01)
+    assert costs.seconds(16) > 60
+    assert costs.seconds(1) == 10
+    for _ in range(100):
+        costs.observe(1, 15.0)
+    costs.observe(1, 60.0 * 1000)
+    assert costs.seconds(1) < 15 * 1.1
+
+
+def test_acceptance_is_learned_class_by_class() -> None:
+    acceptance = Acceptance([0.5, 0.5])
+    for _ in range(100):
+        acceptance.observe(0, 1.0)
+        acceptance.observe(1, 0.0)
+    assert acceptance.expect(0) > 0.95
+    assert acceptance.expect(1) < 0.05
+    assert acceptance.mean == pytest.approx(0.5, abs=0.1)
+    for _ in range(100):  # the text has changed
+        acceptance.observe(0, 0.0)
+    assert acceptance.expect(0) < 0.1
+
+
+def test_a_step_in_the_costs_is_looked_over() -> None:
+    """Three rows are cheap, four are not, sixteen are again: worthwhile for drafts that are certain."""
+    costs = Costs({1: 10.0, 3: 10.0, 4: 30.0, 16: 31.0})
+    assert outlook(costs, 10.0, 2, 1.0, 0.99, 0.1, 15) > 0
+    assert outlook(costs, 10.0, 2, 1.0, 0.6, 0.1, 15) == 0
+    assert outlook(costs, 10.0, 0, 1.0, 0.6, 0.1, 15) > 0
+
+
+def test_rests_grow_with_every_loss_and_end_with_a_gain() -> None:
+    judge = Judge([0.5])
+
+    def rest() -> int:
+        return next(n for n in count() if judge.ready())
+
+    assert rest() == 0
+    rests = []
+    for _ in range(4):
+        judge.settle(-2.0)
+        rests.append(rest())
+    assert rests == [8, 16, 32, 64]
+    for _ in range(4):
+        judge.settle(1.5)
+    judge.settle(-3.0)
+    judge.settle(-3.0)
+    assert rest() == 8

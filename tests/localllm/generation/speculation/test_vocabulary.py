@@ -1,0 +1,138 @@
+"""A draft may have another vocabulary: tokens are matched by their bytes, and others converted as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.generation.speculation.errors import SpeculationError
+from localllm.generation.speculation.ngram import LONGEST, SHORTEST, NgramDrafter
+from localllm.generation.speculation.vocabulary import Vocabulary, match_vocabularies
+from localllm.options import SamplingOptions
+from localllm.sampling.sampler import Sampler
+from localllm.tokenizer import Tokenizer
+
+
+def spm(*words: str, end: str = "</s>") -> Tokenizer:
+    """Return a vocabulary of control tokens, all bytes, then `words`."""
+    tokens = ["<unk>", "<s>", end, *(f"<0x{b:02X}>" for b in range(256)), *words]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * len(words)]
+    return Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": np.arange(len(tokens), dtype=np.float32),
+            "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+        }
+    )
+
+
+def model(tokenizer: Tokenizer | None, size: int = 0, name: str = "m.gguf") -> Vocabulary:
+    """Return the vocabulary of a model."""
+    width = size or (tokenizer.vocab_size if tokenizer else 0)
+    return Vocabulary(Path(name), width, tokenizer)
+
+
+def test_equal_vocabularies_are_equal() -> None:
+    mapping = match_vocabularies(model(spm("a", "b")), model(spm("a", "b")))
+    assert mapping.identical
+    logits = np.arange(261, dtype=np.float32)
+    assert mapping.logits(logits) is logits
+    assert mapping.to_draft(260) == (260,)
+
+
+def test_tokens_are_the_same_by_their_bytes() -> None:
+    """Tokens have another order, with others in between; a byte token and a letter with equal text stay distinct."""
+    ours, theirs = spm("a", "ab", "▁c"), spm("▁c", "x", "a", end="<end>")
+    mapping = match_vocabularies(model(ours), model(theirs))
+    ids, other = {w: 259 + i for i, w in enumerate(("a", "ab", "▁c"))}, {"▁c": 259, "x": 260, "a": 261}
+    assert mapping.target_of[other["▁c"]] == ids["▁c"]
+    assert mapping.target_of[other["a"]] == 3 + ord("a")  # the first of two tokens with these bytes
+    assert mapping.target_of[2] == 2  # both end the text
+    assert mapping.to_draft(ids["▁c"]) == (other["▁c"],)
+    logits = mapping.logits(np.ones(262, np.float32))
+    assert logits[ids["▁c"]] == 1
+    assert logits[ids["ab"]] == -np.inf  # the draft has no such token
+
+
+def test_what_the_draft_does_not_have_is_spelled_to_it() -> None:
+    mapping = match_vocabularies(model(spm("a", "ab", "abc")), model(spm("ab", "c")))
+    assert mapping.to_draft(261) == tuple(spm("ab", "c").encode("abc", add_special=False))
+    assert mapping.to_draft(0) == (0,)
+
+
+def test_a_control_token_that_the_draft_does_not_know_is_left_out() -> None:
+    ours = spm("a", end="<stop>")
+    theirs = spm("a")
+    theirs.eos = None
+    assert match_vocabularies(model(ours), model(theirs)).to_draft(2) == ()
+
+
+def test_rows_padded_beyond_the_vocabulary_do_not_matter() -> None:
+    mapping = match_vocabularies(model(spm("a"), 264), model(spm("a"), 320))
+    assert mapping.logits(np.zeros(320, np.float32)).shape == (264,)
+    assert mapping.logits(np.zeros(320, np.float32))[260:].max() == -np.inf
+    assert mapping.to_draft(263) == ()
+
+
+def test_a_begin_token_that_only_the_draft_wants() -> None:
+    ours, theirs = spm("a"), spm("a", "b")
+    ours.add_bos = False
+    assert match_vocabularies(model(ours), model(theirs)).begin == (1,)
+    ours.add_bos = True
+    assert match_vocabularies(model(ours), model(theirs)).begin == ()
+
+
+def test_a_draft_that_shares_too_little_is_refused() -> None:
+    many = spm(*(f"w{i}" for i in range(3000)))
+    with pytest.raises(SpeculationError, match=r"draft.gguf: cannot draft for .*m.gguf: only 259 of its 3259 tokens"):
+        match_vocabularies(model(spm("a")), model(many, name="draft.gguf"))
+
+
+def test_without_tokenizers_the_sizes_must_agree() -> None:
+    assert match_vocabularies(model(None, 100), model(None, 100)).identical
+    with pytest.raises(SpeculationError, match="vocabularies differ"):
+        match_vocabularies(model(None, 100), model(None, 101))
+    with pytest.raises(SpeculationError, match=r"draft.gguf has no tokenizer"):
+        match_vocabularies(model(spm("a")), model(None, 101, "draft.gguf"))
+
+
+# -- n-grams -----------------------------------------------------------------------------------------------------------
+
+
+def guesses(text: list[int], count: int = 6) -> list[tuple[int, int]]:
+    drafter = NgramDrafter()
+    drafter.begin(text)
+    proposed = drafter.propose(Sampler(SamplingOptions()))
+    return [(draft.token, draft.trust) for draft, _ in zip(proposed, range(count), strict=False)]
+
+
+def test_what_followed_the_same_words_is_guessed() -> None:
+    assert guesses([1, 2, 3, 4, 5, 9, 1, 2, 3], 3) == [(4, 0), (5, 1), (9, 2)]
+    assert guesses([1, 2, 3, 4, 5, 9, 8, 2, 3]) == []
+    assert guesses([1]) == guesses([]) == []
+
+
+def test_the_longest_repetition_counts_and_of_equals_the_newest() -> None:
+    assert guesses([7, 1, 2, 3, 4, 0, 8, 1, 2, 3, 5, 0, 7, 1, 2, 3], 1) == [(4, 1)]
+    assert guesses([1, 2, 3, 4, 0, 1, 2, 3, 5, 0, 9, 1, 2, 3], 1) == [(5, 0)]
+
+
+def test_a_repetition_runs_on_into_itself() -> None:
+    assert [token for token, _ in guesses([1, 2, 1, 2, 1, 2], 6)] == [1, 2, 1, 2, 1, 2]
+    assert guesses(list(range(20)) * 2, 1) == [(0, LONGEST - SHORTEST)]
+
+
+def test_another_text_is_not_mixed_with_the_last() -> None:
+    drafter = NgramDrafter()
+    drafter.begin([1, 2, 3, 4])
+    drafter.begin([5, 1, 2, 3])
+    assert list(drafter.propose(Sampler(SamplingOptions()))) == []
+    drafter.begin([5, 1, 2, 3, 6])
+    for token in (1, 2, 3):
+        drafter.accept(token)
+    assert next(drafter.propose(Sampler(SamplingOptions()))).token == 6

@@ -1,0 +1,159 @@
+"""Helpers for tests of answers: tools, reading a complete text, and the result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from typing import Any
+
+from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.output.reader import AnswerReader
+from localllm.sampling.constraint import Constraint
+from localllm.template.format import AnswerFormat
+from localllm.template.formats import ROWS, find_format
+from localllm.tokenizer import Tokenizer
+from localllm.tokenizer.tokenizer import _BYTE_OF
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Tells the weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "description": "its name"},
+                    "days": {"type": "integer", "description": "how many"},
+                    "units": {
+                        "type": "object",
+                        "properties": {"t": {"type": "string"}},
+                        "additionalProperties": {},
+                        "description": "of what",
+                    },
+                },
+                "required": ["city"],
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Searches.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "what"},
+                    "deep": {"type": "boolean", "description": "how"},
+                },
+                "required": ["query"],
+            },
+        },
+    },
+]
+
+
+@dataclass
+class Read:
+    """The joined parts of an answer; a call is (name, JSON of its arguments)."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Read:
+        read = cls()
+        for part in parts:
+            match part:
+                case Reasoning():
+                    read.reasoning += part.text
+                case Content():
+                    read.content += part.text
+                case CallStart():
+                    assert part.index == len(read.calls)
+                    read.calls.append((part.name, ""))
+                    read.ids.append(part.id)
+                case CallArguments():
+                    assert part.index == len(read.calls) - 1
+                    name, arguments = read.calls[-1]
+                    read.calls[-1] = (name, arguments + part.json)
+        return read
+
+    @property
+    def values(self) -> list[tuple[str, Any]]:
+        """Return the calls with their arguments as values."""
+        return [(name, json.loads(arguments)) for name, arguments in self.calls]
+
+
+def read(
+    format_: AnswerFormat,
+    text: str,
+    tail: str = "",
+    tools: Sequence[dict[str, Any]] = TOOLS,
+    cuts: Sequence[int] = (),
+    *,
+    inline: bool = False,
+    resumed: bool = False,
+) -> Read:
+    """Read a text that arrives in pieces, cut at these positions."""
+    numbers = count()
+    reader = AnswerReader(format_, tools, tail, make_id=lambda: f"id{next(numbers)}", inline=inline, resumed=resumed)
+    places = [0, *sorted(cuts), len(text)]
+    pieces = [text[start:end] for start, end in pairwise(places)]
+    parts = [part for piece in pieces for part in reader.push(piece)]
+    return Read.of([*parts, *reader.finish()])
+
+
+def named(name: str, thought: str = "<think>") -> AnswerFormat:
+    """Return the format of a row, as for a template that contains its markers and reasoning markers."""
+    row = next(row for row in ROWS if row.name == name)
+    found = find_format(f"tools {' '.join(row.texts)} {thought}")
+    assert found.name == name
+    return found
+
+
+def byte_tokenizer(*control: str, joined: Sequence[str] = ()) -> Tokenizer:
+    """Return a tokenizer with a token for each byte, these control tokens, and <|end|>, which ends a text.
+
+    The `joined` texts have tokens, too, but encoding never produces them.
+    """
+    letters = [letter for _, letter in sorted((byte, letter) for letter, byte in _BYTE_OF.items())]
+    letters += ["".join(letters[byte] for byte in text.encode()) for text in joined if len(text) > 1]
+    marks = ["<|end|>", *control]
+    return Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": [*marks, *letters],
+            "tokenizer.ggml.token_type": [3] * len(marks) + [1] * len(letters),
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": 0,
+        }
+    )
+
+
+def follows(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> int | None:
+    """Return the number of characters of an ASCII text that a constraint accepts before it rejects one; None if it
+    accepts all.
+    """
+    constraint = make()
+    for place, token in enumerate(tokenizer.encode(text, add_special=False, parse_special=True)):
+        allowed = constraint.allowed()
+        if allowed is not None and not allowed[token]:
+            return place
+        constraint.accept(token)
+    return None
+
+
+def may_end(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> bool:
+    """Return whether an answer may end after a text."""
+    constraint = make()
+    for token in tokenizer.encode(text, add_special=False, parse_special=True):
+        constraint.accept(token)
+    allowed = constraint.allowed()
+    return allowed is None or bool(allowed[0])
