@@ -11,12 +11,22 @@ from __future__ import annotations
 import argparse
 import json
 import threading
+from contextlib import suppress
+from importlib import import_module
 from time import perf_counter
 from typing import Any
 
 import localllm
 
 PROMPT, ANSWER = 8, 48
+
+
+def module(name: str) -> Any:
+    """Return a module of the scheduler; until 0.3.0 it had a package of its own."""
+    for package in ("generation", "scheduler"):
+        with suppress(ModuleNotFoundError):
+            return import_module(f"localllm.{package}.{name}")
+    raise SystemExit(f"localllm {localllm.__version__} has no scheduler that this program knows")
 
 
 def alone(model: Any, options: Any) -> float:
@@ -30,11 +40,8 @@ def alone(model: Any, options: Any) -> float:
 
 def scheduled(model: Any, options: Any, count: int) -> float:
     """Return the rate of `count` requests in a scheduler, prompts included."""
-    from localllm.generation.interfaces import SchedulerLimits
-    from localllm.generation.request import Failed, Finished, Request
-    from localllm.generation.scheduler import Scheduler
-
-    limits = SchedulerLimits(parallel=count)
+    limits = module("interfaces").SchedulerLimits(parallel=count)
+    Request, Scheduler = module("request").Request, module("scheduler").Scheduler
     if hasattr(model, "new_core"):
         scheduler = Scheduler(model.new_core(limits))
     else:
@@ -43,7 +50,7 @@ def scheduled(model: Any, options: Any, count: int) -> float:
         left, over = [count], threading.Event()
 
         def listen(event: Any) -> None:
-            if isinstance(event, Finished | Failed):
+            if type(event).__name__ in ("Finished", "Failed"):
                 left[0] -= 1
                 if not left[0]:
                     over.set()
@@ -57,9 +64,7 @@ def scheduled(model: Any, options: Any, count: int) -> float:
 
 def threaded(model: Any, options: Any, count: int) -> float:
     """Return the rate of `count` threads on one model, prompts included."""
-    from localllm.generation.interfaces import SchedulerLimits
-
-    model.new_core(SchedulerLimits(parallel=count))
+    model.new_core(module("interfaces").SchedulerLimits(parallel=count))
 
     def answer(number: int) -> None:
         for _ in model.generate(prompt_of(number), sampling=options, max_tokens=ANSWER, ignore_eos=True):
