@@ -54,7 +54,7 @@ FOREIGN: dict[str, set[str]] = {
     "localllm/cli": {"rich", "typer", "platformdirs"},
     "localllm/cli/plots": {"matplotlib"},
     "localllm/cli/top": {"rich", "prometheus_client"},
-    "localllm/cli/chat": {"rich", "platformdirs", "prompt_toolkit"},
+    "localllm/cli/chat": {"platformdirs", "prompt_toolkit"},
 }
 NO_NUMPY = ("localllm/base", "localllm/options", "localllm/sandbox", "localllm/hub")
 FILES = sorted(

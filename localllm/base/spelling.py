@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 
 _ALIKE = 0.75  # minimum similarity, unless the name is a prefix of a known one
 
@@ -33,4 +32,6 @@ def _bare(name: str) -> str:
 
 def _alike(one: str, other: str) -> float:
     """Return the similarity from 0 to 1; transposed letters count as a full match."""
+    from difflib import SequenceMatcher  # late: every start imports this module
+
     return 1.0 if sorted(one) == sorted(other) else SequenceMatcher(None, one, other).ratio()
