@@ -1,4 +1,4 @@
-"""Messages that name options: in Python's spelling as strings, in the command line's on request."""
+"""Messages that name options: in Python's spelling by default, and as command-line flags on request."""
 
 from __future__ import annotations
 

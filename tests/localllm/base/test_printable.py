@@ -1,4 +1,4 @@
-"""Output for a person: text is unchanged, and control characters are escaped."""
+"""Text for people is printed unchanged, except that control characters are escaped."""
 
 from __future__ import annotations
 

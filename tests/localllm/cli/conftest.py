@@ -1,4 +1,4 @@
-"""The fixture of a user with a configuration."""
+"""Fixture: a user with configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs commands in the test's process."""
+"""Run localllm commands in the test process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from localllm.cli.main import main
 
 
 class Shell:
-    """Runs commands in this process."""
+    """Runs localllm commands in the test process."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
         self.capsys, self.patch = capsys, patch
 
     def __call__(self, *words: object, stdin: str = "") -> tuple[int, str, str]:
-        """Return the exit code, stdout and stderr."""
+        """Run a command; return its exit code, stdout and stderr."""
         self.patch.setattr(sys, "stdin", io.StringIO(stdin))
         code = main([str(word) for word in words])
         return code, *self.capsys.readouterr()

@@ -1,4 +1,4 @@
-"""`localllm bench`: llama-bench's tests and columns, and consistent numbers."""
+"""`localllm bench`: tests and columns as in llama-bench, and consistent results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from localllm.cli.commands.bench_tests import Test as BenchTest
 from localllm.cli.main import main
 from tests.localllm.support import write_model
 
-COLUMNS = ["model", "size", "params", "backend", "threads", "test", "t/s"]  # as in llama-bench, on a CPU
+COLUMNS = ["model", "size", "params", "backend", "threads", "test", "t/s"]  # llama-bench's columns for the CPU
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide energy counters, so that columns do not depend on this computer."""
+    """Hide energy counters, because they would add columns."""
     monkeypatch.setattr(command, "find_energy", lambda: Energy((), "no counters in this test"))
 
 
@@ -66,15 +66,16 @@ def test_numbers_of_a_result_agree(tiny: Path, capsys: pytest.CaptureFixture[str
         rates = [tokens / (ns / 1e9) for ns in result["samples_ns"]]
         assert result["avg_ts"] == pytest.approx(sum(rates) / 3)
         assert result["n_depth"] == 10
-    # Six tokens see 11 to 16 positions, 13.5 on average.
+    # Six decode steps attend to 11 to 16 tokens, 13.5 on average.
     assert decode["bytes_per_token"] == round(memory.weights_per_token + 13.5 * memory.cache_per_token)
     assert decode["gb_per_s"] == pytest.approx(decode["avg_ts"] * decode["bytes_per_token"] / 1e9)
     assert decode["roof_share"] == pytest.approx(decode["gb_per_s"] / decode["roof_gb_per_s"])
-    # The prompt takes two operations per weight of every layer, the output for one token, attention over 11 to 18
-    # positions.
+    # Operations of the prompt: two per weight of every layer and token, the output matrix for one token, and attention
+    # over 11 to 18 tokens.
     layer = 4 * 64 * 64 + 3 * 64 * 96
     work = 2 * (8 * layer + 356 * 64) + 4 * 64 * sum(range(11, 19))
-    assert prompt["gop_per_s"] == pytest.approx(work / prompt["avg_ns"], rel=1e-5)  # whole nanoseconds
+    # avg_ns is rounded to whole nanoseconds
+    assert prompt["gop_per_s"] == pytest.approx(work / prompt["avg_ns"], rel=1e-5)
     assert (prompt["gb_per_s"], decode["gop_per_s"]) == (0, 0)
 
 
@@ -99,7 +100,7 @@ def test_guessing_is_measured_beside_the_same_answers_without(tiny: Path, capsys
     for test in tests[1:]:
         assert test["plain_ts"] > 0
         assert 0 <= test["n_accepted"] <= test["n_drafted"] <= 2 * 15 * 12
-    assert any(test["n_drafted"] for test in tests)  # a tiny random model is repetitive
+    assert any(test["n_drafted"] for test in tests)  # a tiny random model repeats itself, so n-grams match
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in bench(capsys, *words).splitlines()]
     assert rows[0][-4:] == ["guessed by", "plain t/s", "x plain", "accepted"]
     assert rows[2][-4:] == [""] * 4
@@ -191,7 +192,7 @@ def test_verbose_says_what_is_not_measured(tiny: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == ""
 
 
-# -- several models, and forms of output -----------------------------------------------------------------------------
+# -- several models and output formats -------------------------------------------------------------------------------
 
 
 def test_several_models_and_lists(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +228,7 @@ def test_sql_makes_a_table_that_a_database_reads(
     again = bench(capsys, tiny, "-p", 4, "-n", 0, "-r", 1, "-o", "sql")
     database = sqlite3.connect(":memory:")
     database.executescript(script)
-    database.executescript(again)  # appends to the same table
+    database.executescript(again)  # append a second run to the table
     database.row_factory = sqlite3.Row
     rows = database.execute("SELECT * FROM localllm_bench").fetchall()
     assert [(row["test"], Path(row["model_filename"]).name) for row in rows] == [
@@ -251,7 +252,7 @@ def test_speed_beyond_the_trained_context_needs_no_warning(tiny: Path, capsys: p
     bench(capsys, tiny, "-p", 4, "-n", 0, "-d", 600, "-r", 1)
 
 
-# -- against another program -----------------------------------------------------------------------------------------
+# -- comparison with another program ---------------------------------------------------------------------------------
 
 PEER = """#!{python}
 import json, sys

@@ -1,4 +1,4 @@
-"""`localllm bench --plot` and `--compare`: plots show the numbers of the rows, and input files may contain anything."""
+"""`localllm bench --plot` and `--compare`: plots show the measured values, and hostile input files are safe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace measurements of the machine."""
+    """Replace the measurements of the machine by constants."""
 
     def never(*words: object, **more: object) -> None:
         raise AssertionError("measured before the files were checked")
@@ -55,7 +55,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def result(**changes: Any) -> dict[str, Any]:
-    """Return a result as `bench -o json` prints it, shortened."""
+    """Return a shortened result row of `bench -o json`."""
     usual = {
         "model_filename": "/models/tiny.gguf", "model_type": "llama 0.08 M Q8_0", "cpu_info": "cpu: znver4, 2 threads",
         "n_threads": 2, "n_gpu_layers": "auto", "type_k": "f16", "type_v": "f16", "n_prompt": 0, "n_gen": 64,
@@ -72,7 +72,7 @@ def prompts(*lengths: int, rate: Callable[[int], float] = lambda length: 10.0 * 
     ]
 
 
-# -- numbers ---------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------------------------
 
 
 def test_work_is_counted_by_hand(tiny: Path) -> None:
@@ -85,7 +85,7 @@ def test_work_is_counted_by_hand(tiny: Path) -> None:
         assert decoding.operations == 6 * 2 * (layer + 356 * 64) + 4 * 64 * sum(range(11, 17))
         assert decoding.bytes == 6 * round(memory.read_after(13.5))
         assert prompt.operations == 2 * (8 * layer + 356 * 64) + 4 * 64 * sum(range(11, 19))
-        row = 64 // 32 * 34  # bytes of an embedding row in Q8_0: each of 8 tokens reads a different one
+        row = 64 // 32 * 34  # bytes of a Q8_0 embedding row; each of the 8 tokens reads its own
         assert prompt.bytes == pytest.approx(memory.read_after(18) + 7 * row, rel=1e-3)
         assert both.operations == (
             work_of(model, BenchTest(8, 0, 2)).operations + work_of(model, BenchTest(0, 6, 10)).operations
@@ -158,7 +158,7 @@ def test_ratios_are_new_over_old(tiny: Path, tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "old.jsonl").write_text("\n".join(json.dumps(row) for row in [*old, extra]) + "\n")
     assert main([*words, "-o", "json", "--compare", str(tmp_path / "old.jsonl")]) == 0
     out, err = capsys.readouterr()
-    new = json.loads(out)  # stdout is machine-readable, the ratios are on stderr
+    new = json.loads(out)  # stdout stays machine-readable; the ratios go to stderr
     ratios = [a["avg_ts"] / b["avg_ts"] for a, b in zip(new, old, strict=True)]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in err.splitlines() if "pp" in line]
     assert [row[5] for row in cells] == [f"{ratio:.3f}" for ratio in ratios]
@@ -299,7 +299,7 @@ def test_the_same_picture_is_the_same_svg() -> None:
     from localllm.cli.plots.drawing import draw
 
     _, picture = hostile_picture()
-    with warnings.catch_warnings(action="error"):  # such as for a layout without room
+    with warnings.catch_warnings(action="error"):  # such as matplotlib's warning about a layout without room
         first = draw(picture, "svg")
     assert draw(picture, "svg") == first
     text = first.decode()
@@ -313,7 +313,7 @@ def test_the_same_picture_is_the_same_svg() -> None:
     assert "tokens in the cache" in shown
     assert shown.count("tokens a second") == 3
     named = '_<script>alert("$x_1$ & y")</script>\\x1b['
-    assert any(each.startswith(named) for each in shown)  # in the legend, with any first character
+    assert any(each.startswith(named) for each in shown)  # the legend shows names that begin with "_", too
     assert "640.0, before 640.0 = 1.00x" in shown
 
 
@@ -325,7 +325,8 @@ def test_a_page_stands_alone_and_holds_the_table() -> None:
     runs, picture = hostile_picture()
     text = page(picture.title, draw(picture, "svg", titled=False), runs).decode()
     words = [unescape(found) for found in re.findall(r"<(?:h1|text)[^>]*>([^<]*)<", text)]
-    assert [word for word in words if word.startswith(picture.title[:9])] == [picture.title]  # only once in the picture
+    # the SVG does not repeat the page's title
+    assert [word for word in words if word.startswith(picture.title[:9])] == [picture.title]
     assert text.startswith("<!doctype html>")
     assert text.count("<svg") == 1
     assert "<?xml" not in text
@@ -339,7 +340,7 @@ def test_a_page_stands_alone_and_holds_the_table() -> None:
 
 
 def luminance(colour: str) -> float:
-    """Return WCAG 2.1's relative luminance."""
+    """Return the relative luminance as WCAG 2.1 defines it."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -354,8 +355,8 @@ def contrast(one: str, two: str) -> float:
 def test_colours_can_be_told_from_the_paper(paper: str) -> None:
     dark = paper != style.PAPER
     for colour in (*style.COLOURS, style.DARK[style.LINES] if dark else style.LINES):
-        assert contrast(colour, paper) >= 3, colour  # WCAG's bound for graphics
-    assert contrast(style.DARK[style.INK] if dark else style.INK, paper) >= 7  # and for text, enhanced
+        assert contrast(colour, paper) >= 3, colour  # WCAG's minimum contrast for graphics
+    assert contrast(style.DARK[style.INK] if dark else style.INK, paper) >= 7  # WCAG's enhanced contrast for text
 
 
 def test_a_dark_theme_swaps_all_of_ink_and_paper() -> None:
@@ -364,6 +365,6 @@ def test_a_dark_theme_swaps_all_of_ink_and_paper() -> None:
 
     text = draw(picture_of([run_of("now", [result()])]), "svg").decode()
     drawn = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", text))
-    assert drawn <= {*style.DARK, *style.COLOURS}  # without matplotlib's default black
+    assert drawn <= {*style.DARK, *style.COLOURS}  # no default colours of matplotlib
     for light, dark in style.DARK.items():
         assert f'[style*="fill: {light}"]{{fill:{dark} !important}}' in text

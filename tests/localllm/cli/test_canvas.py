@@ -1,4 +1,4 @@
-"""The canvas of a diffusion model on a pseudo-terminal: drawn on the alternate screen, followed by the text."""
+"""The canvas of a diffusion model on a pseudo-terminal: drawn on the alternate screen, then printed as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.cli.commands.run_diffusion import MASK, around_first
 from tests.localllm.diffusion.test_diffusion import write_diffusion
 from tests.localllm.support import Terminal, localllm
 
-OPEN, CLOSE = "\x1b[?1049h", "\x1b[?1049l"  # enter and leave the alternate screen
+OPEN, CLOSE = "\x1b[?1049h", "\x1b[?1049l"  # escape sequences that enter and leave the alternate screen
 CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 WORDS = ("--raw", "-n", 90, "--seed", 5, "--diffusion-steps", 9, "--diffusion-block-length", 30, "-t", 1)
 
@@ -24,12 +24,12 @@ def llada(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def text(llada: Path) -> str:
-    """Return the output in a pipe."""
+    """Return the model's output in a pipe."""
     return localllm("run", llada, *WORDS, "Hi").stdout.rstrip("\n")
 
 
 def drawn(written: str) -> list[list[str]]:
-    """Return the lines of each frame on the alternate screen: the step number, and the canvas."""
+    """Return the lines of each frame on the alternate screen: the step count, then the canvas."""
     inside = written[written.index(OPEN) : written.rindex(CLOSE)]
     pictures = [CONTROLS.sub("", part).splitlines() for part in inside.split("\x1b[H") if "step" in part]
     return [[line.rstrip() for line in picture] for picture in pictures]
@@ -44,7 +44,7 @@ def test_it_settles_on_a_screen_of_its_own(llada: Path, text: str, columns: int)
     assert max(len(line) for picture in pictures for line in picture) <= columns
     assert [sum(line.count(MASK) for line in picture) for picture in pictures] == [90 - 10 * step for step in range(10)]
     for before, after in pairwise("".join(picture[1:]) for picture in pictures[3:]):
-        assert before[:30] == after[:30]  # a settled block does not change
+        assert before[:30] == after[:30]  # tokens of a finished block do not change
     after = terminal.written[terminal.written.rindex(CLOSE) :]
     assert CONTROLS.sub("", after).replace("\r\n", "").strip() == text.strip()
     assert not re.search(f"step|{MASK}", CONTROLS.sub("", after))

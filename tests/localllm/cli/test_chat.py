@@ -1,4 +1,4 @@
-"""`localllm chat` through a pipe, and the conversation behind it."""
+"""`localllm chat` through a pipe, and the Conversation class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.localllm.support import localllm, write_model
 
 GREEDY = api.SamplingOptions(
     temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000
-)  # a token counts once, not twice
+)  # the answers differ if a token is penalized twice
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def talk(model: api.Model, **options: object) -> Conversation:
     return Conversation(model, template, GREEDY, pytest.fail, AnswerOptions.of(options))
 
 
-# -- the conversation ----------------------------------------------------------------------------------------------
+# -- the Conversation class ----------------------------------------------------------------------------------------
 
 
 def test_a_turn_is_the_continuation_of_all_turns_before(model: api.Model) -> None:
@@ -59,7 +59,7 @@ def test_a_turn_is_the_continuation_of_all_turns_before(model: api.Model) -> Non
         f"<|im_start|>assistant\n{first}<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
     )
     ids = model.tokenize(written, parse_special=True)
-    model.new_core(SchedulerLimits())  # from an empty cache
+    model.new_core(SchedulerLimits())  # reset the KV cache
     assert reply.text == model.generate(ids, max_tokens=5, sampling=GREEDY).text
     assert reply.usage.prompt_tokens == len(ids)
     told = model.tokenize(written[: written.index(first)], parse_special=True)  # the first turn's prompt
@@ -77,7 +77,7 @@ def test_a_cancelled_answer_counts_as_far_as_it_came(model: api.Model) -> None:
     assert reply.end.reason == reply.finish_reason == "cancelled"
     assert conversation.messages[-1] == {"role": "assistant", "content": answer.strip()}
     assert conversation.say("two", cancel).text == ""  # cancelled before its first token
-    assert len(conversation.messages) == 2  # and removed
+    assert len(conversation.messages) == 2  # the turn was removed
     conversation.clear()
     assert conversation.messages == []
 
@@ -92,7 +92,10 @@ def test_a_turn_that_does_not_fit_is_refused_and_forgotten(tiny: Path) -> None:
 
 
 def test_a_conversation_holds_no_blocks(model: api.Model) -> None:
-    """Its evaluated tokens stay in the model's cache, where others may evict them."""
+    """A conversation holds no KV blocks between turns.
+
+    Its evaluated tokens stay in the model's cache, and may be evicted.
+    """
     model.new_core(SchedulerLimits())
     assert model.pool.free_blocks == model.pool.blocks
     conversation = talk(model, max_tokens=3)
@@ -100,7 +103,7 @@ def test_a_conversation_holds_no_blocks(model: api.Model) -> None:
     assert model.pool.free_blocks < model.pool.blocks
     model.new_core(SchedulerLimits())
     assert model.pool.free_blocks == model.pool.blocks
-    again = conversation.say("two").wait()  # its cached tokens were evicted
+    again = conversation.say("two").wait()  # the cached tokens were evicted
     assert again.usage.reused_tokens == 0
     assert conversation.messages[-1] == {"role": "assistant", "content": again.text}
 
@@ -108,7 +111,7 @@ def test_a_conversation_holds_no_blocks(model: api.Model) -> None:
 def test_a_file_without_template_gets_its_family_and_a_note(tmp_path: Path) -> None:
     with api.load(write_model(tmp_path / "bare.gguf", template=None)) as bare:
         template, note = template_of(bare)
-    assert not is_plain(template)  # <|im_start|> shows it
+    assert not is_plain(template)  # the vocabulary has <|im_start|>
     assert note is not None
     assert "chatml" in note
 
@@ -137,7 +140,7 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
         assert stream.getvalue() == expected
 
 
-# -- a pipe --------------------------------------------------------------------------------------------------------
+# -- through a pipe ------------------------------------------------------------------------------------------------
 
 
 def test_from_a_pipe_every_line_is_a_turn(tiny: Path) -> None:
@@ -156,7 +159,7 @@ def test_all_statistics_are_shown_when_asked_for(tiny: Path) -> None:
     assert done.stderr.count("| answer 6, ") == 2
     assert done.stderr.count(" reused), ") == 1
     assert done.stderr.count(" GB/s") >= 2
-    assert done.stderr.count("tokens/s, ") == 1  # of the short line
+    assert done.stderr.count("tokens/s, ") == 1  # the third turn's short statistics
     wrong = localllm("chat", tiny, "-v", "--no-stats", stdin="one\n")
     assert (wrong.returncode, wrong.stderr) == (1, "error: -v/--stats and --no-stats exclude each other; give one\n")
 
@@ -165,10 +168,10 @@ def test_all_statistics_are_shown_when_asked_for(tiny: Path) -> None:
     ("reads", "share"),
     [
         ([1e9] * 9, 0.5),
-        ([1e9, 0.9e9, 0.9e9], 0.5),  # steady: the best read counts
-        ([1e9, 0.2e9, 0.2e9], 0.0),  # disturbed by other programs
-        ([0.4e9] * 9, 0.0),  # above the limit, so the limit was measured too low
-        ([0.0] * 9, 0.0),  # weights too small to measure
+        ([1e9, 0.9e9, 0.9e9], 0.5),  # steady reads: the fastest counts
+        ([1e9, 0.2e9, 0.2e9], 0.0),  # other programs disturbed the reads
+        ([0.4e9] * 9, 0.0),  # the answer was faster than the measured bandwidth, so the measurement is wrong
+        ([0.0] * 9, 0.0),  # weights too small for a measurement
     ],
 )
 def test_the_share_of_the_roof_is_known_where_its_measurement_holds(

@@ -1,4 +1,4 @@
-"""Presets, `localllm config`, and the configuration in actual runs."""
+"""Presets, `localllm config`, and the configuration in real runs of the program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.localllm.support import REPOSITORY, localllm, write_model
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that recommends a temperature."""
+    """A model whose metadata recommends a temperature."""
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     return write_model(path, extra={"general.sampling.temp": 3.0})
 
@@ -47,7 +47,7 @@ def test_every_key_of_a_command_names_one_option() -> None:
     for command in (*catalogue.commands, SHARED):
         keys = [key for each in catalogue.of(command).values() for key in keys_of(each)]
         assert len(set(keys)) == len(keys), command
-    assert not {*keys} & {*catalogue.commands, "presets"}  # a top-level key is never a table's name
+    assert not {*keys} & {*catalogue.commands, "presets"}  # no top-level key has the name of a table
 
 
 def test_shared_options_mean_the_same_in_every_command() -> None:
@@ -108,7 +108,7 @@ def test_config_path_and_check(user: User, capsys: pytest.CaptureFixture[str]) -
     assert main(["config", "check"]) == 0
     assert capsys.readouterr().out == f"{user.path}: no errors\n"
     user.has("[serve]\nport = 'x'")
-    assert main(["config", "path"]) == 0  # even for an invalid file
+    assert main(["config", "path"]) == 0  # works even if the file is invalid
     capsys.readouterr()
     for words in (["config"], ["config", "check"], ["config", "run"], ["run", "demo", "hi"], ["devices"]):
         assert main(words) == 2
@@ -121,22 +121,21 @@ def test_config_path_and_check(user: User, capsys: pytest.CaptureFixture[str]) -
         assert told in capsys.readouterr().err
 
 
-# -- in actual runs
-# -----------------------------------------------------------------------------------------------------
+# -- in real runs ----------------------------------------------------------------------------------------------------
 
 
 def home(folder: Path, text: str) -> dict[str, str]:
-    """The environment of a user whose home is `folder`, with this configuration."""
+    """Return the environment of a user with home `folder` and this configuration file."""
     (folder / ".config/localllm").mkdir(parents=True, exist_ok=True)
     (folder / ".config/localllm/config.toml").write_text(text)
-    kept = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # compiled code of other tests
+    kept = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # share the compiled code of other tests
     return {"HOME": str(folder), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": kept, "LOCALLLM_CONFIG": ""}
 
 
 def test_the_file_is_found_in_the_home_folder(tiny: Path, tmp_path: Path) -> None:
     ask = ("run", tiny, "hi", "--raw", "-n", "12", "-s", "5")
     greedy, free = (localllm(*ask, *more).stdout for more in (("--temp", "0"), ()))
-    assert greedy != free  # the file recommends a temperature
+    assert greedy != free  # the model's recommended temperature applies
     environ = home(tmp_path, "temperature = 0\n")
     assert localllm(*ask, environ=environ).stdout == greedy
     assert localllm(*ask, "--temp", "3", environ=environ).stdout == free

@@ -1,4 +1,4 @@
-"""Options from the environment, from presets and from a file: precedence, and errors in one line."""
+"""Options from environment variables, presets and configuration files: precedence, and one-line errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from localllm.cli.main import main
 from localllm.cli.tomlfile import MOST, read_toml
 from tests.localllm.cli.user import User
 
-# -- precedence
-# ----------------------------------------------------------------------------------------------------------
+# -- precedence ------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_place_that_gives_an_option_counts(user: User) -> None:
@@ -89,7 +88,7 @@ def test_switches_can_be_switched_off_again(user: User) -> None:
     assert user.has("[run]\nraw = true").runs("run")["raw"] is True
     for text, value in (("off", False), ("0", False), ("No", False), ("on", True), ("TRUE", True)):
         assert user.has("[run]\nraw = true", RAW=text).runs("run")["raw"] is value
-    assert user.has("[run]\nraw = true", RAW="").runs("run")["raw"] is True  # an empty variable counts as not set
+    assert user.has("[run]\nraw = true", RAW="").runs("run")["raw"] is True  # an empty variable counts as unset
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ def test_values_of_variables_are_those_of_the_command_line(user: User) -> None:
     assert (found["api_key"], found["max_body"]) == (("secret",), 2 << 20)
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------------------------
 
 WRONG = [
     ("thread = 4", "FILE:1: unknown option thread; did you mean threads?"),
@@ -219,7 +218,7 @@ def test_files_that_cannot_be_read(user: User, tmp_path: Path) -> None:
     user.path.write_bytes(b"# fine\na = '\xff'")
     assert user.is_refused("run") == "FILE:2: not UTF-8 text"
     user.path.unlink()
-    assert user.is_refused("run") == "FILE: No such file or directory"  # a named file has to exist
+    assert user.is_refused("run") == "FILE: No such file or directory"  # a file named by the user must exist
     assert user.is_refused("run", "--config", str(tmp_path)) == f"{tmp_path}: is not a regular file but a folder"
 
 

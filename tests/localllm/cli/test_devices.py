@@ -1,4 +1,4 @@
-"""`localllm devices`: the CPU, OpenCL on PoCL, and for CUDA a GPU or the reason for its absence."""
+"""`localllm devices`: the CPU, OpenCL on PoCL, and CUDA GPUs or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_devices_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_device_of_several_is_listed_and_what_fails_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of three GPUs one works, one has no memory left for a measurement, and one does not open."""
+    """Every GPU is listed: one works, one is out of memory during the measurement, and one fails to open."""
     pocl = localllm.backends.opencl.devices.opencl_devices()[0]
     opened = []
 

@@ -1,4 +1,4 @@
-"""`localllm doctor`: facts about this computer as text and JSON, and `--clean`, which deletes only known files."""
+"""`localllm doctor`: facts about the computer as text and JSON. `--clean` deletes only known files."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_doubts_are_beside_the_numbers(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Create caches with known and unknown files, and a folder of prefixes."""
+    """Create cache directories with known and unknown files, and with saved prefixes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     base = tmp_path / "cache" / "localllm"

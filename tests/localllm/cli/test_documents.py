@@ -1,4 +1,4 @@
-"""The README and docs/ match the program: their tables are generated, and their commands and Python examples run."""
+"""README and docs/ match the program: tables are generated from it, and commands and Python examples run."""
 
 from __future__ import annotations
 

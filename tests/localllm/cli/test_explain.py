@@ -1,4 +1,4 @@
-"""`localllm explain`: the same tokens as `run`, untrusted text cannot change the page, and errors are one line."""
+"""`localllm explain`: the same tokens as `run`, no markup from untrusted text, and one-line errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.localllm.support import SPECIAL, write_model
 SAY = "Tell me a story"
 SHORT = ("-n", 12, "-t", 1, "-c", 256)
 EMPTY = {"meta"}
-STANDING = {"line", "rect"}  # may close themselves, in SVG
+STANDING = {"line", "rect"}  # SVG elements that may be self-closing
 ATTRIBUTES = {
     *("aria-label", "charset", "class", "content", "height", "href", "http-equiv", "id", "lang", "name", "role"),
     *("scope", "style", "text-anchor", "title", "viewbox", "width", "x", "x1", "x2", "y", "y1", "y2"),
@@ -25,7 +25,7 @@ HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(2)>
 
 
 class Page(HTMLParser):
-    """A strict parser of the page: every opened element is closed, in order."""
+    """Strict HTML parser, which checks that elements are closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -63,7 +63,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose likeliest tokens and name are markup."""
+    """A model whose name and likeliest tokens are HTML markup."""
     letters = [chr(c) for c in range(33, 127)]
     letters[:3] = ["<script>alert(3)</script>", '"><svg/onload=alert(4)>', "\x1b]0;owned\x07\u202e"]
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters]
@@ -72,7 +72,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def harmless(text: str) -> Page:
-    """Return the page, after checking that nothing in it can run or load."""
+    """Parse the page, after checking that it contains no scripts and loads nothing."""
     page = Page(text)
     assert not {"script", "img", "link", "iframe", "object", "embed", "base", "form", "b"} & set(page.tags)
     for tag, name, value in page.attributes:
@@ -89,7 +89,7 @@ def harmless(text: str) -> Page:
     return page
 
 
-# -- the answer ------------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_terminal_view(shell: Shell) -> None:
     for part in ("Prompt: ", "Decoding: ", "Cache: ", "Sampling: ", "top_k -", "ffn_down", "Roofs, measured", "seed 7"):
         assert part in out
     assert "Speculation: " not in out
-    assert "54 65 6c 6c" in out  # the bytes of "Tell"
+    assert "54 65 6c 6c" in out  # UTF-8 bytes of "Tell"
 
 
 def test_json_has_every_number(shell: Shell) -> None:
@@ -130,7 +130,7 @@ def test_json_has_every_number(shell: Shell) -> None:
     assert all(3 <= len(choice["candidates"]) <= 4 for choice in found["choices"])
     assert "".join(bytes.fromhex(choice["bytes"]).decode() for choice in found["choices"]).strip() == found["answer"]
     assert {phase["name"] for phase in found["phases"]} == {"prompt", "decoding"}
-    assert len(found["steps"]) == 12  # a pass over the prompt; the last token needs no pass
+    assert len(found["steps"]) == 12  # one prefill step and 11 decode steps; the last token is not evaluated
     assert found["drafts"] is None
 
 
@@ -171,7 +171,7 @@ def test_drafts_are_on_the_page(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_hostile_text_stays_text(shell: Shell, tmp_path: Path, hostile: Path) -> None:
-    """The text is in the prompt, in the model's tokens, and in the file's name."""
+    """Markup in the prompt, in the model's tokens and in the file name stays text."""
     path, first = tmp_path / "e.html", len(SPECIAL) + 257
     bias = [part for token in range(first, first + 3) for part in ("--logit-bias", f"{token}+9")]
     code, out, err = shell("explain", hostile, HOSTILE, "-n", 40, "-t", 1, "--seed", 1, "--temp", 2, *bias, "-o", path)
@@ -183,7 +183,7 @@ def test_hostile_text_stays_text(shell: Shell, tmp_path: Path, hostile: Path) ->
     assert not re.search("[\x1b\x07\u202e]", out + err)
 
 
-# -- wrong inputs ----------------------------------------------------------------------------------------------------
+# -- invalid arguments -----------------------------------------------------------------------------------------------
 
 
 def one_line(err: str) -> str:

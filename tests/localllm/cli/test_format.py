@@ -1,4 +1,4 @@
-"""The format of a prompt: instructions from a file, another chat template, and a prompt from standard input."""
+"""The prompt format: a system prompt from a file, another chat template, and the prompt from stdin."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Asking(Shell):
-    """Asks models."""
+    """Base class: a helper that asks a model."""
 
     def asks(self, command: str, model: Path, *words: object) -> str:
-        """Return the answer to "hi"."""
+        """Return the model's answer to "hi"."""
         own, stdin = (["--no-stats"], "hi\n") if command == "chat" else (["hi"], "")
         code, out, err = self(command, model, *own, *QUICK, *words, stdin=stdin)
         assert (code, err) == (0, "")

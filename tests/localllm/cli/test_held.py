@@ -1,4 +1,4 @@
-"""`run` with a schema or a grammar: stdout gets matching text, and every error is one line."""
+"""`run` with a JSON schema or a grammar: stdout matches it, and errors are one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def test_a_grammar_of_either_kind(tmp_path: Path, name: str, source: str) -> Non
 
 
 def test_a_terminal_wraps_the_text_of_a_grammar_at_words() -> None:
-    """Asterisks in it are not Markdown. JSON stays one line, so that it can be copied."""
+    """Text under a grammar is wrapped at words, but not rendered as Markdown.
+
+    JSON stays on one line, so that it can be copied.
+    """
     text = "alpha bravo charlie delta **foxtrot**"
     terminal = Terminal("run", "demo", "Where?", "--grammar", f'start: "{text}"', columns=20)
     assert terminal.end() == 0

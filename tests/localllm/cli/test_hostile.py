@@ -1,4 +1,4 @@
-"""Every command on files whose strings all contain control sequences: none reaches the terminal."""
+"""Every command on files full of control sequences: none of them reaches the terminal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from localllm.cli.terminal import console
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from tests.localllm.support import CHATML, REPOSITORY, SPECIAL, write_model
 
-NAME = "\x1b]0;PWNED\x07\x1b[31m\r\b\x7f\x9b2J\u202e\u2066\nevil"  # of files, keys and tensors
-TEXT = NAME + "\udcff"  # of string values, which may hold any byte
-SHORT = "\x1b[2J\r\x9b\u202ee"  # of tokens
-ANSWERS = ("chat", "run")  # commands whose output in a pipe is the model's raw text
+NAME = "\x1b]0;PWNED\x07\x1b[31m\r\b\x7f\x9b2J\u202e\u2066\nevil"  # for files, keys and tensors
+TEXT = NAME + "\udcff"  # for string values, which may hold any bytes
+SHORT = "\x1b[2J\r\x9b\u202ee"  # for tokens
+ANSWERS = ("chat", "run")  # commands that write the model's raw text to a pipe
 
-# Runs command lines in one process: arguments, and typed input. With --pipe answers are left out.
+# Run command lines in one process, each with its arguments and its stdin. With --pipe, discard the output of ANSWERS.
 DRIVER = """
 import io, json, os, sys
 from localllm.cli.main import main
@@ -44,7 +44,7 @@ for words, typed in json.load(open(sys.argv[2])):
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the command lines as JSON."""
+    """Write the hostile files, and return a JSON file with the command lines."""
     folder = tmp_path_factory.mktemp("hostile") / NAME
     folder.mkdir()
     text = folder / f"{NAME}.txt"
@@ -104,7 +104,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _model(path: Path, template: str, extra: dict[str, object] | None = None) -> Path:
-    """Write a model that runs, with an unused tensor; all of its strings and its output are hostile."""
+    """Write a runnable model with an unused tensor. All its strings and its output contain control sequences."""
     plain = write_model(path.parent / "plain.gguf", template=template + TEXT)
     with open_gguf(plain) as file:
         keys = dict(file.stored)
@@ -133,9 +133,9 @@ def _check(output: bytes, commands: int) -> None:
     text = output.decode()
     assert set(text) - {"\n", "\t"} == set(printable(text, None, "\n\t")) - {"\n", "\t"}
     assert min(set(output) - set(b"\n\t")) >= 0x20
-    assert output.count(b"PWNED") > 20  # the names were shown
+    assert output.count(b"PWNED") > 20  # names are shown escaped
     assert not output.startswith(b"evil")
-    assert b"\nevil" not in output  # no name starts a new line
+    assert b"\nevil" not in output  # no name can start a line
 
 
 class _Screen(io.StringIO):
@@ -144,7 +144,7 @@ class _Screen(io.StringIO):
 
 
 def test_while_bars_are_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bars emit control sequences themselves, and replace our streams."""
+    """Control sequences in output and in messages stay escaped while a progress bar is drawn."""
     monkeypatch.setattr(console, "BAR_AFTER", 0.0)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -163,7 +163,7 @@ def test_while_bars_are_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"said {escaped}" in shown
         for found in ("\x1b]0;", "\x1b[31m\r", "\b", "\x7f", "\x9b", "\u202e"):
             assert found not in shown
-        where = stderr if stdout.isatty() else stdout  # above the bar, or in the requested file
+        where = stderr if stdout.isatty() else stdout  # above the bar, or in the redirected stdout
         assert "out \\x1b]0;PWNED" in where.getvalue()
 
 
@@ -177,10 +177,13 @@ def test_in_a_pipe(lines: Path) -> None:
 
 
 def test_on_a_terminal(lines: Path) -> None:
-    """Colours and bars are off, because they are the program's own control sequences."""
+    """On a terminal, no control sequence of a file is written.
+
+    Colours and bars are off, because they use control sequences.
+    """
     master, slave = pty.openpty()
     settings = termios.tcgetattr(slave)
-    settings[1] &= ~termios.OPOST  # a newline is not changed
+    settings[1] &= ~termios.OPOST  # no translation of newlines
     termios.tcsetattr(slave, termios.TCSANOW, settings)
     words = [sys.executable, "-c", DRIVER, "--terminal", str(lines)]
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1"}
@@ -190,9 +193,9 @@ def test_on_a_terminal(lines: Path) -> None:
     while True:
         try:
             output += os.read(master, 1 << 16)
-        except OSError:  # the last writer has closed it
+        except OSError:  # all writers have closed the terminal
             break
     os.close(master)
     assert process.wait(60) == 0, output[-2000:]
     _check(output, len(json.loads(lines.read_text())))
-    assert output.count(b"\\x1b[2J\\r\\x9b\\u202e") > 20  # the models' output, too
+    assert output.count(b"\\x1b[2J\\r\\x9b\\u202e") > 20  # the model's output is escaped, too

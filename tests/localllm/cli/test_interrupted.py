@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: exit code 130, empty stderr, and no file left."""
+"""Ctrl-C at any moment gives exit code 130, an empty stderr, and no partial file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.localllm.support import REPOSITORY
 
-# Python runs this file at startup. It sends SIGINT before a module is imported, or at exit.
+# sitecustomize.py, which Python runs at startup: send SIGINT before the import of a module, or at exit.
 HOOK = """
 import atexit, os, sys
 
@@ -42,7 +42,7 @@ if os.environ["INTERRUPTED_AT"] == "exit":
         (("serve", "demo", "--port", "0"), "uvicorn"),
         (("--help",), "typer.core"),
         (("--help",), "signal"),
-        (("--help",), "enum"),  # by signal
+        (("--help",), "enum"),  # imported by `signal`
         (("--version",), "exit"),
     ],
 )

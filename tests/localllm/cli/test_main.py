@@ -1,4 +1,4 @@
-"""The command line as a whole: its imports, its output streams, and its exit."""
+"""The command line as a whole: imports, output streams, and exit codes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_help_of_a_command_names_all_its_options(name: str, capsys: pytest.Captu
     text = capsys.readouterr().out
     flags = [flag for group in COMMANDS[name].groups for _, _, _, option in declared(group) for flag in option.flags]
     assert [flag for flag in flags if flag not in text] == []
-    assert len(set(flags)) == len(flags)  # no flag has two meanings
+    assert len(set(flags)) == len(flags)  # no flag belongs to two options
 
 
 def test_no_words_give_the_help_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,7 @@ def test_no_words_give_the_help_page(capsys: pytest.CaptureFixture[str]) -> None
     assert "Usage: localllm COMMAND" in capsys.readouterr().out
 
 
-# -- wrong usage and errors ----------------------------------------------------------------------------------------
+# -- invalid usage and errors --------------------------------------------------------------------------------------
 
 WRONG = [
     (["frobnicate"], "'frobnicate' is neither a command nor a model on this computer"),
@@ -134,7 +134,7 @@ def test_errors_of_every_kind_are_one_line_and_exit_code_1(
         (["run", str(tiny), "hi", "-t", "9999"], "threads is 9999"),  # BackendError
         (["run", str(tiny), "-f", "/no/prompt.txt"], "/no/prompt.txt: No such file"),  # OSError
         (["run", str(tiny), "-f", "/no/such\nprompt"], "/no/such prompt: No such file"),
-        (["run", str(tiny), "hi", "-l", "99999+1"], "99999"),  # SamplingError, found late
+        (["run", str(tiny), "hi", "-l", "99999+1"], "99999"),  # SamplingError, raised once the model is loaded
         (["bench", str(tiny), "-p", "0", "-n", "0"], "nothing to measure"),
     ]
     for words, told in cases:
@@ -156,7 +156,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(
         err = capsys.readouterr().err
         assert err.startswith("Traceback")
         assert "NotHere: No such file: /no/such" in err
-    assert main(["run", "/no/such", "--", "--debug"]) == 1  # after -- it is the prompt
+    assert main(["run", "/no/such", "--", "--debug"]) == 1  # a word after -- is the prompt
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -212,7 +212,7 @@ def test_prompt_comes_from_words_a_file_and_a_pipe_in_this_order(
     whole = answer([str(tiny), "one\ntwo\nthree"], "")
     assert answer([str(tiny), "one", "-f", str(tmp_path / "prompt.txt")], "three\n") == whole
     assert answer(["-m", str(tiny), "one"], "two\nthree") == whole
-    assert answer(["-n", "3", str(tiny), "-p", "one\ntwo\nthree"], "") == whole  # the last -n counts
+    assert answer(["-n", "3", str(tiny), "-p", "one\ntwo\nthree"], "") == whole  # the last -n applies
     assert answer([str(tiny)], "one\ntwo\nthree\n") == whole
     assert answer([str(tiny), "one"], "") != whole
 
@@ -222,7 +222,7 @@ def test_raw_text_may_hold_control_tokens(tiny: Path) -> None:
     done = localllm("run", tiny, written, "--raw", "-n", 8, "--temp", 0)
     with api.load(tiny) as model:
         ids = model.tokenize(written, parse_special=True)
-        assert len(ids) == 6 < len(model.tokenize(written))  # BOS, a space and a, the token, a space and b
+        assert len(ids) == 6 < len(model.tokenize(written))  # BOS, space, "a", the control token, space, "b"
         assert done.stdout == "".join(p.text for p in model.generate(ids, max_tokens=8, temperature=0)) + "\n"
 
 
@@ -239,7 +239,7 @@ def test_sampling_options_reach_the_sampler(
     assert answer("--samplers", "top_k", "--top-k", "1") == greedy
     assert answer("-s", "5") == answer("--seed", "5") != answer("-s", "6")
     with api.load(tiny) as model:
-        first = model.tokenize(greedy, add_special=False)[1]  # [0] is the space before a first word
+        first = model.tokenize(greedy, add_special=False)[1]  # token 0 is the space that the tokenizer adds
     assert answer("--temp", "0", "-l", f"{first}-inf")[0] != greedy[0]
     assert answer("--temp", "0", "-r", greedy[3:5]) == greedy[:3] + "\n"
 
@@ -270,7 +270,7 @@ def test_without_a_template_the_prompt_is_continued_and_that_is_said(tmp_path: P
 
 
 def _bare_tokens() -> list[str]:
-    """Return the tiny model's tokens without those that identify a family of templates."""
+    """Return the tiny model's vocabulary without the control tokens that identify a chat template."""
     letters = [chr(c) for c in range(33, 127)]
     return ["<unk>", "<s>", "</s>", "<a>", "<b>", *(f"<0x{b:02X}>" for b in range(256)), "\u2581", *letters]
 
@@ -302,7 +302,7 @@ def test_a_full_disk_is_one_line() -> None:
 
 
 def test_a_cache_that_cannot_be_trusted_is_told_once(tiny: Path, tmp_path: Path) -> None:
-    """The model and its draft each open the cache."""
+    """The note about an untrusted cache appears once, although the model and its draft both open the cache."""
     (cache := tmp_path / "cache").mkdir()
     cache.chmod(0o777)
     words = [*PROGRAM, "run", str(tiny), "hi", "--raw", "-n", "2", "-md", str(tiny), "--backend", "cpu"]
@@ -341,7 +341,7 @@ def test_ctrl_c_ends_run_with_130_and_no_traceback(tiny: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     [note] = err.splitlines()
-    assert (process.returncode, note[:20]) == (130, b"note: the model was ")  # trained on fewer tokens
+    assert (process.returncode, note[:20]) == (130, b"note: the model was ")  # -c exceeds the training context
 
 
 @pytest.mark.parametrize("name", ["stories260K-f32", "babyllama-969K-tok361-f32"])

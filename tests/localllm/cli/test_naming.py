@@ -1,4 +1,4 @@
-"""Models by name on the command line: pull, list, rm, -hf, and a model as the first word."""
+"""Models by name on the command line: pull, list, rm, -hf, and `localllm MODEL`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def server(tiny: Path) -> Iterator[HubServer]:
 
 @pytest.fixture
 def environ(server: HubServer, tmp_path: Path) -> dict[str, str]:
-    """The environment of a user without models, but with the tests' compiled code."""
+    """Return the environment of a user without models. The compiled code of the tests is shared."""
     kept = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return {
         "HOME": str(tmp_path),
@@ -54,7 +54,7 @@ def shell(environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypat
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    url = environ["HF_ENDPOINT"]  # the library reads it once, when it is imported
+    url = environ["HF_ENDPOINT"]  # read once, when huggingface_hub is imported
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     return Shell(capsys, monkeypatch)
@@ -87,7 +87,7 @@ def test_pull_list_show_run_rm(shell: Shell, tiny: Path) -> None:
 
 
 def test_the_environment_says_where(environ: dict[str, str], tmp_path: Path) -> None:
-    """The test needs a separate process, because the library reads its variables once."""
+    """HF_* variables of the environment apply. The test runs a process, because huggingface_hub reads them once."""
     done = localllm("pull", "ann/Tiny-GGUF:Q8_0", environ=environ)
     assert (done.returncode, done.stdout) == (0, "ann/Tiny-GGUF:Q8_0\n")
     assert len(list(tmp_path.glob("hf/hub/models--ann--Tiny-GGUF/snapshots/*/Tiny-Q8_0.gguf"))) == 1
@@ -151,7 +151,7 @@ def test_a_pull_that_is_stopped_goes_on(shell: Shell, environ: dict[str, str], s
     assert re.match(r"continuing Tiny-Q4_K_M\.gguf at [1-9]\d* %\nfetched: ", err)
 
 
-# -- a first word that is a model ------------------------------------------------------------------------------------
+# -- `localllm MODEL` ------------------------------------------------------------------------------------------------
 
 
 def test_a_model_as_the_first_word_opens_a_chat(shell: Shell, tiny: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_folder_says_the_next_step(shell: Shell, tmp_path: Path) -> None:
             "'llama3' is neither a command nor a model on this computer: localllm --help lists the commands, ",
         ),
         (["docter"], 2, "unknown command 'docter'; did you mean doctor? ("),
-        (["docs"], 2, "'docs' is neither a command nor a model on this computer"),  # a folder, but without a model
+        (["docs"], 2, "'docs' is neither a command nor a model on this computer"),  # a folder without models
         (["llama3.gguf"], 1, "No such file: llama3.gguf"),
         (["new/Tiny-GGUF"], 1, "new/Tiny-GGUF is not on this computer; `localllm pull new/Tiny-GGUF` fetches it"),
         (["run", "demo", "hi", "-md", "new/Tiny"], 1, "new/Tiny is not on this computer; `localllm pull new/Tiny`"),

@@ -1,4 +1,4 @@
-"""The options: every sampler option exists, has llama.cpp's meaning, and reaches its target."""
+"""Command-line options: every sampler option has a flag with llama.cpp's meaning, and reaches its target."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(*words: str) -> tuple[RunOptions, LoadOptions, AnswerOptions, SamplingOp
 
 def test_every_sampler_option_but_one_has_a_flag() -> None:
     missing = {each.name for each in declared(SamplingOptions) if not each.option.flags}
-    assert missing == {"min_keep"}  # llama.cpp has no flag for it either
+    assert missing == {"min_keep"}  # llama.cpp has no such flag either
 
 
 def test_nothing_given_is_the_program_s_defaults() -> None:

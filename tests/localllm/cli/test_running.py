@@ -1,4 +1,4 @@
-"""Long measurements: the value so far on a terminal, and the results after Ctrl-C."""
+"""Long measurements: the running value on a terminal, and the results so far on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def interrupted_after(count: int) -> Callable[..., Iterator[Scores]]:
-    """Return `evaluate` with Ctrl-C after a number of windows."""
+    """Return `evaluate` with a Ctrl-C after `count` windows."""
 
     def walk(*given: Any) -> Iterator[Scores]:
         for number, part in enumerate(evaluate(*given)):
@@ -94,7 +94,7 @@ def test_a_terminal_shows_the_value_so_far_and_the_time_left(tiny: Path, tmp_pat
 
 
 def pressed_in_window(count: int, times: int = 1) -> Callable[..., Any]:
-    """Return `measure_imatrix` with Ctrl-C in this window, the given number of times."""
+    """Return `measure_imatrix` with `times` Ctrl-C signals in window `count`."""
 
     def run(model: Any, windows: Any, dataset: str, output: bool, progress: Any, stop: Any, seen: Any) -> Any:
         asked = 0
@@ -140,7 +140,9 @@ def test_a_second_ctrl_c_keeps_nothing(
 def test_the_value_beside_the_bar_is_the_perplexity_of_the_text(
     tiny: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over all windows it equals the output of `localllm perplexity`, also when a window takes several steps."""
+    """The progress bar's last value equals the result of `localllm perplexity`, even if a window takes several
+    steps.
+    """
     bars = []
 
     class Shown(imatrix.RunningProgress):

@@ -1,4 +1,4 @@
-"""The options of `localllm serve`, and its messages at the start."""
+"""The options of `localllm serve`, and its startup messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_draft_model_is_used_and_its_memory_told() -> None:
 
 
 def refused(*words: object) -> str:
-    """Return the one-line error, without "error: ", of a server that cannot start."""
+    """Return the one-line error of a server that fails to start, without "error: "."""
     done = program("serve", *words, "--port", 0, environ={"NO_COLOR": "1"})
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
@@ -52,14 +52,14 @@ def refused(*words: object) -> str:
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
-    """uvicorn accepts connections while a model loads, and would log its start and end."""
+    """A model that fails to load gives one line. uvicorn is already running then, and would log its start and end."""
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(write_model(tmp_path / "whole.gguf").read_bytes()[:3000])
     assert refused(cut).startswith(f"{cut}: ")
     assert refused(tmp_path / "none.gguf").startswith(f"No such file: {tmp_path}/none.gguf")
 
 
-BAD = {  # values that every server rejects: for their format, with exit code 2
+BAD = {  # values with an invalid format: exit code 2
     "ctx_size": ["-1", "much"],
     "threads": ["0", "all"],
     "backend": ["abacus", ""],
@@ -70,7 +70,7 @@ BAD = {  # values that every server rejects: for their format, with exit code 2
     "spec": ["maybe"],
     "draft_max": ["0", "x"],
 }
-LATE = {  # for the state of this machine, with exit code 1
+LATE = {  # values that this machine or model cannot meet: exit code 1
     "ctx_size": (["-c", 2147483647], "the cache needs"),
     "threads": (["-t", 9999], "threads is 9999; give a number from 1 to 1024"),
     "device": (["--backend", "cpu", "--device", 7], "--device 7: the cpu backend has no devices"),
@@ -104,7 +104,7 @@ def test_options_name_every_cache_type_and_backend() -> None:
 
 
 def test_a_folder_of_slots_is_not_made(tmp_path: Path) -> None:
-    """A typing error must not go unnoticed; llama-server rejects it too."""
+    """A missing --slot-save-path is an error, as in llama-server. Creating it would hide a typing error."""
     missing, file = tmp_path / "none", write_model(tmp_path / "tiny.gguf")
     said = refused("demo", "--slot-save-path", missing)
     assert said == f"no such folder: {missing}; create it first, so that slots can be saved there"
@@ -124,9 +124,9 @@ def test_a_folder_of_slots_is_not_made(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_that_others_can_write_is_told(option: str, mode: int, told: bool, tmp_path: Path) -> None:
-    """In a sticky folder they cannot delete or replace files."""
+    """A note warns about folders that others can write, unless the sticky bit keeps them from deleting files."""
     cut, folder = tmp_path / "cut.gguf", tmp_path / "kept"
-    cut.write_bytes(b"GGUF")  # so that the server ends
+    cut.write_bytes(b"GGUF")  # an invalid model, so that the server exits
     folder.mkdir()
     folder.chmod(mode)
     done = program("serve", cut, option, folder, "--port", 0, environ={"NO_COLOR": "1"})

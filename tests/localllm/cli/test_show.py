@@ -1,4 +1,4 @@
-"""`localllm show` prints correct facts, also for files that cannot run."""
+"""`localllm show` prints correct facts, even about files that cannot run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables on a terminal: they fit, without empty columns, or are transposed; in a pipe they stay unchanged."""
+"""Tables on a terminal fit its width, drop empty columns, or are transposed. A pipe gets them unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options without effect are reported, one line each."""
+"""Options that have no effect are reported in one line each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def twin(tiny: Path, tmp_path: Path) -> Path:
-    """A second file with the same weights."""
+    """A copy of the model, as its draft."""
     return Path(shutil.copy(tiny, tmp_path / "twin.gguf"))
 
 
@@ -36,7 +36,7 @@ def no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose passes are short even on a busy computer."""
+    """Fake short forward passes, because the notes depend on them and the computer may be busy."""
     monkeypatch.setattr(
         "localllm.generation.speculation.setup.measure_costs", lambda *asked: Costs({1: 0.0003, 16: 0.001})
     )
@@ -51,7 +51,7 @@ def run(capsys: pytest.CaptureFixture[str], model: Path, *words: object, code: i
 def test_a_context_beyond_training(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = "note: the model was trained on 512 tokens; answers may make no sense beyond (-c 600)"
     assert run(capsys, tiny, "-c", 600)[1] == [told]
-    assert run(capsys, tiny, "-c", 600)[1] == [told]  # every time, even within one process
+    assert run(capsys, tiny, "-c", 600)[1] == [told]  # reported on every run, even in one process
     assert run(capsys, tiny, "-c", 512)[1] == []
     assert run(capsys, tiny)[1] == []
     with pytest.warns(BeyondTraining, match=r"\(ctx_size=600\)"):
@@ -78,7 +78,10 @@ def test_a_context_beyond_the_draft_s_is_no_line_of_its_own(
 
 
 def test_a_draft_of_another_vocabulary(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`auto` continues without it; an explicit request for the draft is an error."""
+    """A draft model with another vocabulary gives a note, and n-gram drafting continues.
+
+    With `--spec draft`, the draft model is an error.
+    """
     plain, _ = run(capsys, tiny)
     out, (note,) = run(capsys, tiny, "-md", "demo")
     assert out == plain
@@ -92,7 +95,7 @@ def test_a_draft_of_another_vocabulary(tiny: Path, capsys: pytest.CaptureFixture
         model.speculation.costs = Costs({1: 0.02, 16: 0.02})
         model.draft_with(model.speculation)
         usage = model.generate("ab" * 10, max_tokens=4).usage
-        assert usage.drafting  # repetitions
+        assert usage.drafting  # n-gram drafts
     _, (error,) = run(capsys, tiny, "-md", "demo", "--spec", "draft", code=1)
     assert error.startswith("error: ")
     with pytest.raises(SpeculationError):
@@ -110,7 +113,7 @@ def test_a_draft_that_cannot_be_faster(tiny: Path, twin: Path) -> None:
         )
         found._draft_costs = Costs({1: 0.002, 16: 0.002})
         assert found.unused == ""
-        found.costs = Costs({1: 0.020, 16: 0.4})  # verifying two rows takes longer than it can save
+        found.costs = Costs({1: 0.020, 16: 0.4})  # verifying two tokens takes longer than drafting saves
         assert "cannot make the model faster" in found.unused
 
 
@@ -128,7 +131,10 @@ def test_a_prompt_cache_without_a_file(tiny: Path, capsys: pytest.CaptureFixture
 def test_configured_instructions_for_plain_text(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They may be meant for chat models, so only typed instructions are errors."""
+    """A configured system prompt without effect gives a note, because it may be meant for chat models.
+
+    On the command line, -sys is an error.
+    """
     config = tmp_path / "config.toml"
     config.write_text('system-prompt = "Be brief."\n')
     plain, _ = run(capsys, tiny)

@@ -1,4 +1,4 @@
-"""`localllm --version`: the same version in program, package and changelog, and the commit in a checkout."""
+"""`localllm --version`: equal in program, package and changelog, with the commit in a checkout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_checkout_has_its_commit_and_says_when_a_tracked_file_has_changed(tmp_
     (tmp_path / "untracked").write_text("")
     assert version(tmp_path) == f"{__version__} ({commit})"
     (tmp_path / "site-packages").mkdir()
-    assert version(tmp_path / "site-packages") == __version__  # installed inside an unrelated repository
+    assert version(tmp_path / "site-packages") == __version__  # installed inside another repository
     (tmp_path / "file").write_text("two")
     assert version(tmp_path) == f"{__version__} ({commit}, modified)"
 

@@ -1,4 +1,4 @@
-"""`localllm web`: the URL that it opens, and the browser that it uses."""
+"""`localllm web`: the URL and the browser that it opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unknown words on the command line, and shell completion."""
+"""Unknown commands and options, and shell completion."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_help_of_a_command_is_its_page_either_way(capsys: pytest.CaptureFixture[
 
 
 def completed(words: str, folder: Path) -> list[str]:
-    """Return bash's completions of the last of `words`, for a user whose home is `folder`."""
+    """Return bash's completions of the last word of `words`, for a user with home `folder`."""
     parts = words.split(" ")
     asked = {"_LOCALLLM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(parts) - 1)}
     asked |= {"HOME": str(folder), "HF_HOME": "", "HF_HUB_CACHE": "", "XDG_CACHE_HOME": "", "OLLAMA_MODELS": ""}

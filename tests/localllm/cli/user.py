@@ -1,4 +1,4 @@
-"""A user with a configuration."""
+"""A user with configuration, for tests of options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class User:
         return self
 
     def runs(self, *words: str) -> dict[str, Any]:
-        """Return the options that a command gets, by name; for sampling only those given."""
+        """Return the options that a command receives, by name. Sampling options are included only if given."""
         asked = read_command_line(COMMANDS, words, partial(filled, COMMANDS))
         assert asked is not None
         groups = [group if isinstance(group, dict) else group.values() for group in asked.groups]

@@ -1,6 +1,6 @@
-"""Untrusted grammars: a child compiles them first, within limits, and refusals are cached.
+"""Untrusted grammars are first compiled in a child process, within limits. Refusals are cached.
 
-`rules` takes minutes of work for a few kilobytes: each rule names the next one three times.
+`rules` returns a grammar of a few kilobytes that takes minutes to compile: each rule names the next one three times.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def child(tokenizer: Tokenizer) -> Iterator[GrammarChild]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Record the requests to children."""
+    """Record the requests to the child processes."""
     found: list[dict[str, Any]] = []
     real = Confined.call
 
@@ -91,7 +91,7 @@ def test_what_passes_is_used_as_before(
     assert (allowed == alone).all()
     token = next(n for n in range(vocabulary.width) if vocabulary.tokenizer.piece(n) == first)
     assert allowed[token]
-    assert (vocabulary.known().begin(made)().allowed() == allowed).all()  # it is compiled now
+    assert (vocabulary.known().begin(made)().allowed() == allowed).all()  # this process compiles it now
 
 
 def test_gbnf_is_converted_in_the_child_only(
@@ -122,7 +122,8 @@ def test_refusals_are_remembered(
             view.begin(made)
         messages.append(str(raised.value))
     assert len(set(messages)) == 1
-    assert sum("grammar" in call and call["grammar"] == made.source for call in calls) <= 2  # once per vocabulary
+    # at most one check per vocabulary
+    assert sum("grammar" in call and call["grammar"] == made.source for call in calls) <= 2
 
 
 def test_a_grammar_that_takes_too_long_ends_and_the_next_one_is_compiled(
@@ -139,8 +140,12 @@ def test_a_grammar_that_takes_too_long_ends_and_the_next_one_is_compiled(
 def test_a_child_that_was_killed_says_nothing_about_the_grammar(
     vocabulary: GrammarVocabulary, child: GrammarChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A timeout, or a system without memory, may kill the child: the same grammar is accepted the next time."""
-    checked, made = vocabulary.checked(child, threading.Event()), grammar(gbnf=rules(400))  # longer than a kill takes
+    """A child killed by a timeout or for lack of memory does not mark the grammar as bad.
+
+    The next attempt compiles it.
+    """
+    # takes longer to compile than killing the child
+    checked, made = vocabulary.checked(child, threading.Event()), grammar(gbnf=rules(400))
     monkeypatch.setattr(child_module, "_LIMITS", ResourceLimits(seconds=60, wall=0, memory=256 << 20))
     with pytest.raises(StructureError, match="killed, or takes more than 0 s on the clock; try again"):
         checked.begin(made)
@@ -161,7 +166,7 @@ def test_a_compilation_ends_when_nobody_waits_for_it(vocabulary: GrammarVocabula
     stop.set()
     with pytest.raises(ConfinedStopped):
         vocabulary.checked(child, stop).begin(made)
-    with pytest.raises(NotCompiled):  # not cached as refused: the next client may try it
+    with pytest.raises(NotCompiled):  # the refusal is not cached, so another client may retry
         vocabulary.known().begin(made)
 
 
@@ -179,7 +184,10 @@ def test_a_child_that_cannot_start_refuses_nothing_for_ever(
 
 
 def test_an_answer_that_exhausts_a_grammar_leaves_the_next_one_a_fresh_copy(vocabulary: GrammarVocabulary) -> None:
-    """All copies of a compiled grammar share a lexer, whose number of states is limited."""
+    """Copies of a compiled grammar share a lexer with a limited number of states.
+
+    After one answer uses up the states, the next answer gets a new lexer.
+    """
     made = grammar(regex="(b|c)a{1000000000}")
     for _ in range(2):
         constraint = vocabulary.begin(made)()
@@ -192,7 +200,7 @@ def test_an_answer_that_exhausts_a_grammar_leaves_the_next_one_a_fresh_copy(voca
 
 
 def _two_steps(constraint: GrammarConstraint, token: int) -> None:
-    """Fail in the first or the second step."""
+    """Accept the token and compute masks around it. Either mask may fail."""
     assert constraint.allowed()[token]
     constraint.accept(token)
     constraint.allowed()
@@ -224,7 +232,10 @@ def test_a_grammar_has_a_size_where_freed_memory_is_used_again(child: GrammarChi
 def test_a_grammar_is_let_go_only_after_very_many_masks(
     vocabulary: GrammarVocabulary, answers: int, kept: bool
 ) -> None:
-    """llguidance does not count the states that lexers add with masks."""
+    """Lexers grow with every mask, which llguidance does not count.
+
+    After very many masks a grammar is dropped and compiled again.
+    """
     grammar = compile_structure(Structure(schema={"type": "array", "items": {"enum": [1]}}))
     make = vocabulary.begin(grammar)
     [one, comma, opened] = (vocabulary.tokenizer.encode(text, add_special=False)[-1] for text in ("1", ",", "["))

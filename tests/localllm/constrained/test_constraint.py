@@ -1,4 +1,4 @@
-"""Structures as grammars over tokens: they accept exactly the matching texts, with any kind of vocabulary."""
+"""Structures compiled to token-level grammars accept exactly the matching texts, with every kind of vocabulary."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ GBNF = 'root ::= "yes" | "no" [0-9]+\n'
 def demo() -> GrammarVocabulary:
     with open_gguf(resolve("demo")) as file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
-    return GrammarVocabulary(tokenizer, tokenizer.vocab_size + 7)  # a model may have more logits than tokens
+    # a model may have more logits than the vocabulary has tokens
+    return GrammarVocabulary(tokenizer, tokenizer.vocab_size + 7)
 
 
 def begin(structure: Structure) -> Any:
     return VOCABULARY.begin(compile_structure(structure))
 
 
-ACCEPTED = [  # (structure, texts that match it, (text, where it stops matching))
+ACCEPTED = [  # (structure, matching texts, (text, index of the first rejected character))
     (Structure(schema=SCHEMA), ['{"name": "A", "age": 3}', '{"name":"","age":130,"tags":["a","b"]}'],
      [('{"age"', 2), ('{"name": "A", "age": 131', 23), ('{"name": "A", "x', 15),
       ('{"name": "A", "age": 3, "tags": ["c', 34)]),
@@ -78,7 +79,7 @@ def test_a_structure_lets_through_what_matches(structure: Structure, texts: list
 
 
 def spaced_tokenizer() -> Tokenizer:
-    """Return a vocabulary that puts a space before a first word, as Llama 2's does."""
+    """Return a tokenizer that adds a space before the text, like Llama 2's."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁ab{}", "▁a", "aa", "▁b"]
     return Tokenizer.from_metadata(
         {
@@ -115,7 +116,7 @@ def test_an_answer_is_finished_where_nothing_can_follow() -> None:
     assert constraint.finished
     assert np.flatnonzero(constraint.allowed()).tolist() == [0]
     assert constraint.validate(WORDS.encode("x")) == 0
-    constraint.accept(0)  # the end of the text
+    constraint.accept(0)  # EOS
     assert constraint.finished
 
 
@@ -138,12 +139,12 @@ def test_control_tokens_are_no_text() -> None:
         True,
         False,
         False,
-    ]  # the end of the text is allowed; <think> as a token is not its letters
+    ]  # EOS is allowed, but not the control token <think>: it differs from the text "<think>"
     assert follows(begin(Structure(lark="start: <think>")), WORDS, "<think>") is None
 
 
 def checked(value: Any) -> None:
-    """Check the constraints of SCHEMA by hand."""
+    """Assert that a value matches SCHEMA."""
     assert set(value) <= {"name", "age", "tags"}
     assert isinstance(value["name"], str)
     assert len(value["name"]) <= 12
@@ -156,7 +157,7 @@ def checked(value: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_choice_of_allowed_tokens_ends_in_a_match(demo: GrammarVocabulary, seed: int) -> None:
-    """The demo model's tokens are random, as from the worst possible model."""
+    """Any sequence of allowed tokens ends in a match. Random tokens simulate the worst possible model."""
     random_, constraint = random.Random(seed), demo.begin(compile_structure(Structure(schema=SCHEMA)))()
     tokens: list[int] = []
     while not constraint.finished:
@@ -175,9 +176,9 @@ def test_any_choice_of_allowed_tokens_ends_in_a_match(demo: GrammarVocabulary, s
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_refused_token_is_refused_by_the_text(demo: GrammarVocabulary, seed: int) -> None:
-    """As in Python's `re`, exactly the tokens are allowed whose text can still lead to a match."""
+    """The mask allows exactly the tokens whose text can still lead to a match, as computed with Python's `re`."""
     random_, constraint = random.Random(seed), demo.begin(compile_structure(Structure(regex="(ab|a c|[x-z]{2})*")))()
-    partial = re.compile(r"(?:ab|a c|[x-z]{2})*(?:a|a |[x-z])?")  # every start of a match
+    partial = re.compile(r"(?:ab|a c|[x-z]{2})*(?:a|a |[x-z])?")  # matches every prefix of a match
     text = ""
     for _ in range(6):
         allowed = np.flatnonzero(constraint.allowed()).tolist()

@@ -1,4 +1,4 @@
-"""Forced calls: any text under the grammar of a format is read as calls that match the schemas."""
+"""Forced calls: any text that a format's grammar allows parses to calls that match the schemas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from localllm.tokenizer import Tokenizer
 from tests.localllm.output.support import TOOLS, Read, byte_tokenizer, follows, named, read
 
 NAMES = [row.name for row in ROWS]
-THOUGHTS = {  # the reasoning markers of formats whose rows leave them to the template
+THOUGHTS = {  # reasoning markers of formats that do not define one
     "command-r7b": "<|START_THINKING|>", "gemma-4": "<|channel>", "harmony": "<|channel|>", "mistral": "[THINK]",
     "minimax-m3": "<mm:think>", "muse": "<atem:", "seed": "<seed:think>",
 }  # fmt: skip
@@ -35,19 +35,19 @@ def format_of(name: str) -> AnswerFormat:
 
 
 def tokens_of(format_: AnswerFormat, special: bool) -> Tokenizer:
-    """Return a vocabulary in which the markers are control tokens, or are spelled."""
+    """Return a tokenizer with the format's markers as control tokens, or without tokens for them."""
     return byte_tokenizer(*(marker for marker in format_.markers if special and len(marker) > 2))
 
 
 def closers(format_: AnswerFormat) -> list[str]:
-    """Return texts that end a value, or a string in it."""
+    """Return texts that end an argument value or a string in it."""
     close = getattr(format_.calls, "close", "")
     elements = [f"]<]minimax[>[</{key}>" for key in ("city", "query", "t")]
     return [text for text in ('"', '<|"|>', close, f"\n{close}", *elements) if text.strip()]
 
 
 def written(make: Any, tokenizer: Tokenizer, seed: int, ends_of: list[str]) -> str:
-    """Return an answer of random tokens, which ends texts that would not terminate."""
+    """Sample an answer at random from the allowed tokens. Closing texts are preferred, so that long strings end."""
     random_, constraint, tokens = random.Random(seed), make(), list[int]()
     ends = [found for text in ends_of if (found := tokenizer.encode(text, add_special=False, parse_special=True))]
     while not constraint.finished:
@@ -68,7 +68,7 @@ def written(make: Any, tokenizer: Tokenizer, seed: int, ends_of: list[str]) -> s
 
 
 def check(found: Read, single: bool = False) -> None:
-    """Check by hand that the calls match the schemas of TOOLS."""
+    """Assert that the calls match the schemas of TOOLS."""
     assert found.calls
     assert len(found.calls) == 1 or not single
     for name, arguments in found.values:
@@ -121,7 +121,7 @@ def test_a_model_that_wants_to_say_something_else_cannot() -> None:
 
 
 def hermes(text: str, tail: str, special: bool = True) -> int | None:
-    """Return the position at which a forced call of `search` rejects a text."""
+    """Return the index of the first token that a forced call of `search` rejects, or None."""
     tokenizer = byte_tokenizer(*(("<think>", "</think>") if special else ()))
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
     make = constrained(vocabulary, named("hermes"), tail, ConstraintSpec(tools=TOOLS[1:]))
@@ -139,7 +139,7 @@ def test_a_thought_comes_first(special: bool) -> None:
     assert hermes(CALL, "assistant\n", special) is None
     assert hermes(CALL, "<think>\n\n</think>\n\n", special) is None
     over = hermes(f"<think>Hm.</think>{CALL}", "<think>\n\n</think>\n\n", special)
-    assert over == (0 if special else len("<t"))  # where it differs from <tool_call>
+    assert over == (0 if special else len("<t"))  # index of the first character that differs from <tool_call>
     assert hermes("<think>Hm.</think>No call.", "assistant\n", special) == (5 if special else 18)
 
 

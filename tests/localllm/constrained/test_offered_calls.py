@@ -1,4 +1,4 @@
-"""Optional tool calls: unconstrained before a call's marker, constrained to the tools after it."""
+"""Optional tool calls: text is unconstrained up to a call's marker, and constrained to the tools' schemas after it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,10 @@ def test_drafts_end_where_a_call_begins() -> None:
     [(("Well.", ".<tool", "_call>\n"), True), (("a", "<tool_call>"), True), (("x<<tool_call>",), False)],
 )
 def test_markers_begin_and_end_within_tokens(before: tuple[str, ...], held: bool) -> None:
-    """A token that contains two starts of a marker is not constrained."""
+    """A marker may begin and end inside tokens.
+
+    The one exception is a token with two possible starts of the marker, after which nothing is constrained.
+    """
     tokenizer = byte_tokenizer(joined=(*before, '{"name": "se', "ek"))
 
     def tokens(*texts: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Reasoning: its state at the end of a prompt, and a budget that ends it."""
+"""Reasoning: its state at the end of the prompt, and a token budget that ends it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HERMES, HARMONY = named("hermes"), named("harmony", "<|channel|>")
         (HERMES, "assistant\n<think>\n", "open"),
         (HERMES, "assistant\n<think>\n\n</think>\n\n", "over"),
         (HERMES, "What is <think>?\nassistant\n", "possible"),
-        (named("hermes", ""), "assistant\n", "over"),  # the template has no marker for it
+        (named("hermes", ""), "assistant\n", "over"),  # the template has no reasoning marker
         (HARMONY, "<|start|>assistant", "possible"),
         (HARMONY, "<|start|>assistant<|channel|>analysis<|message|>", "open"),
         (HARMONY, "<|start|>assistant<|channel|>final<|message|>", "over"),
@@ -51,7 +51,7 @@ def budget(
 
 
 def written(make: Callable[[], Constraint], tokenizer: Tokenizer, wanted: str) -> str:
-    """Return the answer of a model that wants to write a text and is forced to write others in between."""
+    """Simulate a model that prefers `wanted`, and takes the forced token wherever the constraint rejects its choice."""
     constraint, left, answer = make(), tokenizer.encode(wanted, add_special=False, parse_special=True), list[int]()
     while left:
         allowed = constraint.allowed()

@@ -1,4 +1,4 @@
-"""Answers constrained by a schema, a grammar or a reasoning budget, with the demo model: exact with speculation."""
+"""Answers under a schema, a grammar or a reasoning budget, with the demo model. Speculation changes no token."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ SCHEMA: dict[str, Any] = {
     "required": ["animals", "count"],
     "additionalProperties": False,
 }
-LIST = 'root ::= item{2,9} "end"\nitem ::= "- " ("red" | "green" | "blue") " fish swims\\n"\n'  # it is repetitive
-THINKER = (  # a template that begins the reasoning, with markers that the demo's vocabulary spells
+# repetitive, so that n-gram drafts match
+LIST = 'root ::= item{2,9} "end"\nitem ::= "- " ("red" | "green" | "blue") " fish swims\\n"\n'
+THINKER = (  # a template that opens the reasoning; the demo's vocabulary has no tokens for the markers
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
     "{% if enable_thinking %}<think>{% endif %}{# </think> #}"
 )
@@ -39,7 +40,7 @@ def demo() -> Iterator[localllm.Model]:
 
 @pytest.fixture(scope="module")
 def guessing() -> Iterator[localllm.Model]:
-    """The demo with drafts by n-grams and by the small model."""
+    """The demo model with n-gram drafts and the small draft model."""
     with localllm.load("demo", threads=1, model_draft="draft") as opened:
         yield opened
 
@@ -54,7 +55,7 @@ def tokens_of(model: localllm.Model, prompt: str, **options: Any) -> tuple[list[
 
 
 def check(value: Any) -> None:
-    """Check the constraints of SCHEMA by hand."""
+    """Assert that a value matches SCHEMA."""
     assert list(value) == ["animals", "count"]
     assert 2 <= len(value["animals"]) <= 5
     assert set(value["animals"]) <= {"cat", "dog", "cow"}
@@ -74,7 +75,7 @@ def test_an_answer_ends_with_its_grammar(demo: localllm.Model) -> None:
     assert pieces[-1].finished.reason == "end"
 
 
-ENDS = {0: 100.0, 1: 100.0}  # biases that end an answer as soon as possible
+ENDS = {0: 100.0, 1: 100.0}  # logit biases that favor EOS
 
 
 def test_ignore_eos_holds_while_a_grammar_allows_anything_else(demo: localllm.Model) -> None:
@@ -113,7 +114,9 @@ def test_grammars_of_both_kinds(demo: localllm.Model, source: str) -> None:
     "options", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}, {"temperature": 1.0, "top_k": 5}]
 )
 def test_drafts_change_no_token(demo: localllm.Model, guessing: localllm.Model, options: dict[str, Any]) -> None:
-    """A draft is accepted if it equals the sampled token, so plain decoding gives the same tokens."""
+    """Speculation under a grammar gives the tokens of plain decoding, because a draft token is accepted only if it
+    equals the sampled token.
+    """
     assert guessing.speculation is not None
     held = {"grammar": LIST, "max_tokens": 60, "seed": 1, **options}
     plain, _ = tokens_of(demo, "Fish:\n", **held)
@@ -164,7 +167,7 @@ def test_a_thought_is_limited_and_not_shown_before_a_structure(demo: localllm.Mo
     demo.__dict__["template"] = (ChatTemplate(THINKER, "", "<|im_end|>"), None)
     try:
         check(json.loads(text_of(demo.chat("Which?", json_schema=SCHEMA, think=12, seed=1))))
-        on = {0: -100.0, 1: -100.0}  # biases against the end tokens
+        on = {0: -100.0, 1: -100.0}  # logit biases against EOS
         reply = demo.chat("Which?", think=12, max_tokens=60, seed=1, logit_bias=on)
         thought, end, content = "".join(piece.raw for piece in reply).partition("</think>")
         assert end

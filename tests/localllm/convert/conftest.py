@@ -1,5 +1,5 @@
-"""The folders of these tests share one child process, because starting one takes longer than converting most
-folders.
+"""Fixtures of the conversion tests: one child process per session parses all tokenizers, because starting one takes
+longer than most conversions.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from localllm.convert import tokenizer_keys
 from localllm.sandbox import Confined, ResourceLimits, folder_tokenizer
 from tests.fuzz.children import PerProcess
 
-SMALL = 1 << 16  # characters of a tokenizer.json; a larger one gets a child with separate limits
+SMALL = 1 << 16  # size limit of a tokenizer.json in characters; a larger file gets a separate child
 
 
 @pytest.fixture(scope="package", autouse=True)
 def shared_child() -> Iterator[None]:
-    """The program starts a child per folder, because it converts one. The limits are the strictest that it sets."""
+    """Share one tokenizer child among all tests, under the strictest limits.
+
+    The program starts one child per checkpoint.
+    """
     child = PerProcess(folder_tokenizer.__name__, folder_tokenizer.limits(""))
     most = folder_tokenizer.limits("x" * SMALL).memory
 

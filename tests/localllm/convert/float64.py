@@ -1,4 +1,4 @@
-"""NeoBERT, PLaMo 1 and Talkie as their own code computes them, in float64, from the tensors of a folder by name."""
+"""Float64 reference implementations of NeoBERT, PLaMo 1 and Talkie, over checkpoint tensors by name."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def silu(x: F64) -> F64:
 
 
 def turns(count: int, width: int, base: float) -> F64:
-    """Return the angles (T, 1, width / 2) of all positions."""
+    """Return the RoPE angles (T, 1, width / 2) of positions 0 to T - 1."""
     frequencies = base ** (-np.arange(0, width, 2) / width)
     return (np.arange(count)[:, None] * frequencies)[:, None]
 
 
 def rotated_halves(x: F64, angles: F64) -> F64:
-    """Rotate (T, H, D); each dimension is paired with the one half a head later."""
+    """Apply RoPE to (T, H, D), pairing dimension i with i + D / 2."""
     one, other = np.split(x, 2, axis=-1)
     cos, sin = np.cos(angles), np.sin(angles)
     return np.concatenate([one * cos - other * sin, one * sin + other * cos], axis=-1)
 
 
 def rotated_neighbours(x: F64, angles: F64) -> F64:
-    """Rotate (T, H, D) as complex numbers of two adjacent dimensions."""
+    """Apply RoPE to (T, H, D), pairing adjacent dimensions as complex numbers."""
     numbers = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
     return np.stack([numbers.real, numbers.imag], axis=-1).reshape(x.shape)
 
 
 def attended(q: F64, k: F64, v: F64, causal: bool) -> F64:
-    """Return attention of queries (T, H, D) over keys and values of the same shape, as rows (T, H D)."""
+    """Return the attention output (T, H D) of queries, keys and values (T, H, D)."""
     scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(q.shape[-1])
     if causal:
         scores = np.where(np.tri(len(q), dtype=bool), scores, -np.inf)
@@ -50,7 +50,10 @@ def attended(q: F64, k: F64, v: F64, causal: bool) -> F64:
 
 
 def neo_bert(w: Tensors, ids: Sequence[int], layers: int, heads: int, eps: float) -> F64:
-    """Return the last hidden rows: queries, keys and values are views of (T, heads, 3 D)."""
+    """Return NeoBERT's last hidden states.
+
+    The fused projection interleaves queries, keys and values per head: (T, heads, 3 D).
+    """
     x = w["model.encoder.weight"][list(ids)]
     angles = turns(len(ids), x.shape[1] // heads, 10000.0)
     for n in range(layers):
@@ -65,7 +68,7 @@ def neo_bert(w: Tensors, ids: Sequence[int], layers: int, heads: int, eps: float
 
 
 def plamo(w: Tensors, ids: Sequence[int], layers: int, heads: int, shared: int, eps: float) -> F64:
-    """Return logits. The keys as a whole are repeated until there is one per query head."""
+    """Return PLaMo's logits. The KV heads are tiled, not interleaved, to one per query head."""
     x = w["model.embed_tokens.weight"][list(ids)]
     angles = turns(len(ids), x.shape[1] // heads, 10000.0)
     for n in range(layers):
@@ -81,7 +84,10 @@ def plamo(w: Tensors, ids: Sequence[int], layers: int, heads: int, shared: int, 
 
 
 def talkie(w: Tensors, ids: Sequence[int], layers: int, heads: int) -> F64:
-    """Return logits. Rotations have the opposite direction, and norms have no weights but a factor per query head."""
+    """Return Talkie's logits.
+
+    RoPE rotates in the opposite direction, norms have no weights, and each query head has a gain.
+    """
     start = x = rms(w["model.embed.weight"][list(ids)], FLOAT32_EPS)
     angles = -turns(len(ids), x.shape[1] // heads, 1e6)
     for n in range(layers):

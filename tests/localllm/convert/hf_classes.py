@@ -1,10 +1,12 @@
-"""Tiny folders of classes that share an architecture with others: text models, and models with vision or audio.
+"""Tiny checkpoints of classes that share a GGUF architecture with other classes: text models, vision models and audio
+models.
 
-They have transformers' logits for text. Tensors of other parts are stored as single numbers, because they are not read.
+transformers computed their stored text logits. Tensors of other modalities are cut to a single value, because the
+converter skips them.
 
-    python -m tests.localllm.convert.hf_classes [CLASS...]    # makes data/hf_classes.* again, or these in it
+    python -m tests.localllm.convert.hf_classes [CLASS...]    # regenerates data/hf_classes.*, or these entries
 
-That needs torch and transformers.
+The command needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 from tests.localllm.convert.hf_classes_table import ANSWERS, BESIDE, CLASSES, PROGRAMS, TEXT
 from tests.localllm.convert.hf_synthetic import DATA, write_folder
 
-COUNTS = "num_batches_tracked"  # training counters
+COUNTS = "num_batches_tracked"  # name suffix of BatchNorm counters
 POSITIONS = [0, 11, 23]  # positions whose logits are stored
 
 
@@ -31,7 +33,7 @@ def read_classes() -> dict[str, dict[str, Any]]:
 
 
 def _built(name: str) -> Any:
-    """Return the model with random values."""
+    """Build the transformers model with random weights."""
     import torch
     import transformers
 
@@ -44,7 +46,7 @@ def _built(name: str) -> Any:
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """Return the files' contents as transformers saves them."""
+    """Return config.json and the tensor names and shapes that transformers saves."""
     from safetensors.numpy import load_file
 
     _built(name).save_pretrained(folder)
@@ -59,7 +61,7 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _base(name: str, values: np.ndarray) -> float | list[Any]:
-    """Return the base of a tensor's values; for integers the values."""
+    """Return the mean of a tensor's random values, or the values themselves for integers."""
     if values.dtype == np.int64:
         found: list[Any] = values.tolist()
         return found
@@ -84,7 +86,7 @@ def _logits(name: str, folder: Path) -> np.ndarray:
 
 
 def _trimmed(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors; outside the text part and in additional models each is a single number."""
+    """Cut tensors outside the language model to a single value, and add placeholder tensors of additional models."""
     tensors = [(key, shape, base) if TEXT.match(key) else (key, [1], 0.0) for key, shape, base in spec["tensors"]]
     return {**spec, "tensors": tensors + [(key, [1], 0.0) for key in BESIDE.get(name, ())]}
 

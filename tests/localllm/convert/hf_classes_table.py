@@ -1,4 +1,4 @@
-"""The settings of the tiny models that `hf_classes` makes: class, configuration class in transformers, tokenizer."""
+"""Settings of the tiny models in `hf_classes`: model class, configuration class in transformers, and tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.localllm.convert.hf_settings import (
     YARN,
 )
 
-# Names of text tensors; all others belong to vision or audio parts.
+# Tensor names of the language model; all other tensors belong to vision or audio encoders.
 TEXT = re.compile(
     r"((model|thinker)\.)*((language|text)_model\.)?(model\.)?"
     r"(embed_tokens|layers|norm|lm_head|final_layernorm|embedding_norm)"
@@ -29,11 +29,11 @@ PROGRAMS = {  # the class in transformers, if its name differs
     "Qwen2_5OmniModel": "Qwen2_5OmniForConditionalGeneration",
 }  # fmt: skip
 
-ANSWERS = {  # the submodule that gives logits
+ANSWERS = {  # submodule class that returns text logits
     "Qwen2_5OmniModel": "Qwen2_5OmniThinkerForConditionalGeneration",
     "Qwen3OmniMoeForConditionalGeneration": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
-BESIDE = {  # tensors of additional models in the folder, which transformers does not read here
+BESIDE = {  # tensors of additional models in the checkpoint, which transformers does not load here
     "Qwen2_5OmniModel": ("talker.model.layers.0.mlp.up_proj.weight", "token2wav.code2wav_bigvgan_model.a.weight"),
     "Qwen3OmniMoeForConditionalGeneration": ("talker.codec_head.weight", "code2wav.upsample.0.weight"),
 }
@@ -53,7 +53,7 @@ _CONFORMER = {
     "model_type": "granite_speech_encoder", "num_layers": 1, "hidden_dim": 16, "feedforward_mult": 1, "num_heads": 2,
     "dim_head": 8, "input_dim": 8, "output_dim": 10, "max_pos_emb": 8, "context_size": 8,
 }  # fmt: skip
-_GRANITE = {**GRANITE, "logits_scaling": 1.0}  # transformers 5.23 omits it here
+_GRANITE = {**GRANITE, "logits_scaling": 1.0}  # transformers 5.23 leaves this setting out here
 _QFORMER = {
     "model_type": "blip_2_qformer", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "intermediate_size": 16, "encoder_hidden_size": 16,

@@ -1,10 +1,10 @@
-"""Tiny encoders and embedders as Hugging Face folders, written without torch as in `hf_synthetic`.
+"""Tiny encoders and embedding models as Hugging Face checkpoints, written without torch as in `hf_synthetic`.
 
 transformers computed the stored hidden states, embeddings and scores.
 
-    python -m tests.localllm.convert.hf_encoders [MODEL...]    # makes data/hf_encoders.* again, or these models in it
+    python -m tests.localllm.convert.hf_encoders [MODEL...]    # regenerates data/hf_encoders.*, or these models
 
-That needs torch and transformers.
+The command needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GEMMA = {
 }  # fmt: skip
 _DISTIL = {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}
 
-# Name: class of the model and of its configuration, more settings, tokenizer, pooling of sentence-transformers.
+# Name: model class, configuration class, further settings, tokenizer, and sentence-transformers pooling.
 ENCODERS: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "bert": ("BertModel", "BertConfig", {}, "wordpiece", "cls"),
     "bert-masked": ("BertForMaskedLM", "BertConfig", {}, "wordpiece", ""),
@@ -66,7 +66,7 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "qwen3-rank": ("Qwen3ForSequenceClassification", "Qwen3Config",
                    {"head_dim": 16, "num_key_value_heads": 2, "num_labels": 1}, "qwen2", ""),
 }  # fmt: skip
-DENSE = {"gemma-embedding": (40, 32)}  # rows of the layers after the pooling
+DENSE = {"gemma-embedding": (40, 32)}  # output widths of the dense layers after pooling
 
 
 def read_encoders() -> dict[str, dict[str, Any]]:
@@ -75,7 +75,7 @@ def read_encoders() -> dict[str, dict[str, Any]]:
 
 
 def write_encoder(name: str, spec: dict[str, Any], folder: Path) -> list[np.ndarray]:
-    """Write the folder of an encoder; return the matrices of its dense layers."""
+    """Write an encoder checkpoint, and return the weight matrices of its dense layers."""
     write_folder(spec, folder)
     pooling, matrices, width = ENCODERS[name][4], [], int(_COMMON["hidden_size"])
     modules = [("", "models.Transformer")]
@@ -104,7 +104,7 @@ def write_encoder(name: str, spec: dict[str, Any], folder: Path) -> list[np.ndar
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """Return the files' contents as transformers saves them for a model of the table."""
+    """Return config.json, tensor names and shapes as transformers saves them for an entry of ENCODERS."""
     import transformers
     from safetensors.numpy import load_file
 
@@ -120,7 +120,7 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _results(name: str, folder: Path, dense: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return hidden states at some positions, the embedding of the text, and scores of a classifier."""
+    """Return hidden states at some positions, the pooled embedding, and classifier scores."""
     import torch
     import transformers
 

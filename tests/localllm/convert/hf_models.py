@@ -1,6 +1,6 @@
-"""The tiny random models of `hf_table`, made with torch and transformers, with a tokenizer trained here.
+"""The tiny random models of `hf_table`, built with torch and transformers, with tokenizers trained here.
 
-`make` saves one as a Hugging Face folder and returns the logits that transformers computes.
+`make` saves one as a Hugging Face checkpoint and returns the logits that transformers computes.
 
     python -m tests.localllm.convert.hf_models tests/localllm/convert/data/hf    # for tests without torch
 """
@@ -18,14 +18,14 @@ from tests.localllm.convert.hf_settings import COMMON, PARTS, VISION, XIELU
 from tests.localllm.convert.hf_table import MODELS
 from tests.localllm.convert.hf_tokenizers import VOCABULARY, save_tokenizer
 
-TOKENS = 24  # tokens to evaluate: more than the windows below
+TOKENS = 24  # prompt length, longer than the models' sliding windows
 
 
 def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.ndarray:
-    """Save the model as `folder`, with weights of type `dtype`; return its logits float32 (TOKENS, vocabulary) for
-    `ids()`.
+    """Save the model to `folder` with weights of type `dtype`, and return its logits (TOKENS, vocabulary) for the
+    prompt `ids()`.
 
-    The logits are computed in float32. `save` is passed to save_pretrained.
+    The logits are computed in float32. `save` holds further arguments of save_pretrained.
     """
     import torch
     import transformers
@@ -48,7 +48,7 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.copy_((0.3 * torch.randn(buffer.shape)).to(kept))
-            if key.endswith("tid2eid"):  # distinct experts for each token
+            if key.endswith("tid2eid"):  # hash-routed layers: distinct experts for each token id
                 buffer.copy_(torch.rand(len(buffer), 4).argsort(1)[:, : buffer.shape[1]])
             if key.endswith(XIELU):
                 buffer.fill_(0.75 if key.endswith("beta") else -0.25)
@@ -63,19 +63,21 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
 
 
 def sees(name: str) -> bool:
-    """Return whether the model of that name has a vision part."""
+    """Return whether the model has a vision encoder."""
     return "VL" in MODELS[name][0] or MODELS[name][0] in ("Mistral3Config", "Glm5NextConfig", "Step3p7Config", *PARTS)
 
 
 def by_tanh(model: Any) -> None:
-    """Compute MPT's GELU in its tanh form, as GGUF files require; with the error function the NMSE is 9e-8."""
+    """Switch MPT's GELU to the tanh approximation, which GGUF requires. Exact GELU would give an NMSE of 9e-8."""
     for module in model.modules():
         if type(module).__name__ == "GELU":
             module.approximate = "tanh"
 
 
 def _values(torch: Any, name: str, parameter: Any) -> Any:
-    """Return values for which every part matters: sharp attention, norms different from one, biases from zero."""
+    """Return random weights that make every tensor matter: peaked attention, norm weights away from 1, and nonzero
+    biases.
+    """
     noise = torch.randn(parameter.shape)
     if "norm" in name and name.endswith("weight"):
         return parameter + 0.3 * noise
@@ -92,7 +94,7 @@ def ids() -> list[int]:
     return [1, *(int(i) for i in np.random.default_rng(3).integers(3, VOCABULARY, TOKENS - 1))]
 
 
-# The folders in tests/localllm/convert/data/hf: name, model, dtype, arguments of save_pretrained.
+# Checkpoints in tests/localllm/convert/data/hf: name, model, dtype, arguments of save_pretrained.
 FIXTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama-shards": ("llama", "float32", {"max_shard_size": "40KB"}),
     "experts": ("mixtral", "bfloat16", {}),

@@ -1,4 +1,4 @@
-"""Experts in MXFP4 in the layout of gpt-oss's folders."""
+"""MXFP4 expert weights in the layout of gpt-oss checkpoints."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from localllm import quant
 
 
 def mxfp4(x: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return experts (E, a, b) in the layout of gpt-oss's checkpoints.
+    """Quantize expert weights (E, a, b) to MXFP4 in the layout of gpt-oss checkpoints.
 
-    These are blocks (E, b, a / 32, 16), scales (E, b, a / 32), and the dequantized values, again (E, a, b).
+    Return blocks (E, b, a / 32, 16), scales (E, b, a / 32), and the dequantized weights (E, a, b).
     """
     experts, a, b = x.shape
     rows = quant.quantize(np.ascontiguousarray(x.transpose(0, 2, 1)).reshape(-1, a), "MXFP4")

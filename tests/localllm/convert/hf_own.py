@@ -1,11 +1,11 @@
-"""Tiny folders of models that transformers lacks, with the names of the models' own code.
+"""Tiny checkpoints of models that transformers lacks, with the tensor names of the publishers' code.
 
-Each has the result of llama.cpp's converter: keys, shapes, and digests of F32 data.
+The stored reference is the output of llama.cpp's converter: metadata keys, shapes, and digests of the F32 data.
 
-    python -m tests.localllm.convert.hf_own LLAMA_CPP [MODEL...]    # makes data/hf_own.json.gz again, or these in it,
+    python -m tests.localllm.convert.hf_own LLAMA_CPP [MODEL...]    # regenerates data/hf_own.json.gz, or these models,
     # with llama.cpp's source
 
-That needs torch, transformers and sentencepiece.
+The command needs torch, transformers and sentencepiece.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HEAD_NORMS: Shapes = {"self_attn.q_norm": [HEAD], "self_attn.k_norm": [HEAD]}
 
 
 def weights(shapes: Shapes, prefix: str = "", suffix: str = ".weight") -> list[tuple[str, list[int], float]]:
-    """Return tensors with the base of their values."""
+    """Return (name, shape, mean of the random values) of each tensor."""
     return [(prefix + name + suffix, shape, float("norm" in name or "ln" in name)) for name, shape in shapes.items()]
 
 
@@ -86,7 +86,7 @@ _COGVLM: Shapes = {
     **_below("mlp.language_mlp.", _MLP), **_below("mlp.vision_mlp.", _MLP),
 }  # fmt: skip
 
-# Name: config.json, tensors, and the tokenizer.
+# Name: config.json, tensors, tokenizer.
 OWN: dict[str, tuple[dict[str, Any], list[Any], str]] = {
     "dream": (
         {**_QWEN, "architectures": ["DreamModel"], "model_type": "Dream"},
@@ -132,12 +132,12 @@ OWN: dict[str, tuple[dict[str, Any], list[Any], str]] = {
 
 
 def write_own(name: str, folder: Path, **config: Any) -> None:
-    """Write a folder with some keys of config.json replaced; None removes one."""
+    """Write a checkpoint with some keys of config.json replaced, or removed if None."""
     folder.mkdir(exist_ok=True)
     given, tensors, tokenizer = OWN[name]
     left = {key: value for key, value in {**given, **config}.items() if value is not None}
     write_folder({"config": left, "tensors": tensors, "tokenizer": tokenizer}, folder)
-    if not left:  # for a model without one
+    if not left:  # the model has no config.json
         (folder / "config.json").unlink()
     if name in BESIDE:
         BESIDE[name](folder)
@@ -146,18 +146,18 @@ def write_own(name: str, folder: Path, **config: Any) -> None:
 
 
 def kind(tensor: Any) -> list[str]:
-    """Return the type of a tensor that is not F32."""
+    """Return the tensor type as a list, which is empty for F32."""
     return [] if tensor.tensor_type.name == "F32" else [tensor.tensor_type.name]
 
 
-COMPUTED = {  # tensors whose last bits vary between machines
+COMPUTED = {  # tensors whose last bits differ between machines
     "kimi-k3": ".ssm_a", "plamo2": ".ssm_a", "mamba-lm": ".ssm_a",
     "qwen3tts": "token_embd.weight", "pockettts": "token_embd.weight",
 }  # fmt: skip
 
 
 def sample(values: np.ndarray) -> list[Any]:
-    """Return some rows from the last one on, which are stored as numbers."""
+    """Return every n-th row, starting at the last. The reference stores these rows as values."""
     found: list[Any] = values[:: -1 - len(values) // 32].tolist()
     return found
 
@@ -167,7 +167,7 @@ def _told(tensor: Any, computed: str) -> list[Any]:
 
 
 def digest(values: np.ndarray) -> str:
-    """Return a digest of numbers, as F32; bytes and integers as they are."""
+    """Return a digest of the values in F32. Bytes and int32 are hashed unconverted."""
     kept = values.dtype if values.dtype in (np.uint8, np.int32) else np.float32
     return hashlib.sha256(np.ascontiguousarray(values, kept).tobytes()).hexdigest()[:16]
 
@@ -204,16 +204,16 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def _expected(name: str, source: str) -> dict[str, Any]:
-    """Return the output of llama.cpp's converter."""
+    """Return the metadata and tensors that llama.cpp's converter writes."""
     import gguf
 
     with tempfile.TemporaryDirectory() as place:
         folder, path = Path(place) / name, Path(place) / "model.gguf"
         write_own(name, folder)
-        if OWN[name][2] == "wordpiece":  # it reads this for encoders
+        if OWN[name][2] == "wordpiece":  # llama.cpp's converter requires this class for encoders
             settings = json.loads((folder / "tokenizer_config.json").read_text())
             (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "BertTokenizer"}))
-        if name == "grok-2":  # without it, it writes nothing
+        if name == "grok-2":  # without a chat template, llama.cpp's converter writes no file
             (folder / "chat_template.jinja").write_text("{{ messages }}")
         command = [sys.executable, "-c", _PROGRAM, source, str(folder), "--outtype", "f32", "--outfile", str(path)]
         subprocess.run(command, check=True)
@@ -223,7 +223,7 @@ def _expected(name: str, source: str) -> dict[str, Any]:
             x.name: [[int(n) for n in reversed(x.shape)], *_told(x, COMPUTED.get(name, "?"))] for x in reader.tensors
         }  # fmt: skip
     skipped = ["tokenizer.chat_template", "tokenizer.ggml.merges", "tokenizer.ggml.pre"]
-    if OWN[name][2] not in ("world", "plamo") and name not in SPEECH:  # others are tested elsewhere
+    if OWN[name][2] not in ("world", "plamo") and name not in SPEECH:  # other tests cover these keys
         skipped += ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type"]
     return {"keys": {key: value for key, value in keys.items() if key not in skipped}, "tensors": tensors}
 

@@ -1,4 +1,4 @@
-"""Tiny folders of `hf_own` of more classes: older spellings, base models, and parts of vision models."""
+"""Further tiny checkpoints for `hf_own`: older config spellings, base models, and vision models' language parts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SEES: Shapes = {"visual.patch_embed.proj": [4], "visual.merger.mlp.0": [4]}
 
 
 def _tensors(*parts: Shapes, prefix: str = "") -> list[Any]:
-    """Return tensors with the base of their values; a name without a suffix gets `.weight`."""
+    """Return (name, shape, mean of the random values) of each tensor. Names without a suffix get `.weight`."""
     found = {prefix + name: shape for part in parts for name, shape in part.items()}
     ended = {
         name if name.endswith((".bias", "_bias", "_log", ".D")) else f"{name}.weight": x for name, x in found.items()
@@ -258,7 +258,7 @@ FURTHER["bailingmoe3-vl"] = (
 )  # fmt: skip
 
 
-_KEY, _VALUE, _CARDS = 84, 48, 4  # a GPU's rows do not fill whole blocks
+_KEY, _VALUE, _CARDS = 84, 48, 4  # the rows of one GPU's shard are not a multiple of the FP8 block size
 _MIMO_ROWS = 8 * _KEY + 4 * (_KEY + _VALUE)
 _MIMO: Shapes = {
     **NORMS, "self_attn.qkv_proj": [_MIMO_ROWS, WIDTH], "self_attn.o_proj": [WIDTH, 8 * _VALUE],
@@ -286,7 +286,7 @@ FURTHER["mimo2-cards"] = (
 
 
 def _by_cards(folder: Path) -> None:
-    """Write queries, keys and values in FP8, with scales for the blocks of each GPU, as published."""
+    """Write the fused QKV weights in FP8 with block scales per GPU shard, as the published checkpoint does."""
     noise, tensors = np.random.RandomState(9), {}
     types = {}
     for name, *rest in FURTHER["mimo2-cards"][1]:
@@ -306,14 +306,14 @@ def _pooling(folder: Path, *further: dict[str, Any]) -> None:
 
 
 def _last(folder: Path) -> None:
-    """Write the sentence-transformers files of a model that pools by the last token."""
+    """Write the sentence-transformers files of a model with last-token pooling."""
     _pooling(folder, {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
 
 
 def _dense(folder: Path) -> None:
-    """Write the files of a matrix after the model, as PyLate saves it."""
+    """Write the files of a dense layer after the model, as PyLate saves it."""
     _pooling(folder, {"idx": 1, "path": "1_Dense", "type": "pylate.models.Dense.Dense"})
     (folder / "1_Dense").mkdir(exist_ok=True)
     settings = {"in_features": WIDTH, "out_features": 12, "bias": False,
@@ -324,12 +324,12 @@ def _dense(folder: Path) -> None:
 
 
 def _named(folder: Path) -> None:
-    """Write the tokenizer's class, which llama.cpp's converter requires."""
+    """Add `tokenizer_class` to tokenizer_config.json, which llama.cpp's converter requires."""
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "LlamaTokenizer"}))
 
 
-SEES = (  # models with tensors of other parts
+SEES = (  # models with tensors of other modalities
     "deepseek2-ocr", "llama-sarashina2", "phi3-vision", "qwen2-dots", "qwen3-step-vl", "deepseek2-youtu-vl",
     "bailingmoe3-vl",
     "mimo2-cards",
@@ -340,4 +340,4 @@ BESIDE = {
     "lfm2-colbert": _dense,
     "phi3-vision": _named,
     "mimo2-cards": _by_cards,
-}  # more files of a folder
+}  # functions that write further files of a checkpoint

@@ -1,6 +1,6 @@
-"""Tiny folders of `hf_own` whose weights are stored as published: DeepSeek 4, Kimi K3, and Grove MoE.
+"""Tiny checkpoints for `hf_own` whose weights are quantized as published: DeepSeek 4, Kimi K3, and Grove MoE.
 
-Codes and scales follow from the names, too.
+The quantized codes and scales are also seeded by the tensor names.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _COMMON = {
     "num_experts_per_tok": 2,
 }  # fmt: skip
 
-# -- DeepSeek 4, as published: weights in FP8 with block scales, experts in MXFP4, both with power-of-two scales
-# ----------
+# -- DeepSeek 4 as published: FP8 weights with block scales, MXFP4 experts, both with power-of-two scales ------------
 
 _DEEPSEEK = {
     **_COMMON, "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "num_hidden_layers": 4,
@@ -55,7 +54,8 @@ def _deepseek() -> Tensors:
             "attn.wq_a.weight": [rank, WIDTH], "attn.q_norm.weight": [rank], "attn.wq_b.weight": [HEADS * size, rank],
             "attn.wkv.weight": [size, WIDTH], "attn.kv_norm.weight": [size],
             "attn.wo_a.weight": [2 * 16, HEADS * size // 2], "attn.wo_b.weight": [WIDTH, 2 * 16],
-            "ffn.gate.weight": [EXPERTS, WIDTH], "ffn.gate.bias": [EXPERTS],  # the first layer's are not read
+            # the converter ignores the router bias of the first layer
+            "ffn.gate.weight": [EXPERTS, WIDTH], "ffn.gate.bias": [EXPERTS],
         }  # fmt: skip
         for x in ("attn", "ffn"):
             own |= {f"hc_{x}_fn": [24, 4 * WIDTH], f"hc_{x}_base": [24], f"hc_{x}_scale": [3]}
@@ -75,7 +75,7 @@ def _deepseek() -> Tensors:
     return [*tensors, ["layers.0.ffn.gate.tid2eid", [VOCABULARY, 2], table.tolist()]]
 
 
-# -- Kimi K3, as published: experts in MXFP4, packed by compressed-tensors ---------------------------------------------
+# -- Kimi K3 as published: MXFP4 experts, packed by compressed-tensors -----------------------------------------------
 
 _KIMI = {
     "architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "vision_config": {"hidden_size": 16},
@@ -193,7 +193,7 @@ OWN_PACKED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
 
 
 def stored(name: str, tensors: Tensors) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the stored tensors of a folder, and the types that their arrays do not show."""
+    """Return the stored tensors of a checkpoint, and the types that numpy's dtypes cannot express."""
     found, types = {}, {}
     for key, shape, base in tensors:
         if name == "deepseek4" and ".experts." in key:
@@ -215,7 +215,7 @@ _FP8 = tuple([f".{x}.weight" for x in ("wq_a", "wq_b", "attn.wkv", "wo_a", "wo_b
 
 
 def _codes(key: str, shape: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return bytes of two codes, and a scale for 32 codes: numbers up to 6 times 2^-5."""
+    """Return random FP4 codes, two a byte, and E8M0 scales for blocks of 32. Values reach 6 * 2^-5."""
     random = np.random.RandomState(zlib.crc32(key.encode()))
     rows, columns = shape
     return random.randint(0, 256, (rows, columns // 2), np.uint8), random.randint(
@@ -224,7 +224,7 @@ def _codes(key: str, shape: list[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _eight(key: str, shape: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return bytes of FP8, and a scale for a block: numbers up to 30 times 2^-6."""
+    """Return random FP8 codes and E8M0 scales for blocks of 128 x 128. Values reach 30 * 2^-6."""
     random = np.random.RandomState(zlib.crc32(key.encode()))
     parts = [-(-n // 128) for n in shape]
     signs = random.randint(0, 2, shape, np.uint8) << 7

@@ -1,4 +1,4 @@
-"""Tiny folders of RWKV's models, with the names of RWKV's code; `hf_own` writes them."""
+"""Tiny RWKV checkpoints for `hf_own`, with the tensor names of RWKV's code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
 
 Shapes = dict[str, list[int]]
-WIDTH, HEAD, KV, FFN, LAYERS = 128, 64, 1, 96, 3  # llama.cpp computes RWKV-7 incorrectly with heads of 32
+WIDTH, HEAD, KV, FFN, LAYERS = 128, 64, 1, 96, 3  # llama.cpp computes RWKV-7 incorrectly with a head size of 32
 _VECTOR = [1, 1, WIDTH]
 _SQUARE = [WIDTH, WIDTH]
 _CONFIG = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "tie_word_embeddings": False}
@@ -81,7 +81,7 @@ _QWEN7: Shapes = {
 
 
 def _tensors(top: Shapes, layer: Shapes, prefix: str, but: tuple[str, ...] = ()) -> list[Any]:
-    """Return names, shapes and the base of values. `but` are prefixes of names that the first layer lacks."""
+    """Return (name, shape, mean of the random values) of each tensor. Layer 0 skips names with a prefix in `but`."""
     whole = dict(top)
     for n in range(LAYERS):
         own = {name: shape for name, shape in layer.items() if n or not name.startswith(but or "?")}

@@ -1,4 +1,4 @@
-"""A tiny folder of `hf_own` of Qwen3-TTS: the part that reads text, and some tensors of its other parts."""
+"""Tiny checkpoints of Qwen3-TTS and Pocket TTS for `hf_own`: the language model, and some tensors of other parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
 
-WIDTH, CODES = 16, 1100  # the last 1024 codes are special; one of them ends an answer
+WIDTH, CODES = 16, 1100  # the last 1024 codes are special tokens, including EOS
 
 _TALKER = {
     "vocab_size": CODES, "text_vocab_size": VOCABULARY, "hidden_size": WIDTH, "text_hidden_size": 24,
@@ -42,7 +42,7 @@ def _qwen() -> list[list[Any]]:
     return [*tensors, ["speaker_encoder.fc.weight", [8, 8], 0.0]]
 
 
-# -- Pocket TTS: no config.json, and heads of 64 ----------------------------------------------------------------------
+# -- Pocket TTS: no config.json, and a head size of 64 ---------------------------------------------------------------
 
 
 def _pocket() -> list[list[Any]]:
@@ -61,7 +61,8 @@ def _pocket() -> list[list[Any]]:
         }  # fmt: skip
         found |= {f"transformer.layers.{layer}.{name}": shape for name, shape in own.items()}
     tensors = [[f"flow_lm.{name}", shape, 1.0 if "norm" in name else 0.0] for name, shape in found.items()]
-    codec: dict[str, list[int]] = {"norm1.weight": [64], "linear1.weight": [96, 64]}  # llama.cpp reads their sizes
+    # llama.cpp's converter reads their shapes
+    codec: dict[str, list[int]] = {"norm1.weight": [64], "linear1.weight": [96, 64]}
     return tensors + [
         [f"mimi.encoder_transformer.transformer.layers.0.{name}", shape, 0.0] for name, shape in codec.items()
     ]

@@ -1,6 +1,6 @@
-"""Tiny folders of models that have their own code, with the names of that code; `hf_own` writes them.
+"""Tiny checkpoints of models with custom code, for `hf_own`, with the tensor names of that code.
 
-Models whose layers differ are in `hf_programs_newer`.
+`hf_programs_newer` holds the models whose layers differ.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _experts(prefix: str, shapes: Shapes) -> Shapes:
 
 
 def _weights(shapes: Shapes, prefix: str = "", suffix: str = ".weight") -> list[Any]:
-    """Return tensors with the base of their values. A name that ends with a dot is complete."""
+    """Return (name, shape, mean of the random values) of each tensor. A name that ends with a dot gets no suffix."""
     return [
         (prefix + (name[:-1] if name.endswith(".") else name + suffix), shape, float("norm" in name))
         for name, shape in shapes.items()
@@ -61,9 +61,10 @@ def case(
     prefix: str = "model.layers.{}.", tokenizer: str = "qwen2", layers: int = LAYERS, first: Shapes | None = None,
     others: dict[int, Shapes] | None = None,
 ) -> Case:  # fmt: skip
-    """Return a case.
+    """Return config.json, the tensors, and the tokenizer.
 
-    `first` are tensors of layer 0, `others` of other layers, if different; `biases` lists names with biases.
+    `first` replaces the tensors of layer 0, and `others` replaces them for other layers. `biases` names the matrices
+    with a bias.
     """
     tensors = _weights(top) + _weights({x: top[x][-1:] for x in biases if x in top}, "", ".bias")
     for n in range(layers):

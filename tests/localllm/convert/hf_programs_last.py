@@ -1,4 +1,4 @@
-"""Tiny folders of Grok 1 and 2, PLaMo 1, Talkie and NeoBERT, with the names of the models' own code."""
+"""Tiny checkpoints of Grok 1 and 2, PLaMo 1, Talkie and NeoBERT, with the tensor names of the publishers' code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GROK = {
 }  # fmt: skip
 _W123: Shapes = {"w1": SMALL_MLP["gate_proj"], "w3": SMALL_MLP["up_proj"], "w2": SMALL_MLP["down_proj"]}
 _GROK1_EXPERT: Shapes = {"linear": MLP["gate_proj"], "linear_v": MLP["up_proj"], "linear_1": MLP["down_proj"]}
-# llama.cpp's converter stacks the experts when it meets another tensor of a layer, so they come first.
+# Experts come first: llama.cpp's converter stacks them when it reaches another tensor of the layer.
 _GROK1: Shapes = {
     **{f"moe.{i}.{x}": shape for i in range(EXPERTS) for x, shape in _GROK1_EXPERT.items()},
     **{f"rms_norm{x}": [WIDTH] for x in ("", "_1", "_2", "_3")}, "router": [EXPERTS, WIDTH],
@@ -43,8 +43,8 @@ _GROK2: Shapes = {
     "block_sparse_moe.gate": [EXPERTS, WIDTH], **ATTENTION, **below("mlp.", MLP),
 }  # fmt: skip
 
-# PLaMo 13B has 40 heads; each KV head serves 8 of them. llama.cpp's converter accepts no other numbers. Here heads have
-# width 4.
+# PLaMo 13B has 40 query heads and 5 KV heads, and llama.cpp's converter accepts no other counts. The head size here is
+# 4.
 _PLAMO_WIDTH, _PLAMO_KEYS = 160, 20
 _PLAMO: Shapes = {
     "norm": [_PLAMO_WIDTH], **{f"self_attn.{x}_proj": [_PLAMO_WIDTH, _PLAMO_WIDTH] for x in "qo"},

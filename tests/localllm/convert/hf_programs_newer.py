@@ -1,4 +1,4 @@
-"""Tiny folders of models that have their own code and different layers: Jina 2, DeciLM, PLaMo 2 and 3, Spark, Step."""
+"""Tiny checkpoints of models with custom code and non-uniform layers: Jina 2, DeciLM, PLaMo 2 and 3, Spark, Step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that several tiny models of `hf_table` share, by the names of transformers."""
+"""Settings shared by several tiny models of `hf_table`, named as in transformers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from tests.localllm.convert.hf_tokenizers import VOCABULARY
 
 WINDOW = 8
 CONTEXT = 256
-XIELU = ("act_fn.beta", "act_fn.eps")  # constants of Apertus
-COMPUTED = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")  # MiniMax 01 saves these constants
+XIELU = ("act_fn.beta", "act_fn.eps")  # parameters of Apertus' xIELU activation
+# MiniMax 01 saves these buffers, although they follow from the config
+COMPUTED = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
 COMMON = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "pad_token_id": 0,
@@ -60,7 +61,8 @@ VISION = {
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
-PARTS = {"MuseGlimmerConfig": {"out_hidden_size": 64, "projector_hidden_size": 16}}  # next to text and vision settings
+# settings outside `text_config` and `vision_config`
+PARTS = {"MuseGlimmerConfig": {"out_hidden_size": 64, "projector_hidden_size": 16}}
 STEP = {
     **EXPERTS, "num_hidden_layers": 4, "head_dim": 16, "sliding_window": WINDOW, "num_sliding_attention_heads": 6,
     "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],

@@ -1,4 +1,4 @@
-"""The tiny models of `hf_table` whose layers have an indexer or hyper-connections."""
+"""The tiny models of `hf_table` that have sparse-attention indexers or hyper-connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _INDEXER = {
     "index_topk": 6,
     "index_head_dim": 64,
     "index_n_heads": 16,
-}  # fewer than the 24 tokens; no two scores are equal
+}  # top-k is below the prompt length of 24; no two scores tie
 _MOE = {**LATENT, **EXPERTS, **_INDEXER, "n_routed_experts": 4, "n_shared_experts": 1}
 
 SPARSE: dict[str, tuple[str, dict[str, Any], str]] = {

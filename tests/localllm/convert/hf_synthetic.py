@@ -1,11 +1,11 @@
-"""Hugging Face folders of every architecture, written without torch.
+"""Hugging Face checkpoints of every architecture, written without torch.
 
-Names, shapes and config.json are stored as transformers saves them; the values follow from the names; the stored logits
-are transformers'.
+Tensor names, shapes and config.json are stored as transformers saves them. The names seed the random weights, and
+transformers computed the stored logits.
 
-    python -m tests.localllm.convert.hf_synthetic [MODEL...]    # makes data/hf_all.* again, or these models in it
+    python -m tests.localllm.convert.hf_synthetic [MODEL...]    # regenerates data/hf_all.*, or these models
 
-That needs torch and transformers.
+The command needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from tests.localllm.convert.support import save
 
 DATA = Path(__file__).parent / "data"
 POSITIONS = [0, 6, 11, 17, 23]  # positions whose logits are stored
-LEFT_OUT = ("gpt-oss-mxfp4",)  # its values cannot follow from names; it is in data/hf
+LEFT_OUT = ("gpt-oss-mxfp4",)  # MXFP4 weights cannot be seeded by name; this checkpoint is in data/hf
 
 
 def numbers(name: str, shape: list[int], base: float | list[Any]) -> np.ndarray:
-    """Return values for which every part matters: sharp attention, norms different from one, biases from zero."""
+    """Return weights, seeded by the name, that make every tensor matter: peaked attention, norms away from 1, nonzero
+    biases.
+    """
     if isinstance(base, list):
         return np.array(base)
     if name.endswith(XIELU):
@@ -48,7 +50,7 @@ def numbers(name: str, shape: list[int], base: float | list[Any]) -> np.ndarray:
 
 
 def write_folder(spec: dict[str, Any], folder: Path, packed: bool = True) -> None:
-    """Write a folder. A model with the key `fp8` gets FP8 weights, or with `packed` false their dequantized values."""
+    """Write a checkpoint. With the key `fp8`, weights are stored in FP8, or dequantized if `packed` is false."""
     config, tensors = dict(spec["config"]), {name: numbers(name, *rest) for name, *rest in spec["tensors"]}
     if blocks := spec.get("fp8"):
         if packed:
@@ -63,8 +65,11 @@ def write_folder(spec: dict[str, Any], folder: Path, packed: bool = True) -> Non
 
 
 def _fp8(x: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return codes, block scales, and the dequantized values: the largest of each block is FP8's largest."""
-    code = np.arange(127)  # the positive numbers: 4 bits of exponent (bias 7), 3 of mantissa
+    """Quantize to FP8; return codes, block scales and dequantized values.
+
+    Each block's maximum maps to the largest FP8 value.
+    """
+    code = np.arange(127)  # E4M3 codes of positive values: 4 exponent bits (bias 7), 3 mantissa bits
     positive = np.where(code < 8, code * 2.0**-9, (8 + code % 8) * 2.0 ** (code // 8 - 10.0))
     rows, columns = (np.arange(n) // size for n, size in zip(x.shape, (height, width), strict=True))
     scales = np.zeros((rows[-1] + 1, columns[-1] + 1), np.float32)
@@ -81,7 +86,7 @@ def read_specs() -> dict[str, dict[str, Any]]:
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """Return the files' contents as transformers saves them for one of `hf_table.MODELS`."""
+    """Return config.json, tensor names and shapes as transformers saves them for an entry of `hf_table.MODELS`."""
     from safetensors.numpy import load_file
 
     from tests.localllm.convert.hf_models import make
@@ -95,7 +100,7 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _base(name: str, values: np.ndarray) -> float | list[Any]:
-    """Return the base of a tensor's values; for integers the values."""
+    """Return the mean of a tensor's random values, or the values themselves for integers."""
     if values.dtype == np.int64:
         found: list[Any] = values.tolist()
         return found

@@ -1,10 +1,10 @@
-"""Tiny models of T5's family as Hugging Face folders, written without torch as in `hf_synthetic`.
+"""Tiny T5-family models as Hugging Face checkpoints, written without torch as in `hf_synthetic`.
 
 transformers computed the stored logits and hidden states.
 
-    python -m tests.localllm.convert.hf_t5    # makes data/hf_t5.* again
+    python -m tests.localllm.convert.hf_t5    # regenerates data/hf_t5.*
 
-That needs torch and transformers.
+The command needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMMON = {
     "initializer_factor": 1.0, "decoder_start_token_id": 0,
 }  # fmt: skip
 
-# Name: class of the model, of its configuration, and more settings.
+# Name: model class, configuration class, and further settings.
 FAMILY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", "T5Config", {"num_decoder_layers": 3}),
     "t5-gated": (
@@ -38,7 +38,7 @@ FAMILY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5encoder-mt5": ("MT5EncoderModel", "MT5Config", {}),
     "t5encoder-umt5": ("UMT5EncoderModel", "UMT5Config", {}),
 }  # fmt: skip
-TEXT, ANSWER = ids()[:16], [0, *ids()[16:]]  # the encoder's input, and the decoder's tokens so far
+TEXT, ANSWER = ids()[:16], [0, *ids()[16:]]  # encoder input, decoder input
 
 
 def read_family() -> dict[str, dict[str, Any]]:
@@ -47,7 +47,7 @@ def read_family() -> dict[str, dict[str, Any]]:
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """Return the files' contents as transformers saves them for a model of the table."""
+    """Return config.json, tensor names and shapes as transformers saves them for an entry of FAMILY."""
     import transformers
     from safetensors.numpy import load_file
 
@@ -59,7 +59,7 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _results(name: str, folder: Path) -> np.ndarray:
-    """Return the logits of the answer's tokens, or the encoder's rows of the text."""
+    """Return the decoder's logits, or the hidden states of an encoder-only model."""
     import torch
     import transformers
 

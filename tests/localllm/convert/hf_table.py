@@ -1,6 +1,4 @@
-"""The tiny models that `hf_models` makes: one for each convertible architecture, and for each of their special
-cases.
-"""
+"""Settings of the tiny models that `hf_models` builds: at least one per convertible architecture."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from tests.localllm.convert.hf_settings import (
 from tests.localllm.convert.hf_sparse import SPARSE
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
 
-# Name: class of the configuration, more settings, and the tokenizer ("spm", "llama3", ...).
+# Name: configuration class, further settings, and tokenizer ("spm", "llama3", ...).
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("LlamaConfig", {"rope_parameters": LLAMA3}, "llama3"),
     "llama-linear": ("LlamaConfig", {"rope_parameters": {**DEFAULT, "rope_type": "linear", "factor": 4.0}}, "spm"),
@@ -76,7 +74,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
          "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
         "deepseek-v3",
     ),
-    "deepseek2-fp8": (  # sizes that are not multiples of a block
+    "deepseek2-fp8": (  # matrix sizes that are not multiples of the FP8 block size
         "DeepseekV3Config",
         {**LATENT, **EXPERTS, "hidden_size": 160, "intermediate_size": 200, "kv_lora_rank": 80, "q_lora_rank": 104,
          "qk_nope_head_dim": 40, "v_head_dim": 36, "moe_intermediate_size": 72, "n_routed_experts": 4,
@@ -138,7 +136,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "mistral4": (
         "Mistral3Config",
         {"model_type": "mistral4", **LATENT, **EXPERTS, "n_routed_experts": 4, "n_shared_experts": 2,
-         "routed_scaling_factor": 1.5, "rope_parameters": {**MINISTRAL}},  # a copy: transformers adds to it
+         "routed_scaling_factor": 1.5, "rope_parameters": {**MINISTRAL}},  # copied, because transformers modifies it
         "tekken",
     ),
     "mistral3": ("Ministral3Config", {"head_dim": 16, "rope_parameters": MINISTRAL}, "tekken"),
@@ -256,7 +254,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {**DELTA, **EXPERTS, "num_hidden_layers": 4, "num_experts": 4, "shared_expert_intermediate_size": 48},
         "qwen2",
     ),
-    "qwen4exp": (  # a token within the text ends n-grams; two pools of twelve are selected
+    "qwen4exp": (  # an EOS within the prompt ends its n-grams; sparse attention selects two of twelve pooled blocks
         "Qwen4ExpTextConfig",
         {**DELTA, **EXPERTS, "num_hidden_layers": 4, "num_experts": 4, "shared_expert_intermediate_size": 48,
          "hc_count": 3, "hc_lowrank": 6, "output_gate_type": "sigmoid", "eos_token_id": [199, 2], "ple_layer_ids": [2],

@@ -1,4 +1,6 @@
-"""Tokenizers trained here in the styles of real ones, and saved as in a Hugging Face folder."""
+"""Tokenizers trained here, with the split rules and special tokens of real models, and saved as in a Hugging Face
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tests.localllm.tokenizer.vocabularies import charsmap
 
 VOCABULARY = 320
 _SPECIAL = ["<pad>", "<s>", "</s>"]
-SPACES = charsmap(dict.fromkeys("\n\t\r\u00a0", " "))  # as the tables of real unigram models do
+SPACES = charsmap(dict.fromkeys("\n\t\r\u00a0", " "))  # normalizes white space, as real unigram models do
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CAMEL = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
@@ -25,7 +27,7 @@ REGEXES = {  # from the tokenizer.json files of Llama 3, Qwen 2, Mistral Nemo an
 }
 _ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _SIGNED = "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
-# Several split steps, the last one for bytes; line ends are literal, as in those files.
+# Several pre-tokenizer steps, the last one byte-level. Newlines are literal, as in the published tokenizer.json files.
 STEPS: dict[str, tuple[str, ...]] = {
     **{style: (regex,) for style, regex in REGEXES.items()},
     "qwen35": (
@@ -61,7 +63,7 @@ TEXT = (
 
 
 def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
-    """Return a byte-level tokenizer of one of the styles, trained on the texts."""
+    """Return a byte-level BPE tokenizer with the style's split rules, trained on the texts."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE(ignore_merges=style in ("llama3", "tekken")))
@@ -87,7 +89,7 @@ def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | N
         show_progress=False,
     )  # fmt: skip
     tokenizer.train_from_iterator(texts or [TEXT], trainer)
-    if style == "llama3":  # puts <s> before a text
+    if style == "llama3":  # adds <s> as BOS
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     else:
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -95,8 +97,8 @@ def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | N
 
 
 def spm_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
-    """Return the tokenizer that transformers makes from a SentencePiece BPE model: byte fallback, and all merges of its
-    pieces.
+    """Return the fast tokenizer that transformers derives from a SentencePiece BPE model, with byte fallback and all
+    merges.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
@@ -120,7 +122,7 @@ def spm_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) 
 
 
 def gemma4_tokenizer(vocabulary: int = 600, texts: list[str] | None = None) -> Any:
-    """Return a BPE tokenizer like Gemma 4's: separate merge order over UTF-8, byte fallback, and no word splitting."""
+    """Return a BPE tokenizer like Gemma 4's: explicit merge ranks over UTF-8, byte fallback, and no pre-tokenizer."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|channel>"]
@@ -144,7 +146,7 @@ def gemma4_tokenizer(vocabulary: int = 600, texts: list[str] | None = None) -> A
 
 
 def wordpiece_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None, lowercase: bool = True) -> Any:
-    """Return BERT's tokenizer: WordPiece."""
+    """Return a WordPiece tokenizer like BERT's."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -163,7 +165,7 @@ def wordpiece_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = 
 def unigram_tokenizer(
     vocabulary: int = VOCABULARY, texts: list[str] | None = None, charsmap: bytes = b"", words: bool = True
 ) -> Any:
-    """Return XLM-RoBERTa's tokenizer: the likeliest pieces of each word."""
+    """Return a unigram tokenizer like XLM-RoBERTa's."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.Unigram())
@@ -184,7 +186,7 @@ def unigram_tokenizer(
 
 
 def t5_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
-    """Return T5's tokenizer: a unigram model whose texts end with </s>, and sentinels after its pieces."""
+    """Return a unigram tokenizer like T5's, which appends </s> and has sentinel tokens after the pieces."""
     from tokenizers import AddedToken, Tokenizer, models, processors
 
     trained = unigram_tokenizer(vocabulary - 3, texts, SPACES)
@@ -201,9 +203,7 @@ def t5_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) -
 
 
 def spm_pieces(vocabulary: int, texts: list[str]) -> list[tuple[str, float, int]]:
-    """Return (text, score, type) of <unk>, <s>, </s>, 256 bytes, then merged pieces by score, then single
-    characters.
-    """
+    """Return (text, score, type) of <unk>, <s>, </s>, 256 byte tokens, merged pieces by score, and characters."""
     words = [text.replace(" ", "▁") for text in texts]
     frequency = Counter(c for word in words for c in word if c.isascii() or c == "▁")
     characters = sorted(c for c, _ in frequency.most_common(vocabulary - 275))
@@ -234,7 +234,7 @@ def spm_pieces(vocabulary: int, texts: list[str]) -> list[tuple[str, float, int]
 def spm_file(
     pieces: list[tuple[str, float, int]], space_prefix: bool = True, model: int = 2, charsmap: bytes = b""
 ) -> bytes:
-    """Return a tokenizer.model of BPE, or of another kind, with these pieces, by sentencepiece_model.proto."""
+    """Return a serialized SentencePiece model (sentencepiece_model.proto) with these pieces; `model` 2 is BPE."""
 
     def varint(n: int) -> bytes:
         out = b""
@@ -249,13 +249,17 @@ def spm_file(
     for text, score, kind in pieces:
         body = message(1, text.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score)
         out += message(1, body + (varint(3 << 3) + varint(kind) if kind != 1 else b""))
-    out += message(2, varint(3 << 3) + varint(model) + varint(35 << 3) + varint(model == 2))  # BPE with byte fallback
+    # model_type, vocab_size, and byte_fallback for BPE
+    out += message(2, varint(3 << 3) + varint(model) + varint(35 << 3) + varint(model == 2))
     rules = message(1, b"identity") + (message(2, charsmap) if charsmap else b"")
     return out + message(3, rules + varint(3 << 3) + varint(space_prefix) + varint(4 << 3) + varint(model == 1))
 
 
 def world_lines(vocabulary: int = VOCABULARY) -> str:
-    """Return a vocabulary in RWKV's format: every byte, then longer texts; two line ends are token 261, as there."""
+    """Return a vocabulary in RWKV's format: all bytes, then longer tokens.
+
+    Token 261 is a double newline, as in RWKV World.
+    """
     longer = ["\r\n", "é", "日本", "\t\t", "\n\n", *sorted({word for word in TEXT.split() if len(word) > 2})]
     tokens = [*(bytes([i]) for i in range(256)), *longer]
     lines = [
@@ -266,7 +270,7 @@ def world_lines(vocabulary: int = VOCABULARY) -> str:
 
 
 def plamo_entries(vocabulary: int = VOCABULARY) -> list[list[Any]]:
-    """Return the lines of PLaMo's file: special tokens, bytes and pieces with scores."""
+    """Return the entries of PLaMo's tokenizer file: special tokens, bytes, and pieces with scores."""
     special = [[f"<|plamo:{x}|>", 0.0, "UNKNOWN" if x == "unk" else "CONTROL"] for x in ("unk", "bos", "eos", "pad")]
     special.append(["<|plamo:op|>", 0.0, "NORMAL"])
     single = [[f"<0x{byte:02X}>", 0.0, "BYTE"] for byte in range(256)]
@@ -276,15 +280,15 @@ def plamo_entries(vocabulary: int = VOCABULARY) -> list[list[Any]]:
 
 
 def save_tokenizer(style: str, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json.
+    """Write the tokenizer files of a checkpoint: tokenizer.json and tokenizer_config.json.
 
-    "spm" adds tokenizer.model; "pieces" writes only that. "world" writes only RWKV's file; "plamo" writes PLaMo's in
-    place of the first.
+    "spm" adds tokenizer.model, and "pieces" writes only tokenizer.model. "world" writes only RWKV's vocabulary file,
+    and "plamo" writes PLaMo's instead of tokenizer.json.
     """
     if style == "world":
         (folder / "rwkv_vocab_v20230424.txt").write_text(world_lines())
         return
-    if style == "pieces":  # only SentencePiece's file, with fewer pieces than the table has rows
+    if style == "pieces":  # only tokenizer.model, with fewer pieces than the embedding matrix has rows
         pieces = [piece for piece in spm_pieces(VOCABULARY + 100, [TEXT]) if piece[2] != 6]  # no byte tokens
         (folder / "tokenizer.model").write_bytes(spm_file(pieces, model=1, charsmap=SPACES))
         return
@@ -310,7 +314,7 @@ def save_tokenizer(style: str, folder: Path) -> None:
 
 
 def roberta_tokenizer() -> Any:
-    """Return RoBERTa's tokenizer: GPT-2's byte-level words between <s> and </s>."""
+    """Return a tokenizer like RoBERTa's: GPT-2's byte-level BPE, with <s> and </s> around the text."""
     from tokenizers import processors
 
     tokenizer = bpe_tokenizer("gpt-2")

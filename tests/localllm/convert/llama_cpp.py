@@ -1,9 +1,9 @@
-"""Load files with llama.cpp in the package `xllamacpp`, and decode a few tokens: converted files must run there.
+"""Check that llama.cpp (package `xllamacpp`) loads converted files and decodes a few tokens.
 
-    python -m tests.localllm.convert.llama_cpp [NAME...]    # every folder of the tables, in two minutes
+    python -m tests.localllm.convert.llama_cpp [NAME...]    # all checkpoints of the tables, in two minutes
 
-llama.cpp aborts its process when an assertion fails, so each file is loaded in a child. Its C functions are called
-through ctypes. Their parameter structures are declared larger than they are, so that every version reads them alike.
+llama.cpp aborts its process when an assertion fails, so a child process loads each file. Its C functions are called
+through ctypes. The parameter structures are declared larger than they are, so that the calls work with every version.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-SECONDS = 30  # for one file; loading takes 0.3
+SECONDS = 30  # time limit for one file; loading takes 0.3 s
 TOKENS = (3, 4, 5, 6)
-# Folders whose files llama.cpp does not run, with the reason. Most have sizes that no published model has.
+# Converted files that llama.cpp cannot run, with the reason. Most have sizes that no published model has.
 _DELTA = ("qwen35", "qwen35moe", "qwen3next", "qwen4exp", "MiniCPMV4_6ForConditionalGeneration")
 REFUSED = {
     "command-r": "reads norms of heads in models of 64 layers alone",
@@ -40,7 +40,7 @@ REFUSED = {
     "t5": "requires equal numbers of encoder and decoder layers",
     **dict.fromkeys(_DELTA, "requires equal widths of keys and values in linear attention"),
 }
-# llama.cpp did not load these when this test was written: keys were missing, or announced absent experts.
+# llama.cpp failed to load these when the test was written: keys were missing, or keys announced absent experts.
 REPAIRED = (
     *("afmoe", "ernie4_5-moe", "falcon-h1", "granite-hybrid", "hunyuan-moe", "llama4", "minimax-m2", "nemotron_h"),
     *("nemotron_h_moe", "distilbert", "mamba-falcon"),
@@ -49,7 +49,7 @@ _LOADED = "llama.cpp loaded it"
 
 
 def folders() -> dict[str, Callable[[Path], Any]]:
-    """Return a function that writes each folder of the tables."""
+    """Return, for each checkpoint name of the tables, a function that writes the checkpoint."""
     from tests.localllm.convert.hf_classes import read_classes
     from tests.localllm.convert.hf_encoders import read_encoders, write_encoder
     from tests.localllm.convert.hf_own import OWN, write_own
@@ -64,7 +64,7 @@ def folders() -> dict[str, Callable[[Path], Any]]:
 
 
 def convert(write: Callable[[Path], Any], folder: Path) -> Path:
-    """Write a folder, convert it in the formats that it has, and return the file."""
+    """Write a checkpoint, convert it without changing tensor types, and return the GGUF path."""
     from localllm.convert import open_checkpoint
     from localllm.gguf.writer import NewTensor, write_gguf
 
@@ -77,7 +77,7 @@ def convert(write: Callable[[Path], Any], folder: Path) -> Path:
 
 
 def refusals(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield the reason why llama.cpp does not run each file, "" if it does."""
+    """Yield the reason why llama.cpp cannot run each file, or "" if it can."""
     for path in paths:
         command = [sys.executable, "-m", "tests.localllm.convert.llama_cpp", str(path)]
         try:
@@ -94,7 +94,7 @@ def _reason(log: str) -> str:
 
 
 class _Whole(ctypes.Structure):
-    """A structure larger than any parameters."""
+    """Placeholder for a C parameter structure, larger than any of them."""
 
     _fields_ = (("first", ctypes.c_uint32), ("rest", ctypes.c_char * 1020))
 
@@ -106,7 +106,7 @@ class _Batch(ctypes.Structure):
 
 
 def _load(path: str) -> str:
-    """Return "" if llama.cpp loads the file and decodes tokens."""
+    """Return "" if llama.cpp loads the file and decodes tokens, and an error otherwise."""
     spec = find_spec("xllamacpp")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -150,4 +150,4 @@ if __name__ == "__main__":
     if not sys.argv[1:] or not Path(sys.argv[1]).is_file():
         sys.exit(_main(sys.argv[1:]))
     print(_load(sys.argv[1]) or _LOADED, flush=True)
-    os._exit(0)  # skip the library's cleanup, which is not under test
+    os._exit(0)  # skip the library's cleanup, which the test does not cover

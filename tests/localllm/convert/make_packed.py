@@ -1,4 +1,4 @@
-"""Matrices packed by the compressed-tensors package, with the numbers that it unpacks: data/packed.npz.
+"""Write data/packed.npz: matrices packed by the compressed-tensors package, and their dequantized values.
 
 python -m tests.localllm.convert.make_packed    # needs torch and compressed-tensors
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.localllm.convert.hf_synthetic import DATA
 
-# Name: rows, columns, and the quantization of the weights.
+# Name: rows, columns, quantization config of the weights.
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "symmetric": (20, 96, {"num_bits": 4, "strategy": "group", "group_size": 32}),
     "asymmetric": (21, 80, {"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": False}),

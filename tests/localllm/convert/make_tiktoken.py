@@ -1,6 +1,6 @@
-"""A vocabulary in tiktoken's format, and the tiktoken package's ids with the split rules of Kimi, Qwen 1 and GLM 4.
+"""Write data/tiktoken.json: a vocabulary in tiktoken's format, and the package's ids under three models' split rules.
 
-The result is data/tiktoken.json:
+The models are Kimi, Qwen 1 and GLM 4.
 
     python -m tests.localllm.convert.make_tiktoken    # needs tiktoken
 """
@@ -26,7 +26,8 @@ KIMI = "|".join(
 SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 RULES = {"texts": KIMI, "qwen": rf"{SHORT}\p{{N}}{SIGNS}", "chatglm4": rf"{SHORT}\p{{N}}{{1,3}}{SIGNS}"}
-WORDS = TEXT.replace("HappensNext in camelCase", "happens next in Camel case")  # see Kimi's note in `tiktoken_tokens`
+# Kimi's rule differs for camel case; see the note in `tiktoken_tokens`
+WORDS = TEXT.replace("HappensNext in camelCase", "happens next in Camel case")
 TEXTS = [
     WORDS,
     WORDS.upper(),

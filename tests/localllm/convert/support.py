@@ -1,4 +1,4 @@
-"""Helpers for tests of conversion: safetensors files, the logits of an opened folder, a GGUF file made from one."""
+"""Helpers of the conversion tests: write safetensors, compute a checkpoint's logits, and write a GGUF."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HF = Path(__file__).parent / "data" / "hf"
 
 
 def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
-    """Return logits float32 (T, vocabulary) by the reference backend, directly from the folder."""
+    """Return logits (T, vocabulary) in float32, computed by the reference backend from the open checkpoint."""
     architecture = architecture_of(model.metadata)
     config = read_config(model.metadata, architecture.name)
     plan = record(config, architecture, model.tensors, len(ids))
@@ -28,8 +28,8 @@ def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
 
 
 def check_refused(folder: Path, message: str) -> None:
-    """Check that the folder gives a one-line error that begins with its path."""
-    import pytest  # scripts that make the data run without pytest
+    """Check that opening the checkpoint fails with a one-line error that begins with its path."""
+    import pytest  # the data generators run without pytest
 
     with pytest.raises(ConvertError, match=message) as error:
         open_checkpoint(folder)
@@ -38,13 +38,13 @@ def check_refused(folder: Path, message: str) -> None:
 
 
 def write_f32(model: Checkpoint, path: Path) -> None:
-    """Write the folder as a GGUF file with all numbers in F32."""
+    """Write the checkpoint as a GGUF with all tensors in F32."""
     tensors = [NewTensor(x.name, "F32", x.shape, lambda x=x: values(x).view(np.uint8)) for x in model.tensors.values()]
     write_gguf(path, {**model.stored, "general.file_type": 0, "general.quantization_version": 2}, tensors)
 
 
 def values(tensor: LazyTensor) -> np.ndarray:
-    """Return the tensor's values as float32 in its shape."""
+    """Return the tensor's values as float32 in the tensor's shape."""
     return quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
 
 
@@ -59,7 +59,7 @@ _DTYPES = {
 
 
 def save(path: Path, tensors: dict[str, np.ndarray], types: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write a safetensors file by the format's definition. int8 arrays are FP8 unless `types` says otherwise."""
+    """Write a safetensors file. int8 arrays are stored as FP8 unless `types` says otherwise."""
     header, data = {}, b""
     for name, array in tensors.items():
         raw = array.tobytes()

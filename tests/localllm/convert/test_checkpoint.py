@@ -1,6 +1,6 @@
-"""Hugging Face folders give the logits that transformers computed, and keys as llama.cpp's converter writes them.
+"""Opened Hugging Face checkpoints give transformers' logits, and the metadata keys of llama.cpp's converter.
 
-tests/localllm/convert/hf_models.py made the folders.
+`hf_models` generates the checkpoints.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_a_converted_file_runs(tmp_path: Path) -> None:
         write_f32(model, path)
         tokenizer = Tokenizer.from_metadata(model.metadata)
     with localllm.load(path, threads=1) as loaded:
-        assert nmse(loaded.logits(IDS), STORED["llama-shards"]).max() < 1e-5  # the cache is F16
+        assert nmse(loaded.logits(IDS), STORED["llama-shards"]).max() < 1e-5  # the KV cache is F16
         text = "Once upon a time there were 12 dogs."
         assert loaded.tokenize(text) == tokenizer.encode(text)
         assert loaded.detokenize(loaded.tokenize(text)).endswith(text)
@@ -80,12 +80,13 @@ def test_keys_of_a_llama() -> None:
         "llama.rope.dimension_count": 8,
         "llama.rope.freq_base": 10000.0,
     }
-    # Wavelengths are 2 pi 10^i positions: unchanged below 32 / 4, multiplied by 8 above 32 / 1.
+    # The four wavelengths are 2 pi 10^i tokens. Llama 3 scaling keeps wavelengths below 32 / 4, and multiplies
+    # wavelengths above 32 / 1 by 8.
     np.testing.assert_allclose(factors, [1, 8, 8, 8], rtol=1e-6)
 
 
 def changed(folder: Path, name: str, file: str, **new: Any) -> Path:
-    """Return a copy of a folder with some keys of a JSON file replaced; None removes one."""
+    """Return a copy of a checkpoint with some keys of one JSON file replaced, or removed if None."""
     shutil.copytree(HF / name, folder, dirs_exist_ok=True)
     path = folder / file
     old = json.loads(path.read_text()) if path.exists() else {}
@@ -105,7 +106,7 @@ def test_llama3_factors_between_short_and_long_waves(tmp_path: Path) -> None:
 
 
 OLDER: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    # as transformers 4 wrote it
+    # spelling of transformers 4
     "rope_scaling": (
         "llama-shards",
         {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
@@ -179,7 +180,7 @@ def test_a_card_that_cannot_be_read_is_a_note(tmp_path: Path, monkeypatch: pytes
     real = os.open
 
     def refusing(path: Any, *more: Any, **named: Any) -> int:
-        if Path(os.fspath(path)).name == "README.md":  # simulated, because root may read everything
+        if Path(os.fspath(path)).name == "README.md":  # simulated, because root ignores file permissions
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return real(path, *more, **named)
 
@@ -345,7 +346,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
 
 
 def test_fp8_weights_are_scaled(tmp_path: Path) -> None:
-    """An FP8 matrix with all scales 2: code 0x38 is 1."""
+    """FP8 weights are multiplied by their scale: code 0x38 is 1, and the scale is 2."""
     folder = changed(tmp_path, "experts", "config.json", quantization_config={"quant_method": "fp8"})
     name, path = "model.layers.0.self_attn.o_proj.weight", folder / "model.safetensors"
     end = path.stat().st_size - 8 - int.from_bytes(path.read_bytes()[:8], "little")
@@ -415,7 +416,7 @@ def test_what_is_no_file_is_not_read(name: str, folder: Path) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     if name == "chat_template.jinja":
-        open_checkpoint(folder).close()  # as if there were none
+        open_checkpoint(folder).close()  # a FIFO is ignored, as if the file did not exist
         return
     with pytest.raises(ConvertError, match=r"no config\.json|holds no tokenizer"):
         open_checkpoint(folder)
@@ -426,7 +427,7 @@ LAYER, EXPERT = "model.layers.{}.self_attn.q_proj.weight", "model.layers.0.block
 
 @pytest.mark.parametrize(
     "name",
-    # The number of experts is limited to a million; without the limit, names for all of them would be generated.
+    # Expert ids are limited to a million. Without the limit, the converter would generate that many tensor names.
     [*(LAYER.format(n) for n in ("1" * 400, "999999999", "١")), *(EXPERT.format(n) for n in ("999999", "١"))],
     ids=lambda name: name[:60],
 )

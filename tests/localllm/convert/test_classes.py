@@ -1,6 +1,6 @@
-"""More classes of convertible architectures: transformers' logits for text, other spellings, and refusals.
+"""Further classes of convertible architectures: transformers' text logits, alternative spellings, and refusals.
 
-Classes that transformers lacks are in `hf_own_classes`; `test_own` compares them with llama.cpp's files.
+`hf_own_classes` holds the classes that transformers lacks; `test_own` compares their GGUF with llama.cpp's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 OTHERS = {**read_specs(), **read_encoders(), **read_family(), **SPECS}
 _INTERN = "InternVLForConditionalGeneration"
-# Class: a model with the same file, settings with other spellings, and name prefixes that differ.
+# Class: the model with an identical GGUF, settings in another spelling, and renamed tensor prefixes.
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "LFM2ForCausalLM": ("lfm2", {}, {}),
     "KimiLinearModel": ("kimi-linear", {}, {}),
@@ -72,7 +72,7 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 
 
 def contents(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the keys and tensors of a folder's converted file."""
+    """Return the metadata and tensors that a checkpoint converts to."""
     with open_checkpoint(folder) as model:
         keys = {key: np.asarray(value).tolist() for key, value in model.metadata.items()}
         return keys, {name: values(tensor) for name, tensor in model.tensors.items()}
@@ -91,7 +91,7 @@ def test_other_spellings_become_the_same_file(name: str, tmp_path: Path) -> None
     for old, new in renamed.items():
         tensors = {new + key.removeprefix(old) if key.startswith(old) else key: x for key, x in tensors.items()}
     save(places[1] / "model.safetensors", tensors)
-    for path in places[0].glob("*token*"):  # training another one would give different pieces
+    for path in places[0].glob("*token*"):  # a tokenizer trained a second time would have other pieces
         copyfile(path, places[1] / path.name)
     (theirs, expected), (ours, found) = contents(places[0]), contents(places[1])
     assert ours == theirs
@@ -100,7 +100,7 @@ def test_other_spellings_become_the_same_file(name: str, tmp_path: Path) -> None
 
 
 def test_qwen3_asr_in_the_words_of_its_own_program(tmp_path: Path) -> None:
-    """Its folder of 2026-01 nests everything in `thinker`."""
+    """The checkpoint of 2026-01 nests its config and tensors in `thinker`, and gives the same logits."""
     name = "Qwen3ASRForConditionalGeneration"
     spec = SPECS[name]
     parts = {key: value for key, value in spec["config"].items() if key.endswith("_config")}
@@ -115,7 +115,10 @@ def test_qwen3_asr_in_the_words_of_its_own_program(tmp_path: Path) -> None:
 
 
 def test_a_glm4v_without_sections_keeps_the_order_of_its_rows(tmp_path: Path) -> None:
-    """Its logits are the same, because text rotates by one position; the file has no sections."""
+    """Without M-RoPE sections the GGUF is a plain GLM 4, and K rows keep their order.
+
+    Text logits are equal, because all sections use the same position.
+    """
     spec = SPECS["Glm4vForConditionalGeneration"]
     inner = dict(spec["config"]["text_config"])
     inner["rope_parameters"] = {key: x for key, x in inner["rope_parameters"].items() if key != "mrope_section"}
@@ -128,7 +131,7 @@ def test_a_glm4v_without_sections_keeps_the_order_of_its_rows(tmp_path: Path) ->
 
 
 def test_what_a_config_json_of_llava_leaves_out(tmp_path: Path) -> None:
-    """Pixtral 12B does not store the number of heads: transformers uses Mistral 7B's."""
+    """Pixtral 12B omits its head count, so transformers' defaults from Mistral 7B apply."""
     assumed = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "num_hidden_layers": 32}
     spec = SPECS["LlavaForConditionalGeneration"]
     inner = {key: x for key, x in spec["config"]["text_config"].items() if key not in assumed}
@@ -180,7 +183,9 @@ def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
 
 
 def test_youtu_has_no_experts_whatever_its_config_json_counts(tmp_path: Path) -> None:
-    """llama.cpp rejects a file that uses experts but has no expert tensors."""
+    """A Youtu checkpoint has no experts, so its expert keys are not written. llama.cpp rejects a GGUF with such keys
+    but without expert tensors.
+    """
     spec, more = SPECS["YoutuForCausalLM"], {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1}
     write_folder({**spec, "config": {**spec["config"], **more}}, tmp_path)
     with open_checkpoint(tmp_path) as model:
@@ -218,7 +223,7 @@ def test_mimo_without_fp8_has_its_rows_in_order(tmp_path: Path) -> None:
 
 
 def test_two_dense_layers_behind_lfm2(tmp_path: Path) -> None:
-    """LFM2's GGUF files can store one."""
+    """GGUF supports one dense layer after LFM2, so a second is refused."""
     write_own("lfm2-colbert", tmp_path)
     path = tmp_path / "modules.json"
     path.write_text(path.read_text().replace("]", ', {"path": "1_Dense", "type": "pylate.models.Dense.Dense"}]'))

@@ -1,4 +1,4 @@
-"""Converted folders of encoders and embedders: transformers' hidden states, embeddings and scores."""
+"""Converted encoders and embedding models give transformers' hidden states, embeddings and scores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ POOLINGS = {"": "mean", "mean": "mean", "cls": "cls", "lasttoken": "last"}
 
 
 def exact_gelu(x: np.ndarray) -> np.ndarray:
-    """Use exact GELU, with which these models were trained; ours is the tanh form, as in llama.cpp."""
+    """Return exact GELU, which these models were trained with.
+
+    The kernels use the tanh approximation, as llama.cpp does.
+    """
     return 0.5 * x * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
 
 
@@ -49,7 +52,7 @@ def test_results_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
     assert config.pooling == ("rank" if ranks else POOLINGS[ENCODERS[name][4]])
     if ranks:
         scores = STORED[f"{name}:scores"]
-        if name.startswith("qwen3"):  # the probabilities of "yes" and "no"
+        if name.startswith("qwen3"):  # softmax over the "yes" and "no" logits
             scores = 1.0 / (1.0 + np.exp([-scores[0], scores[0]]))
         assert nmse(pooler(rows, "rank"), scores) < 1e-10
     if f"{name}:pooled" in STORED:
@@ -161,9 +164,7 @@ def test_a_dense_layer_that_a_file_cannot_hold_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_qwen3_rerankers_score_yes_against_no(tied: bool, tmp_path: Path) -> None:
-    """The score is the probability of "yes" from transformers' logits of the last token, if the model card names a
-    reranker.
-    """
+    """If the model card names a reranker, the score is the probability of "yes" from the logits of the last token."""
     spec = read_specs()["qwen3"]
     assert spec["config"]["tie_word_embeddings"] is True
     write_folder(spec, tmp_path)

@@ -1,4 +1,4 @@
-"""Required values of config.json, because the GGUF architecture fixes them, and the reason in the error."""
+"""Settings that the GGUF architecture fixes: any other value in config.json is refused, with the reason."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tokenizers other than byte-level and SentencePiece BPE give the folder's ids: Gemma 4's, WordPiece and unigram
-models.
-"""
+"""Converted Gemma 4, WordPiece and unigram tokenizers give the same token ids as the checkpoint's tokenizer."""
 
 from __future__ import annotations
 
@@ -38,8 +36,10 @@ def test_gemma4(tmp_path: Path) -> None:
     for text in [*sample(), "▁ ▁▁ a\u0300\x00 <|channel>"]:
         assert ours.encode(text, add_special=False) == theirs.encode(text).ids
     assert ours.encode("Once") == [2, *theirs.encode("Once").ids]
-    assert ours.decode(theirs.encode("<|channel>x").ids) == "<|channel>x"  # text, unlike the folder's
-    assert keys_of(tmp_path, theirs).keys["tokenizer.ggml.model"] == "llama"  # other families with such a file
+    # shown as text, although it is special in the checkpoint's tokenizer
+    assert ours.decode(theirs.encode("<|channel>x").ids) == "<|channel>x"
+    # other models with such a tokenizer.json give the model type "llama"
+    assert keys_of(tmp_path, theirs).keys["tokenizer.ggml.model"] == "llama"
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -119,7 +119,7 @@ GEMMA4 = SHARED_DATA / "vocab" / "ggml-vocab-gemma-4.gguf"
 
 @pytest.mark.skipif(not GEMMA4.is_file(), reason="no reference data")
 def test_the_real_vocabulary_of_gemma4(tmp_path: Path) -> None:
-    """Written in its tokenizer.json format and converted, it gives llama.cpp's ids."""
+    """Gemma 4's vocabulary, written as tokenizer.json and converted back, gives llama.cpp's token ids."""
     from tokenizers import AddedToken, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Library
 

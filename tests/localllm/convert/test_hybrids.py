@@ -1,4 +1,4 @@
-"""Kimi Linear, Ling 3, MiniMax 01 and Hunyuan VL in folders of the publishers' code, with other spellings."""
+"""Kimi Linear, Ling 3, MiniMax 01 and Hunyuan VL checkpoints in the publishers' format, and alternative spellings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def test_config_json_of_the_model_s_own_program_says_the_same(name: str, tmp_pat
 
 
 def test_dense_layers_of_kimi_have_names_of_their_own(tmp_path: Path) -> None:
-    """transformers saves them like experts."""
+    """Published checkpoints name the dense layers `mlp`, while transformers names them like experts.
+
+    Checkpoints with either name give the same logits.
+    """
     spec, sort = SPECS["kimi-linear"], "model.layers.0.block_sparse_moe."
     tensors = {name: numbers(name, *rest) for name, *rest in spec["tensors"]}
     assert sum(name.startswith(sort) for name in tensors) == 3
@@ -66,7 +69,10 @@ def test_dense_layers_of_kimi_have_names_of_their_own(tmp_path: Path) -> None:
 
 
 def test_kinds_of_layers_that_nobody_tells(tmp_path: Path) -> None:
-    """For Kimi Linear, transformers takes every fourth layer after the first. Ling 3 ends with attention."""
+    """Without `layer_types`, every fourth layer after the first of Kimi Linear uses full attention, as in transformers.
+
+    In Ling 3, the last layer of each group does, and every layer of an incomplete last group.
+    """
     keys = metadata_of("kimi-linear", tmp_path, layer_types=None)
     assert keys["kimi-linear.attention.head_count_kv"].tolist() == [0, 0, 0, 0, 1]
     config = HfConfig(tmp_path, {"num_hidden_layers": 8, "layer_group_size": 3}, {})
@@ -80,7 +86,10 @@ def test_limits_of_experts_in_ling(tmp_path: Path) -> None:
 
 
 def test_decays_that_are_saved_are_not_read(tmp_path: Path) -> None:
-    """transformers saves MiniMax 01's, which follow from the layer's number."""
+    """MiniMax 01 checkpoints of transformers contain decay buffers.
+
+    The converter computes them from the layer index and ignores the stored values, here zeros.
+    """
     spec = SPECS["minimax-01"]
     tensors = {name: numbers(name, *rest) for name, *rest in spec["tensors"]}
     write_folder(spec, tmp_path)
@@ -92,7 +101,7 @@ def test_decays_that_are_saved_are_not_read(tmp_path: Path) -> None:
 
 
 def test_special_tokens_without_an_embedding_are_never_chosen(tmp_path: Path) -> None:
-    """MiniMax M1 has some: zero rows for untrained tokens."""
+    """Special tokens with an all-zero embedding are suppressed. MiniMax M1 has such untrained tokens."""
     spec, key = SPECS["minimax-01"], "tokenizer.ggml.suppress_tokens"
     tensors = {name: numbers(name, *rest) for name, *rest in spec["tensors"]}
     write_folder(spec, tmp_path)

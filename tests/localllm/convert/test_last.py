@@ -1,6 +1,6 @@
-"""Grok, PLaMo 1, Talkie and NeoBERT: the results of the publishers' code, Grok 2's parts, and unsupported settings.
+"""Grok, PLaMo 1, Talkie and NeoBERT: logits of reference implementations, Grok 2's shards, and refused settings.
 
-`test_own` compares the files with llama.cpp's converter.
+`test_own` compares their GGUF with llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.localllm.convert.support import check_refused, logits_of, save, value
 from tests.localllm.convert.test_programs import written
 from tests.models.support import Driver, bind_reference, nmse
 
-# covered by `test_own`
+# `test_own` covers the accepted settings
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "grok embeddings": ("grok", {"embedding_multiplier_scale": None}, "embedding_multiplier_scale is missing"),
     "grok output": ("grok", {"output_multiplier_scale": 0}, "output_multiplier_scale is 0.0; expected a number other"),
@@ -60,14 +60,13 @@ def _exact(name: str) -> dict[str, float64.F64]:
     return {tensor: x.astype(np.float64) for tensor, x in written(name).items()}
 
 
-# -- results of the models' own code
-# --------------------------------------------------------------------------------------
+# -- logits of the reference implementations -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shared", [8, 4, 40, 1])
 def test_logits_of_plamo_are_those_of_its_program(shared: int, tmp_path: Path) -> None:
-    """Query head i reads key head i % keys. llama.cpp's converter supports only 8 query heads for each of 5 key
-    heads.
+    """Query head i reads KV head i % KV heads, for any number of KV heads. llama.cpp's converter supports only 40 query
+    heads and 5 KV heads.
     """
     write_own("plamo", tmp_path, n_shared_head=shared)
     given = written("plamo")
@@ -81,8 +80,9 @@ def test_logits_of_plamo_are_those_of_its_program(shared: int, tmp_path: Path) -
 
 
 def test_a_unigram_vocabulary_of_plamo_falls_back_to_bytes(tmp_path: Path) -> None:
-    """It does as in llama.cpp's files, for any kind of SentencePiece file; T5's kind of vocabulary would add EOS to
-    every prompt.
+    """PLaMo's unigram vocabulary converts to SentencePiece BPE keys with byte fallback, as in llama.cpp.
+
+    As a T5 vocabulary, it would add EOS to every prompt.
     """
     write_own("plamo", tmp_path)
     with open_checkpoint(tmp_path) as model:
@@ -95,7 +95,7 @@ def test_a_unigram_vocabulary_of_plamo_falls_back_to_bytes(tmp_path: Path) -> No
         tokenizer = Tokenizer.from_metadata(model.metadata)
         for key in ("model", "tokens", "token_type"):
             np.testing.assert_array_equal(model.metadata[f"tokenizer.ggml.{key}"], theirs[f"tokenizer.ggml.{key}"])
-        ours = model.metadata["tokenizer.ggml.scores"]  # except for <unk>, <s> and </s>
+        ours = model.metadata["tokenizer.ggml.scores"]  # except the scores of <unk>, <s> and </s>
         np.testing.assert_array_equal(ours[3:], theirs["tokenizer.ggml.scores"][3:])
     found = tokenizer.encode("犬")
     assert found == [1, VOCABULARY - 1, *(3 + byte for byte in "犬".encode())]
@@ -129,7 +129,7 @@ def test_rows_and_scores_of_neo_bert_are_those_of_its_program(name: str, tmp_pat
 
 
 def test_the_width_of_neo_bert_is_rounded_up(tmp_path: Path) -> None:
-    write_own("neo-bert", tmp_path, intermediate_size=64)  # two thirds are 42, but the matrices have 48
+    write_own("neo-bert", tmp_path, intermediate_size=64)  # two thirds of 64 are 42, but the matrices have 48 rows
     with open_checkpoint(tmp_path) as model:
         assert model.metadata["neo-bert.feed_forward_length"] == 48
     write_own("neo-bert", tmp_path, intermediate_size=80)
@@ -170,20 +170,25 @@ def _keys(name: str, folder: Path, **config: Any) -> dict[str, Any]:
 
 
 def test_rotations_of_grok_2_as_published_are_not_stretched(tmp_path: Path) -> None:
-    """In SGLang `original` means the base as stored; llama.cpp's converter writes YaRN for it."""
+    """With rope type `original`, SGLang uses the base frequency unscaled, while llama.cpp's converter writes YaRN."""
     keys = _keys("grok-2", tmp_path, rope_type="original")
     assert not [key for key in keys if key.startswith("rope.scaling")]
     assert keys["rope.freq_base"] == 50000.0
 
 
 def test_lengths_are_not_scaled_where_grok_2_s_rotations_are_stretched(tmp_path: Path) -> None:
-    """SGLang scales only angles. Readers of files multiply by 1 + 0.1 log(factor), and by `attn_factor`."""
+    """SGLang's YaRN does not scale attention by 1 + 0.1 log(factor).
+
+    GGUF readers do, so `attn_factor` cancels the scale.
+    """
     keys = _keys("grok-2", tmp_path)
     assert keys["rope.scaling.attn_factor"] * (1 + 0.1 * np.log(4.0)) == pytest.approx(1.0)
 
 
 def test_caps_of_grok(tmp_path: Path) -> None:
-    """llama.cpp's converter reads `final_logit_softcap`, but Grok 2's config.json has `final_logit_softcapping`."""
+    """Grok 2's config.json names the output cap `final_logit_softcapping`; llama.cpp's converter reads
+    `final_logit_softcap`. Both names are accepted.
+    """
     assert _keys("grok-2", tmp_path)["final_logit_softcapping"] == 50.0
     assert "final_logit_softcapping" not in _keys("grok", tmp_path)
     assert _keys("grok", tmp_path, final_logit_softcap=40)["final_logit_softcapping"] == 40.0
@@ -192,7 +197,7 @@ def test_caps_of_grok(tmp_path: Path) -> None:
 
 
 def _save_pieces(folder: Path, cards: int, left_out: str = "") -> None:
-    """Write Grok 2's files: one that all GPUs need, and a slice of every expert for each GPU."""
+    """Write Grok 2's published shards: one file of common tensors, and files with each GPU's slice of every expert."""
     given = written("grok-2")
     experts = {name: x for name, x in given.items() if ".experts." in name}
     (folder / "model.safetensors").unlink(missing_ok=True)
@@ -215,7 +220,7 @@ def test_pieces_of_grok_2_are_put_together(cards: int, tmp_path: Path) -> None:
     _save_pieces(tmp_path, cards)
     with open_checkpoint(tmp_path) as model:
         found = {key: [list(x.shape), digest(values(x))] for key, x in model.tensors.items()}
-        rows = model.tensors["blk.1.ffn_down_exps.weight"].read(33, 65)  # of the second expert and the third
+        rows = model.tensors["blk.1.ffn_down_exps.weight"].read(33, 65)  # rows of the second and third expert
         whole = values(model.tensors["blk.1.ffn_down_exps.weight"]).reshape(-1, 24)
         np.testing.assert_array_equal(rows.view(np.float32), whole[33:65])
     assert found == read_expected()["grok-2"]["tensors"]

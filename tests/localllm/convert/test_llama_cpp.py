@@ -1,4 +1,4 @@
-"""Files that we convert load and decode in llama.cpp. `python -m tests.localllm.convert.llama_cpp` tries all."""
+"""Converted files load and decode in llama.cpp: `python -m tests.localllm.convert.llama_cpp` tries all of them."""
 
 from __future__ import annotations
 

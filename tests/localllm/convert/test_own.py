@@ -1,4 +1,4 @@
-"""Folders of models that transformers lacks: keys, shapes and bytes equal llama.cpp's converter, and refusals."""
+"""Models that transformers lacks: keys, shapes and bytes equal the output of llama.cpp's converter, and refusals."""
 
 from __future__ import annotations
 
@@ -23,65 +23,65 @@ from tests.localllm.convert.test_last import REFUSED as OF_LAST
 from tests.localllm.convert.test_programs import REFUSED as OF_PROGRAMS
 
 EXPECTED = read_expected()
-# Names are derived from the folder's name; the other keys differ in form, or occur only in llama.cpp's files.
+# The name keys derive from the checkpoint's name. The others differ in form, or occur only in llama.cpp's GGUF.
 OTHERWISE = (
     *("general.name", "general.basename", "general.finetune", "general.version", "general.size_label"),
     *("general.file_type", "general.quantization_version", "general.type"),
 )
-PICTURES = ".vis_"  # llama.cpp requires these tensors, but its converter of 2026-10-01 omits them
+PICTURES = ".vis_"  # llama.cpp requires these vision tensors, but its converter of 2026-10-01 omits them
 WORLD = "rwkv_vocab_v20230424.txt"
-SKIPPED = dict.fromkeys(  # models with a note on skipped tensors
+SKIPPED = dict.fromkeys(  # models whose conversion notes skipped tensors
     (*SEES, "cogvlm", "kimi-k3", "deepseek4", "qwen3tts", "pockettts"), 1
 )
 OF_MODEL: dict[str, tuple[str, ...]] = {
-    "llada-moe": ("tokenizer.ggml.mask_token_id",),  # beyond this vocabulary
-    # Texts end with the separator, as for other encoders.
+    "llada-moe": ("tokenizer.ggml.mask_token_id",),  # the id is outside the tiny vocabulary
+    # We append [SEP], as for other encoders.
     **dict.fromkeys(
         ("jina-bert-v2", "jina-bert-v2-code"), ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_eos_token")
     ),
-    # llama.cpp's value is the width of another kind of layer; for latent attention it is the rank.
+    # llama.cpp writes the head size of the linear-attention layers; we write the rank of latent attention.
     "bailingmoe3-vl": ("bailingmoe3.attention.value_length",),
-    # llama.cpp's value counts three next-token layers.
+    # llama.cpp counts three MTP layers.
     "mimo2-cards": (
         *("mimo2.block_count", "mimo2.attention.head_count_kv", "mimo2.attention.sliding_window_pattern"),
         "mimo2.nextn_predict_layers",
     ),
-    # A factor of 1, no scaling and a window of 0 have no effect.
+    # A factor of 1, scaling type none and a window of 0 have no effect.
     "phi3-vision": ("phi3.rope.scaling.original_context_length", "phi3.attention.sliding_window"),
     "codeshell": ("codeshell.rope.scaling.type", "codeshell.rope.scaling.factor"),
-    "deepseek": ("deepseek.rope.scaling.type",),  # none
-    "deci-blocks": ("deci.attention.head_count",),  # the same for each layer
-    # llama.cpp's converter writes the epsilon under the layer-norm key, which its program does not read.
+    "deepseek": ("deepseek.rope.scaling.type",),  # scaling type none has no effect
+    "deci-blocks": ("deci.attention.head_count",),  # llama.cpp writes one count, we write one per layer
+    # llama.cpp's converter writes the epsilon under the LayerNorm key, which llama.cpp itself does not read.
     "exaone": ("exaone.attention.layer_norm_epsilon",),
     "qwen": ("qwen.attention.layer_norm_epsilon", "qwen.context_length"),  # see docs/architectures.md
-    "deepseek4": ("deepseek4.attention.compress_ratios",),  # llama.cpp's value includes the next-token layer
-    # SGLang does not scale sines and cosines: `attn_factor` undoes the default scaling of readers.
+    "deepseek4": ("deepseek4.attention.compress_ratios",),  # llama.cpp's list includes the MTP layer
+    # SGLang's YaRN does not scale attention, so we write an `attn_factor` that cancels the readers' default.
     "grok-2": ("grok.rope.scaling.yarn_attn_factor",),
-    **dict.fromkeys(  # texts end with the separator, as for other encoders; no token types, no scaling
+    **dict.fromkeys(  # we append [SEP], as for other encoders; no token types, no RoPE scaling
         ("neo-bert", "neo-bert-rank"),
         (
             *("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.token_type_count"),
             "neo-bert.rope.scaling.type",
         ),
     ),
-    "qwen3tts": ("tokenizer.ggml.eos_token_id",),  # llama.cpp's vocabulary overwrites the intended one
+    "qwen3tts": ("tokenizer.ggml.eos_token_id",),  # llama.cpp overwrites the codec's EOS with the text vocabulary's EOS
 }
-OF_MODEL["neo-bert-rank"] += ("neo-bert.pooling_type",)  # llama.cpp's value is for embeddings, despite a classifier
-# llama.cpp's files have the folder's order, which no program expects; `test_last` tests the meaning of ours.
+# llama.cpp writes an embedding's pooling type, although the model has a classifier
+OF_MODEL["neo-bert-rank"] += ("neo-bert.pooling_type",)
+# llama.cpp's converter keeps the checkpoint's interleaved QKV rows, which no program expects. `test_last` checks our
+# order by the logits.
 REORDERED = {"neo-bert": "attn_qkv.weight", "neo-bert-rank": "attn_qkv.weight"}
-OF_SPM = ("tokenizer.ggml.scores",)  # scores of control tokens, which are not used
-LAYOUT = ".tensor_data_layout"  # also unused
+OF_SPM = ("tokenizer.ggml.scores",)  # scores of control tokens have no effect
+LAYOUT = ".tensor_data_layout"  # this key has no effect either
 
 
 def stored(tensor: LazyTensor, expected: list[Any]) -> list[Any]:
-    """Return shape, digest and type as in llama.cpp: FP8 becomes Q8_0, and a convolution has an extra dimension of
-    1.
-    """
+    """Return shape, digest and type in llama.cpp's form: FP8 as Q8_0, convolutions with an extra dimension of 1."""
     kind = expected[2] if len(expected) > 2 else ""
     shape = [*tensor.shape]
     if "ssm_conv1d" in tensor.name and len(expected[0]) > len(shape):
         shape = [1, *shape]
-    if isinstance(expected[1], list):  # the numbers themselves
+    if isinstance(expected[1], list):  # the reference stores values instead of a digest
         np.testing.assert_allclose(sample(values(tensor)), expected[1], rtol=3e-7, atol=1e-6)
         return [shape, expected[1]]
     if not kind:
@@ -106,7 +106,8 @@ def test_files_are_those_of_llama_cpp_s_converter(name: str, tmp_path: Path) -> 
         assert len(model.tensors) - len(found) == (10 if name == "cogvlm" else 0)
         keys = {key: np.asarray(value).tolist() for key, value in model.metadata.items()}
         logits = logits_of(model, ids())
-        assert np.isfinite(logits[:, 320 if name == "qwen3tts" else 0 :]).all()  # text never follows
+        # text tokens are never generated, so their logits may be infinite
+        assert np.isfinite(logits[:, 320 if name == "qwen3tts" else 0 :]).all()
     for key in [key for key in found if key.endswith(REORDERED.get(name, "?"))]:
         assert found[key] != expected[key]
         found[key][1] = expected[key][1]
@@ -163,7 +164,10 @@ def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_of_dream(tmp_path: Path) -> None:
-    """Its folder has vocab.json and merges.txt, and a tokenizer class that splits text as Qwen 2 does."""
+    """Dream's checkpoint has vocab.json and merges.txt, and a tokenizer class with Qwen 2's split rules.
+
+    The keys equal the conversion of tokenizer.json.
+    """
     write_own("dream", tmp_path)
     with open_checkpoint(tmp_path) as model:
         theirs = model.metadata
@@ -194,7 +198,7 @@ def test_the_vocabulary_of_dream(tmp_path: Path) -> None:
 
 
 def test_lerps_in_one_tensor(tmp_path: Path) -> None:
-    """Some folders of RWKV-7 store them as one tensor, in the file's order."""
+    """Some RWKV-7 checkpoints store the six token-shift weights of a layer as one tensor, in the order of the GGUF."""
     write_own("rwkv7", tmp_path)
     given = {name: numbers(name, shape, base) for name, shape, base in OWN["rwkv7"][1]}
     for layer in range(3):
@@ -207,7 +211,10 @@ def test_lerps_in_one_tensor(tmp_path: Path) -> None:
 
 
 def test_values_of_the_first_layer_are_those_of_no_use(tmp_path: Path) -> None:
-    """Some folders have unused tensors in the first layer; llama.cpp's files have a placeholder there."""
+    """Some RWKV-7 checkpoints have unused value-residual tensors in layer 0.
+
+    The converter ignores them, and the GGUF has placeholders as in llama.cpp.
+    """
     write_own("rwkv7", tmp_path)
     given = {name: numbers(name, shape, base) for name, shape, base in OWN["rwkv7"][1]}
     more = {name.replace(".1.", ".0."): x for name, x in given.items() if ".1.attn.v_lora" in name}
@@ -219,12 +226,12 @@ def test_values_of_the_first_layer_are_those_of_no_use(tmp_path: Path) -> None:
 
 
 def test_ranks_that_config_json_leaves_to_a_rule(tmp_path: Path) -> None:
-    """They are computed as in these models' own code."""
+    """If config.json omits the LoRA ranks of RWKV-7, they follow from the hidden size, as in the publisher's code."""
     ranks = {f"{x}_low_rank_dim": None for x in ("decay", "a", "v", "gate")}
     write_own("rwkv7", tmp_path, **ranks)
     with open_checkpoint(tmp_path) as model:
         keys = {key: value for key, value in model.metadata.items() if key.endswith("lora_rank")}
-    assert [*keys.values()] == [32, 32, 32, 32]  # for a width of 128
+    assert [*keys.values()] == [32, 32, 32, 32]  # ranks for a hidden size of 128
     config = HfConfig(tmp_path, {"hidden_size": 4096}, {})
     assert [RECIPES["rwkv7"].keys[key.removeprefix("rwkv7.")](config) for key in keys] == [128, 128, 96, 480]
     assert RECIPES["rwkv6"].keys["time_decay_extra_dim"](config) == 128
@@ -244,7 +251,7 @@ def test_projections_of_qwen3tts_of_another_size(tmp_path: Path) -> None:
 
 
 def test_a_dialogue_with_rwkv(tmp_path: Path) -> None:
-    """The text equals the result of llama.cpp's template for these models."""
+    """The prompt equals the output of llama.cpp's built-in template for RWKV."""
     write_own("rwkv6", tmp_path)
     with open_checkpoint(tmp_path) as model:
         template = model.metadata["tokenizer.chat_template"]

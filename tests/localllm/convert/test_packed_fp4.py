@@ -1,6 +1,6 @@
-"""Bytes of two 4-bit codes, as in folders of DeepSeek 4 and Kimi K3: accepted layouts, and refusals.
+"""Packed FP4 experts, two codes a byte, as in DeepSeek 4 and Kimi K3: accepted layouts, and refusals.
 
-`test_own` compares the bytes of experts with llama.cpp's.
+`test_own` compares the converted experts with llama.cpp's bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.localllm.convert.support import save, values
 
 LEVELS = np.array(
     [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
-)  # OCP Microscaling 1.0
-CODES = np.random.RandomState(2).randint(0, 256, (6, 32), np.uint8)  # two codes each, the first in the low half
+)  # E2M1 values, OCP Microscaling 1.0
+CODES = np.random.RandomState(2).randint(0, 256, (6, 32), np.uint8)  # two codes a byte, the first in the low half
 SCALES = np.random.RandomState(3).randint(120, 130, (6, 2), np.uint8)
 NUMBERS = LEVELS[np.stack([CODES & 15, CODES >> 4], axis=-1).reshape(6, 64)] * np.exp2(
     np.repeat(SCALES.astype(np.float32) - 127, 32, axis=1)

@@ -1,4 +1,4 @@
-"""Folders of Pocket TTS, which have no config.json. `test_own` tests that they convert as in llama.cpp."""
+"""Pocket TTS checkpoints, which have no config.json. `test_own` compares their conversion with llama.cpp's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Models with their own code: what that code computes from the weights, and settings that files cannot express.
+"""Models with custom code: results of that code, and settings that GGUF cannot express.
 
-`test_own` compares the files with llama.cpp's converter.
+`test_own` compares their GGUF with llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.localllm.convert.hf_synthetic import numbers, read_specs, write_folde
 from tests.localllm.convert.support import save, values
 
 STEP = "step35-program"
-# covered by `test_own`
+# `test_own` covers the accepted settings
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "baichuan depth": ("baichuan", {"num_hidden_layers": 30}, "num_hidden_layers is 30; the GGUF architecture has 32"),
     "xverse heads": ("xverse", {"num_key_value_heads": 2}, "num_key_value_heads is 2 of 4 heads"),
@@ -87,7 +87,10 @@ def written(name: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("vocabulary", [BAICHUAN_2, BAICHUAN_2 + 1])
 def test_the_output_of_baichuan_2_has_rows_of_length_one(vocabulary: int, tmp_path: Path) -> None:
-    """Its own code (NormHead) and vLLM do the same; the output of Baichuan 1 is unchanged."""
+    """The rows of Baichuan 2's output matrix are normalized to unit length, as in the publisher's NormHead and in vLLM.
+
+    Baichuan 1's output matrix is unchanged.
+    """
     table = np.array([[3.0, 4.0], [0.0, 0.0], [-0.5, 0.0]], np.float32)
     sizes = Sizes(32, 2, 2, HfConfig(tmp_path, {"vocab_size": vocabulary}, {}))
     found = values(RECIPES["baichuan"].top["output"].change([array_tensor("lm_head.weight", table)], sizes))
@@ -145,7 +148,9 @@ def test_what_gguf_cannot_say_of_muse_glimmer(case: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("full", "length"), [([], 100), ([1], 256)])
 def test_the_context_of_plamo_2_ends_with_its_window(full: list[int], length: int, tmp_path: Path) -> None:
-    """Its own code has windows in layers that `full_attention_idx` does not list, which files cannot express."""
+    """If some layers of PLaMo 2 use sliding-window attention, the context length is the window, because GGUF cannot
+    express the window.
+    """
     write_own("plamo2", tmp_path, attention_window_size=100, full_attention_idx=full)
     with open_checkpoint(tmp_path) as model:
         assert model.metadata["plamo2.context_length"] == length

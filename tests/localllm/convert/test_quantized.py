@@ -1,4 +1,4 @@
-"""Packed integers of compressed-tensors: equal to the package's numbers, and a whole folder."""
+"""compressed-tensors integers: dequantized weights equal the package's, and a whole checkpoint converts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def unpacked(parts: dict[str, np.ndarray], known: tuple[tuple[int, int], ...], f
         tensor = unpack_quantized(lambda name: tensors.pop(name, None), "x", known)
         assert not tensors
         whole = values(tensor)
-        for start, stop in ((0, 1), (3, 7), (5, len(whole))):  # zero points of eight rows share a word
+        for start, stop in ((0, 1), (3, 7), (5, len(whole))):  # row ranges that split a word of eight zero points
             np.testing.assert_array_equal(tensor.read(start, stop).view(np.float32), whole[start:stop])
         return whole
     finally:
@@ -51,12 +51,12 @@ def unpacked(parts: dict[str, np.ndarray], known: tuple[tuple[int, int], ...], f
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_those_of_compressed_tensors(case: str, tmp_path: Path) -> None:
     parts = parts_of(case)
-    other = {"num_bits": 8, "strategy": "group", "group_size": 16}  # for other matrices
+    other = {"num_bits": 8, "strategy": "group", "group_size": 16}  # scheme of other matrices
     np.testing.assert_array_equal(unpacked(parts, schemes(other, CASES[case][2]), tmp_path), parts["numbers"])
 
 
 def test_columns_in_an_order_of_their_own(tmp_path: Path) -> None:
-    """With `weight_g_idx` a column has the scale and zero point of its assigned group."""
+    """`weight_g_idx` assigns each column to a group, whose scale and zero point it uses."""
     parts = parts_of("asymmetric")
     index = np.random.RandomState(1).permutation(np.arange(80) // 16).astype(np.int32)
     words = parts["weight_packed"].view(np.uint32)
@@ -111,7 +111,7 @@ def test_schemes_that_cannot_be_read_are_one_line(weights: dict[str, Any], expec
 
 
 def _pack(x: np.ndarray, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return the tensors of a matrix packed in 4 bits, symmetric, and its dequantized values."""
+    """Quantize a matrix to 4 bits, symmetric; return its packed tensors and its dequantized values."""
     groups = x.reshape(len(x), -1, size)
     scales = (np.abs(groups).max(axis=2) / np.float32(7)).astype(np.float32)
     codes = np.rint(groups / scales[:, :, None]).astype(np.int64)
@@ -121,7 +121,7 @@ def _pack(x: np.ndarray, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 def test_a_folder_with_packed_experts(tmp_path: Path) -> None:
-    """As in Kimi K2.5, DeepSeek V3's layers have packed matrices; the same numbers, unpacked, give its logits."""
+    """A DeepSeek V3 with packed experts, as Kimi K2.5 is published, gives the logits of the dequantized weights."""
     spec = read_specs()["deepseek2-v3"]
     packed, plain = {}, {}
     for name, *rest in spec["tensors"]:
@@ -147,6 +147,6 @@ def test_a_folder_with_packed_experts(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config))
         save_tokenizer(spec["tokenizer"], tmp_path)
         with open_checkpoint(tmp_path) as model:
-            assert len(model.notes) == (tensors is inside)  # about skipped tensors
+            assert len(model.notes) == (tensors is inside)  # the note on skipped tensors
             results.append(logits_of(model, ids()))
     np.testing.assert_array_equal(*results)

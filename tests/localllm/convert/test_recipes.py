@@ -1,4 +1,6 @@
-"""Every architecture of the table, converted: transformers' logits, stored ones and, with torch, fresh ones."""
+"""Every architecture of the table converts and gives transformers' logits, as stored and, with torch, as
+computed here.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tests.models.support import nmse
 
 
 def test_every_recipe_is_of_an_architecture_that_runs() -> None:
-    """The converse holds for all except nomic-bert-moe and chameleon."""
+    """Every recipe's architecture runs. All architectures except nomic-bert-moe and chameleon have a recipe."""
     assert set(RECIPES) <= set(ARCHITECTURES)
     assert set(ARCHITECTURES) - set(RECIPES) == {"chameleon", "nomic-bert-moe"}
     assert len(RECIPES) == 144
@@ -47,7 +49,7 @@ def test_stored_logits_are_of_every_model() -> None:
 def test_stored_logits_are_those_of_the_converted_folder(name: str, tmp_path: Path) -> None:
     write_folder(SPECS[name], tmp_path)
     with open_checkpoint(tmp_path) as model:
-        assert len(model.notes) == sees(name)  # about tensors for images
+        assert len(model.notes) == sees(name)  # the note on skipped vision tensors
         assert nmse(logits_of(model, ids())[POSITIONS], STORED[name]).max() < 1e-9
 
 
@@ -66,7 +68,9 @@ def test_tensors_have_the_names_of_the_gguf_package(name: str, tmp_path: Path) -
 
 
 def test_what_config_json_of_gemma3_may_leave_out(tmp_path: Path) -> None:
-    """transformers defaults to 8 heads of 256 and 4 KV heads, and real files rely on it."""
+    """transformers' Gemma 3 defaults (8 query heads and 4 KV heads of size 256) apply, because published checkpoints
+    omit these keys.
+    """
     spec = read_specs()["gemma3"]
     left_out = (
         "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings",
@@ -88,7 +92,10 @@ def test_what_config_json_of_gemma3_may_leave_out(tmp_path: Path) -> None:
 
 
 def test_sparsity_of_gemma3n_in_deviations(tmp_path: Path) -> None:
-    """Its logits differ from transformers' by n versus n - 1 in the deviation, as llama.cpp's do."""
+    """The sparsity threshold is a multiple of the standard deviation.
+
+    Our deviation divides by n - 1, as in llama.cpp; transformers divides by n.
+    """
     spec = read_specs()["gemma3n"]
     spec["config"]["activation_sparsity_pattern"] = [0.95, 0.5] + [0.0] * 5
     write_folder(spec, tmp_path)
@@ -124,5 +131,5 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed: the stored logits stand in")
     theirs = make(name, tmp_path)
     with open_checkpoint(tmp_path) as model:
-        assert len(model.notes) == sees(name)  # about tensors for images
+        assert len(model.notes) == sees(name)  # the note on skipped vision tensors
         assert nmse(logits_of(model, ids()), theirs).max() < 1e-9

@@ -1,4 +1,4 @@
-"""A Hugging Face folder's JSON with a value of the wrong type anywhere gives a model or a one-line error."""
+"""A wrong JSON type anywhere in a checkpoint's config gives either a model or a one-line error."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the locations in a value; of long objects only the first ones."""
+    """Yield the path to every value in a JSON value, but to only three items of long lists and objects."""
     yield at
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     items = list(items)
@@ -112,7 +112,7 @@ def test_a_wrong_shape_anywhere_is_one_line_or_a_model(name: str, by_bytes: bool
     whole = tokenizer if name == "tokenizer.json" else FILES[name]
     converted = 0
     for at in _places(whole):
-        for wrong in WRONG[by_bytes::2]:  # each value in one of the two
+        for wrong in WRONG[by_bytes::2]:  # each wrong value is tried under one of the two parameters
             (folder / name).write_text(json.dumps(_with(whole, at, wrong)))
             with suppress(LocalLLMError), Checkpoint(folder) as model:
                 converted += len(model.stored) > 0

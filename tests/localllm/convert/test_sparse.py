@@ -1,4 +1,4 @@
-"""Folders of models with indexers and hyper-connections, with the names of the models' own code, and refusals."""
+"""Models with sparse attention and hyper-connections, under the names of the publishers' code, and refusals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def inner(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Return changes of config.json, inside the text model's table if there is one."""
+    """Return the config.json changes, nested in `text_config` if the model has one."""
     if "text_config" not in SPECS[name]["config"]:
         return config
     return {"text_config": {**SPECS[name]["config"]["text_config"], **config}}
@@ -81,14 +81,20 @@ def test_config_json_of_the_model_s_own_program_says_the_same(name: str, tmp_pat
 
 @pytest.mark.parametrize(("rope", "expected"), [({"mscale": 0.7, "mscale_all_dim": 0.7}, 0.07), ({}, 0.0)])
 def test_yarn_without_mscale_is_written_as_0(rope: dict[str, float], expected: float, tmp_path: Path) -> None:
-    """Without the key, a reader would scale scores as if it were 1."""
+    """Without `mscale_all_dim` the YaRN multiplier is written as 0.
+
+    Readers of a file without the key would scale scores as for a value of 1.
+    """
     config = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
     metadata = metadata_of("deepseek32", tmp_path, rope_parameters=config | rope)
     assert metadata["deepseek32.rope.scaling.yarn_log_multiplier"] == pytest.approx(expected)
 
 
 def test_names_in_published_folders_of_hunyuan(tmp_path: Path) -> None:
-    """transformers 5.23 saves some tensors under other names; it reads both."""
+    """Published Hunyuan 4 checkpoints and transformers 5.23 name some tensors differently.
+
+    Both checkpoints give the same logits.
+    """
     spec, renamed = SPECS["hy_v4"], {"mlp.linear_gate": "mlp.gate_proj", "experts.linear_gate": "experts.gate_proj"}
     renamed |= {"model.hc_pre.hc_head.": "model.hc_head."}
     renamed |= {f"hc_pre.hc_{x}_layer.hc_": f"hc_{x}_layer.hc_pre.hc_" for x in ("attn", "mlp")}
@@ -104,7 +110,9 @@ def test_names_in_published_folders_of_hunyuan(tmp_path: Path) -> None:
 
 
 def test_transformers_own_names_of_deepseek4(tmp_path: Path) -> None:
-    """transformers saves the names of the model's own code; its internal names occur in folders saved by others."""
+    """DeepSeek 4 checkpoints with transformers' internal names give the same logits. transformers itself saves the
+    publisher's tensor names.
+    """
     spec, tensors = SPECS["deepseek4"], {}
     compressor = {"wkv": "kv_proj", "wgate": "gate_proj", "ape": "position_bias", "norm": "kv_norm"}
     names = {
@@ -137,7 +145,9 @@ def test_transformers_own_names_of_deepseek4(tmp_path: Path) -> None:
 
 
 def test_layers_with_an_indexer_by_a_rule(tmp_path: Path) -> None:
-    """Without a list, transformers counts from `index_skip_topk_offset`."""
+    """Without `indexer_types`, the layers with an indexer follow from `index_topk_freq` and `index_skip_topk_offset`,
+    as in transformers.
+    """
     for rule, expected in (({}, [0, 1, 2, 3, 4, 5, 6]), ({"index_topk_freq": 4}, [0, 1, 5]),
                            ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, [0, 2, 4, 6])):  # fmt: skip
         config = HfConfig(tmp_path, {"num_hidden_layers": 7, **rule}, {})
@@ -145,7 +155,10 @@ def test_layers_with_an_indexer_by_a_rule(tmp_path: Path) -> None:
 
 
 def test_limits_are_those_of_every_layer(tmp_path: Path) -> None:
-    """GLM 5.3 Flash has them in all parts, Hunyuan 4 in experts only, and not at all if below 0."""
+    """GLM 5.3 Flash clamps routed and shared experts, Hunyuan 4 only routed experts.
+
+    A negative limit disables the clamp.
+    """
     keys = metadata_of("glm5-next", tmp_path / "a")
     assert [keys[f"glm5-next.swiglu_clamp_{x}"].tolist() for x in ("exp", "shexp")] == [[1.0] * 5] * 2
     keys = metadata_of("hy_v4", tmp_path / "b")
@@ -155,14 +168,14 @@ def test_limits_are_those_of_every_layer(tmp_path: Path) -> None:
 
 
 def test_layers_of_dots_that_nobody_tells(tmp_path: Path) -> None:
-    """By default transformers gives the first two layers and every fourth no window."""
+    """By default the first two layers and every fourth use full attention, as in transformers."""
     keys = metadata_of("dots3note", tmp_path, layer_types=None)
     assert keys["dots3note.attention.sliding_window_pattern"].tolist() == [False, False, True, True]
     assert keys["dots3note.attention.head_count"].tolist() == [4, 4, 2, 2]
 
 
 def test_sizes_of_windows_that_nobody_tells(tmp_path: Path) -> None:
-    """transformers' defaults are wider than the tiny model's, so its matrices have other sizes."""
+    """Without `swa_kv_lora_rank` transformers' default applies, so the tiny matrices no longer fit."""
     changed = {**DOTS, "swa_kv_lora_rank": None}
     check_refused("dots3note", changed, r"blk\.2\.attn_kv_a_mqa.*expected shape \(1032, 32\)", tmp_path)
 

@@ -1,4 +1,4 @@
-"""Folders of T5, mT5 and UMT5, and of their encoders: transformers' logits and hidden states."""
+"""T5, mT5 and UMT5 models, and their encoder-only variants, give transformers' logits and hidden states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTPUT, TABLE = "lm_head.weight", "shared.weight"
 
 
 def write(name: str, folder: Path, more: dict[str, np.ndarray | None] | None = None, **config: Any) -> None:
-    """Write a model's folder with some keys of config.json and some tensors replaced; None removes one."""
+    """Write a checkpoint with some config.json keys and some tensors replaced, or removed if None."""
     spec, tensors = SPECS[name], {key: numbers(key, *rest) for key, *rest in SPECS[name]["tensors"]}
     write_folder({**spec, "config": {k: v for k, v in {**spec["config"], **config}.items() if v is not None}}, folder)
     changed = {**tensors, **(more or {})}
@@ -35,7 +35,7 @@ def write(name: str, folder: Path, more: dict[str, np.ndarray | None] | None = N
 
 
 def rows_of(model: Checkpoint) -> np.ndarray:
-    """Return the logits of the answer's tokens, or the encoder's rows of the text."""
+    """Return the decoder's logits, or the hidden states of an encoder-only model."""
     architecture = architecture_of(model.metadata)
     config = read_config(model.metadata, architecture.name)
     embeds = architecture.encoder
@@ -70,7 +70,10 @@ def test_keys(tmp_path: Path) -> None:
 
 
 def test_an_output_matrix_says_that_logits_are_not_divided(tmp_path: Path) -> None:
-    """T5 1.1 and mT5 do not divide them, so their files have an output matrix even if it equals the embedding."""
+    """An output matrix in the GGUF tells readers not to scale the decoder's hidden states.
+
+    T5 1.1 and mT5 get an output matrix even if it equals the embedding.
+    """
     for name, there in (("t5", False), ("t5-gated", True), ("t5-mt5", True), ("t5-umt5", False)):
         (folder := tmp_path / name).mkdir()
         write(name, folder)
@@ -90,7 +93,7 @@ def test_folders_of_before_transformers_5_have_a_matrix_of_their_own(name: str, 
 
 
 def test_the_embedding_by_its_other_names(tmp_path: Path) -> None:
-    """Folders store it as one of three tensors, or as several equal ones."""
+    """Checkpoints store the embedding under one of three names, or as several equal tensors."""
     table = numbers(TABLE, [320, 32], 0.0)
     for number, names in enumerate((("encoder.",), ("encoder.", "decoder."), ("decoder.",))):
         (folder := tmp_path / str(number)).mkdir()
@@ -107,7 +110,7 @@ def test_what_an_encoder_does_not_read_is_left(tmp_path: Path) -> None:
 
 
 def test_the_converted_file_answers(tmp_path: Path) -> None:
-    """Greedy tokens of the program are the largest of transformers' logits, and prompts end with </s>."""
+    """The converted model generates the argmax tokens of transformers' logits. Prompts end with </s>."""
     write("t5-gated", tmp_path)
     with open_checkpoint(tmp_path) as model:
         write_f32(model, tmp_path / "t5.gguf")
@@ -142,7 +145,7 @@ def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
 
 
 def test_the_tokenizer(tmp_path: Path) -> None:
-    """The ids equal the folder's tokenizer's, from tokenizer.json or SentencePiece's file (mT5, T5 1.1)."""
+    """Token ids equal the checkpoint tokenizer's, from tokenizer.json or from a SentencePiece file (mT5, T5 1.1)."""
     theirs = t5_tokenizer(1000, sample())
     theirs.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "pad_token": "<pad>"}))

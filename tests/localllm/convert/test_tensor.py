@@ -1,4 +1,4 @@
-"""Tensor conversions, read in arbitrary slices, equal the same operations on arrays."""
+"""Lazy tensor conversions, read in arbitrary row ranges, equal the same operations on arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANDOM = np.random.default_rng(5)
 
 
 def of(values: np.ndarray, fmt: str = "F32") -> LazyTensor:
-    """Return a tensor of the values, stored in the format."""
+    """Return a lazy tensor of the values, stored in the format."""
     values = np.asarray(values)
     if fmt in ("U8", "F8_E4M3"):
         rows = values.astype(np.uint8).reshape(-1, values.shape[-1])
@@ -28,7 +28,7 @@ def of(values: np.ndarray, fmt: str = "F32") -> LazyTensor:
 
 
 def values_of(tensor: LazyTensor) -> np.ndarray:
-    """Return all its numbers, after checking that slices give the same."""
+    """Return all values of a tensor, after checking that row ranges give the same values."""
     rows = tensor.read(0, tensor.rows)
     assert rows.shape == (tensor.rows, tensor.row_bytes)
     for step in (1, 2, 3, 5, 7):
@@ -65,7 +65,10 @@ def test_float32() -> None:
 
 
 def test_mxfp4_keeps_every_number() -> None:
-    """gpt-oss: value = 2^(scale - 127) * the code's value; a byte has two codes, the first in its low half."""
+    """gpt-oss weights are 2^(scale - 127) * E2M1(code), with two codes a byte, the first in the low half.
+
+    Conversion to MXFP4 is lossless.
+    """
     codes = RANDOM.integers(0, 256, (2, 6, 3, 16))
     scales = RANDOM.integers(120, 130, (2, 6, 3))
     e2m1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -79,7 +82,7 @@ def test_mxfp4_keeps_every_number() -> None:
 
 
 def test_fp8() -> None:
-    """E4M3: 0x38 is 1, 0x7E the largest, 448, 0x01 the smallest, 2^-9."""
+    """FP8 E4M3 codes: 0x38 is 1, 0x7E is 448 (the largest), and 0x01 is 2^-9 (the smallest)."""
     codes = np.array([[0x38, 0xB8, 0x7E, 0x01, 0x00, 0x44]])
     numbers = np.array([[1, -1, 448, 2.0**-9, 0, 3]])
     np.testing.assert_array_equal(values_of(t.scaled_fp8(of(codes, "F8_E4M3"), of([0.5]))), numbers / 2)
@@ -100,7 +103,9 @@ def test_what_is_stacked_must_be_alike() -> None:
 
 
 def test_experts_that_are_one_tensor_already() -> None:
-    """mlp.experts.gate_up_proj (experts, 2 f, width) has the gate rows first, as in transformers 5."""
+    """The fused mlp.experts.gate_up_proj (experts, 2 f, width) of transformers 5 has the gate rows first, then the up
+    rows.
+    """
     halves, sizes = {}, Sizes(1, 1, 1, HfConfig(Path(), {}, {}))
     for part in ("gate", "up"):
         names = {source.names: source for source in RECIPES["qwen3moe"].layer[f"ffn_{part}_exps.weight"]}
@@ -126,7 +131,10 @@ def test_shapes_and_functions() -> None:
 
 
 def test_parts_of_groups() -> None:
-    """Two groups have rows 1 + 3; a matrix may use a part of the heads, also in FP8 with its scales."""
+    """A fused matrix of two groups, each with 1 + 3 rows, splits into one matrix per part.
+
+    Selecting part of the heads also works on FP8 with scales.
+    """
     rows, config = X[0], HfConfig(Path(), {}, {})
     sizes = Sizes(1, 1, 1, config)
     picked = values_of(of_groups(lambda config: (2, (1, 3)), 1, 0)([of(rows)], sizes))

@@ -1,4 +1,4 @@
-"""Folders with only a tiktoken vocabulary: the tiktoken package's ids, and invalid files."""
+"""Checkpoints with only a tiktoken vocabulary give the tiktoken package's ids; invalid files are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_ids_are_those_of_tiktoken(tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_of_qwen_1(tmp_path: Path) -> None:
-    """Its special tokens are defined in its code only, with ids after the file's tokens."""
+    """Qwen 1 defines its special tokens only in code. Their ids follow the tokens of the file."""
     settings = {"tokenizer_class": "QWenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer"]}}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": COUNT}))
     found = keys_of(tmp_path, LINES, settings, name="qwen.tiktoken")
@@ -59,7 +59,7 @@ def test_the_vocabulary_of_qwen_1(tmp_path: Path) -> None:
     assert found.notes == ()
     for text, ids in STORED["qwen"]:
         assert ours.encode(text) == ids
-    assert keys["pre"] == "qwen2"  # every digit is a word; this vocabulary has no longer numbers
+    assert keys["pre"] == "qwen2"  # one token per digit; this vocabulary has no multi-digit tokens
     assert keys["tokens"][COUNT : COUNT + 4] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|extra_0|>"]
     assert keys["tokens"][COUNT + 207 : COUNT + 209] == ["<|extra_204|>", f"[PAD{COUNT + 208}]"]
     assert (keys["bos_token_id"], keys["eos_token_id"], keys["add_bos_token"]) == (COUNT, COUNT, False)
@@ -68,7 +68,7 @@ def test_the_vocabulary_of_qwen_1(tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_of_glm_4(tmp_path: Path) -> None:
-    """Its file is named like SentencePiece's."""
+    """GLM 4's tiktoken vocabulary has the file name of a SentencePiece model."""
     specials = ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|observation|>")
     settings = {
         "tokenizer_class": "ChatGLM4Tokenizer", "eos_token": "<|endoftext|>",
@@ -80,7 +80,7 @@ def test_the_vocabulary_of_glm_4(tmp_path: Path) -> None:
     assert found.notes == ()
     for text, ids in STORED["chatglm4"]:
         assert ours.encode(text) == ids
-    assert found.keys["tokenizer.ggml.pre"] == "chatglm-bpe"  # up to three digits a word
+    assert found.keys["tokenizer.ggml.pre"] == "chatglm-bpe"  # up to three digits per token
     assert found.keys["tokenizer.ggml.eos_token_id"] == COUNT
     assert {COUNT, COUNT + 3, COUNT + 4} <= read_vocab(found.keys).ends
 

@@ -1,6 +1,6 @@
-"""Converted tokenizers give the folder's ids: byte-level ones in the styles of real models, and SentencePiece ones.
+"""Converted byte-level and SentencePiece tokenizers give the same token ids as the checkpoint's tokenizer.
 
-The latter come from tokenizer.model, from tokenizer.json only, and from both.
+SentencePiece vocabularies come from tokenizer.model, from tokenizer.json, and from both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TEXTS = [
 
 
 def sample() -> list[str]:
-    """Return the texts above, small talk, and real texts if the reference data exists: enough for 1000 tokens."""
+    """Return the texts above, simple sentences and, if the reference data exists, real texts: at least 1000 tokens."""
     folder = SHARED_DATA / "text"
     files = sorted(folder.glob("*")) if folder.is_dir() else []
     talk = SMALL_TALK.read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def sample() -> list[str]:
 
 def keys_of(folder: Path, tokenizer: Any = None, rows: int = 1000, config: dict[str, Any] | None = None,
             **settings: Any) -> TokenizerKeys:  # fmt: skip
-    """Return the converted tokenizer of the folder, after saving `tokenizer` and settings there."""
+    """Return the converted tokenizer of the checkpoint, after saving `tokenizer` and the settings there."""
     if tokenizer is not None:
         tokenizer.save(str(folder / "tokenizer.json"))
     if settings:
@@ -85,9 +85,10 @@ def test_byte_level_ids(style: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", ["tekken", "gpt-4o"])
 def test_ids_that_differ_are_told(style: str, tmp_path: Path) -> None:
-    """llama.cpp's rules for these styles end a word before a combining mark (as in Hindi), the folder's do not.
+    """llama.cpp's split rules for these styles end a word before a combining mark (as in Hindi), the checkpoint's do
+    not.
 
-    It shows only with a vocabulary that has tokens across the mark, here one trained on few texts.
+    Ids differ only if the vocabulary has tokens across the mark, so it is trained on few texts.
     """
     keys = keys_of(tmp_path, bpe_tokenizer(style, 1000, TEXTS), bos_token="<s>", eos_token="</s>")
     assert keys.notes == ("the file's tokenizer gives other ids than the folder's for a text of many scripts",)
@@ -134,7 +135,7 @@ def test_added_tokens(tmp_path: Path) -> None:
     theirs.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("<|looks|>", normalized=False)])
     keys = keys_of(tmp_path, theirs, rows=size + 3, eos_token={"content": "<|im_end|>"}, pad_token="<pad>")
     types = keys.keys["tokenizer.ggml.token_type"].tolist()
-    assert types[size:] == [3, 4, 3]  # control, user-defined, control by its spelling
+    assert types[size:] == [3, 4, 3]  # control, user-defined, control (by its spelling)
     assert keys.keys["tokenizer.ggml.eos_token_id"] == size
     assert keys.keys["tokenizer.ggml.padding_token_id"] == 0
     assert "tokenizer.ggml.bos_token_id" not in keys.keys
@@ -142,7 +143,7 @@ def test_added_tokens(tmp_path: Path) -> None:
     text = "a <tool> b<|im_end|> c"
     assert ours.encode(text, parse_special=True) == theirs.encode(text).ids
     assert size in ours.eog
-    fewer = keys_of(tmp_path, rows=size + 1)  # two of them have no rows
+    fewer = keys_of(tmp_path, rows=size + 1)  # two added tokens have no embedding row
     assert len(fewer.keys["tokenizer.ggml.tokens"]) == size + 1
 
 
@@ -164,7 +165,10 @@ def test_suppressed_tokens_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_ends_by_config_json_alone(tmp_path: Path) -> None:
-    """Without a generation_config.json transformers reads config.json; Kimi K3 has the ends of turns there."""
+    """Without a generation_config.json, the EOS ids come from config.json, as in transformers.
+
+    Kimi K3 stores its end-of-turn token there.
+    """
     keys = keys_of(tmp_path, bpe_tokenizer("qwen2"), config={"eos_token_id": [2, 7]}).keys
     ids = {key: value for key, value in keys.items() if key.endswith("_id")}
     assert ids == {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 7}
@@ -182,7 +186,7 @@ def template(first: str | None, last: str | None, tokens: dict[str, int]) -> Cal
 
 
 def test_what_is_put_around_a_text(tmp_path: Path) -> None:
-    """tokenizer.json decides, then tokenizer_config.json; otherwise nothing is added."""
+    """BOS and EOS are added as tokenizer.json says, then as tokenizer_config.json says, and otherwise not at all."""
     cases: list[tuple[Callable[[Any], None] | None, dict[str, Any], tuple[bool, bool]]] = [
         (template("<s>", "</s>", {"<s>": 1, "</s>": 2}), {"bos_token": "<s>", "eos_token": "</s>"}, (True, True)),
         (template("<s>", None, {"<s>": 1}), {"eos_token": "</s>", "add_bos_token": False}, (True, False)),
@@ -196,7 +200,7 @@ def test_what_is_put_around_a_text(tmp_path: Path) -> None:
             change(tokenizer)
         keys = keys_of(tmp_path, tokenizer, **settings)
         assert (keys.keys["tokenizer.ggml.add_bos_token"], keys.keys["tokenizer.ggml.add_eos_token"]) == expected
-    tokenizer = bpe_tokenizer("qwen2")  # its ByteLevel processor adds nothing
+    tokenizer = bpe_tokenizer("qwen2")  # a ByteLevel post-processor adds no special tokens
     keys = keys_of(tmp_path, tokenizer, bos_token="<s>", add_bos_token=True)
     assert keys.keys["tokenizer.ggml.add_bos_token"] is False
 
@@ -252,7 +256,10 @@ def pieces(data: bytes) -> Callable[[Path], None]:
 
 
 def multiplying(tokenizer: dict[str, Any]) -> None:
-    """Make the tokenizer lengthen a text 10^12 times. The library aborts, which used to end this process."""
+    """Make the normalizer expand the text by a factor of 10^12.
+
+    The library aborts, which used to end the parent process.
+    """
     replace = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 1000}
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [replace] * 4}
 
@@ -302,7 +309,7 @@ def test_damaged_pieces_end_in_an_error_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_old_merges_and_names(tmp_path: Path) -> None:
-    """Tokenizers wrote merges as texts with one space until 2024."""
+    """Before 2024, tokenizer.json stored each merge as one string with a space. The converted merges are the same."""
     theirs = bpe_tokenizer("gpt-2")
     pairs = keys_of(tmp_path, theirs).keys["tokenizer.ggml.merges"]
     whole = json.loads((tmp_path / "tokenizer.json").read_text())

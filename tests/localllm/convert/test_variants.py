@@ -1,4 +1,4 @@
-"""Folders with other spellings, or with settings that GGUF files cannot express: keys, and one-line refusals."""
+"""Checkpoints with alternative spellings, or with settings that GGUF cannot express: keys, and one-line refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPECS, STORED = read_specs(), np.load(DATA / "hf_all.npz")
 
 
 def metadata_of(name: str, folder: Path, **config: Any) -> dict[str, Any]:
-    """Return the keys of a model's file, with some keys of its config.json replaced; None removes one."""
+    """Return the metadata of a model, with some keys of its config.json replaced, or removed if None."""
     spec = dict(SPECS[name])
     changed = {**spec["config"], **config}
     spec["config"] = {key: value for key, value in changed.items() if value is not None}
@@ -30,7 +30,7 @@ def metadata_of(name: str, folder: Path, **config: Any) -> dict[str, Any]:
 
 
 def check_refused(name: str, config: dict[str, Any], message: str, folder: Path) -> None:
-    """Check that a model's folder with these changes gives a one-line error that begins with the folder."""
+    """Check that opening the changed checkpoint fails with a one-line error that begins with its path."""
     if "text_config" in config:
         config = {"text_config": {**SPECS[name]["config"]["text_config"], **config["text_config"]}}
     with pytest.raises(ConvertError, match=message) as error:
@@ -40,14 +40,16 @@ def check_refused(name: str, config: dict[str, Any], message: str, folder: Path)
 
 
 def test_dbrx_in_folders_of_2024(tmp_path: Path) -> None:
-    """They store the rotation's base with attention; transformers 5 reads another key, and defaults to 10000."""
+    """DBRX checkpoints of 2024 store `rope_theta` in `attn_config`. transformers 5 ignores it there and uses 10000."""
     inner = {"clip_qkv": 8, "kv_n_heads": 2, "rope_theta": 5e5}
     keys = metadata_of("dbrx", tmp_path, attn_config=inner, rope_parameters=None)
     assert (keys["dbrx.rope.freq_base"], keys["dbrx.attention.clamp_kqv"]) == (5e5, 8.0)
 
 
 def test_steepness_of_mpt_storywriter(tmp_path: Path) -> None:
-    """MPT's own code uses it. transformers ignores it and uses 8."""
+    """MPT StoryWriter sets `alibi_bias_max` to 16, and the publisher's code uses it. transformers ignores it and uses
+    8.
+    """
     keys = metadata_of("mpt", tmp_path, attn_config={"alibi_bias_max": 16, "clip_qkv": None})
     assert keys["mpt.attention.max_alibi_bias"] == 16.0
     assert "mpt.attention.clamp_kqv" not in keys
@@ -121,7 +123,10 @@ def test_numbers_of_apertus_that_are_none(case: str, tmp_path: Path) -> None:
 
 
 def test_mimo_in_folders_of_2025(tmp_path: Path) -> None:
-    """They use different names for layer kinds, bases and the window, which does not count the row itself."""
+    """MiMo checkpoints of 2025 use older keys for layer types and RoPE bases.
+
+    Their sliding window does not count the current token, so the window in the GGUF is one token larger.
+    """
     spec, renamed = SPECS["mimo2"], ("layer_types", "mlp_layer_types", "rope_parameters", "rms_norm_eps")
     left = {key: value for key, value in spec["config"].items() if key not in renamed}
     older = {
@@ -146,8 +151,8 @@ def test_mimo_without_a_scale_of_values(tmp_path: Path) -> None:
 
 
 def test_kinds_of_layers_that_config_json_leaves_out(tmp_path: Path) -> None:
-    """transformers' defaults are a period that restarts after dense layers; every fourth; or the first and every
-    sixth.
+    """If `layer_types` is missing, transformers' defaults apply: periodic after the dense layers, every fourth layer,
+    or the first and every sixth.
     """
     keys = metadata_of("cohere2moe", tmp_path / "a", layer_types=None, mlp_layer_types=None, first_k_dense_replace=1)
     pattern, layers = "attention.sliding_window_pattern", SPECS["granite_swa"]["config"]["num_hidden_layers"]
@@ -177,7 +182,7 @@ def test_experts_of_granite_by_their_older_names(tmp_path: Path) -> None:
 
 
 def test_growth_of_the_queries_of_mistral4(tmp_path: Path) -> None:
-    """llama.cpp rejects a file with the growth factor but without its length."""
+    """llama.cpp rejects a file with the query temperature scale but without its length, so both are written."""
     keys = metadata_of("mistral4", tmp_path)
     assert (keys["mistral4.attention.temperature_scale"], keys["mistral4.attention.temperature_length"]) == (0.1, 16)
 
@@ -187,7 +192,10 @@ def test_a_mistral3_is_none_of_the_fourth(tmp_path: Path) -> None:
 
 
 def test_folders_of_hrm_text_as_it_was_trained(tmp_path: Path) -> None:
-    """`num_hidden_layers` counts the layers of a stack, and matrices may be separate; the logits are the same."""
+    """The original HRM checkpoints count `num_hidden_layers` per stack and have separate matrices.
+
+    The logits are the same.
+    """
     spec = {**SPECS["hrm_text"]}
     spec["config"] = {**spec["config"], "num_hidden_layers": 2}
     del spec["config"]["num_layers_per_stack"]
@@ -210,7 +218,10 @@ def test_folders_of_hrm_text_as_it_was_trained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mamba", "mamba-falcon"])
 def test_the_inner_width_of_mamba_is_that_of_config_json(name: str, tmp_path: Path) -> None:
-    """Falcon Mamba 7B has an `expand` of 16 but an `intermediate_size` of twice its width."""
+    """The inner size comes from `intermediate_size`.
+
+    Falcon Mamba 7B has an `expand` of 16, but its inner size is twice the hidden size.
+    """
     assert metadata_of(name, tmp_path / "a", expand=16)["mamba.ssm.inner_size"] == 64
     with open_checkpoint(tmp_path / "a") as model:
         assert nmse(logits_of(model, ids())[POSITIONS], STORED[name]).max() < 1e-9
@@ -259,7 +270,7 @@ YARN = {
 
 
 def blended(n_rot: int, rope: dict[str, Any]) -> list[float]:
-    """Return the frequencies by transformers' definition, without rounding the ends of the blend."""
+    """Return YaRN frequencies by transformers' definition, without truncating the correction range."""
     base, factor, length = rope["rope_theta"], rope["factor"], rope["original_max_position_embeddings"]
     ends = [n_rot * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (32, 1)]
     low, high = max(ends[0], 0), min(ends[1], n_rot - 1)
@@ -286,7 +297,10 @@ def test_yarn_that_does_not_truncate_is_written_as_factors(tmp_path: Path) -> No
 
 
 def test_yarn_that_does_not_truncate_is_refused_where_it_matters(tmp_path: Path) -> None:
-    """GPT-OSS as published differs by 0.0002 radians per position, and all published files are truncated."""
+    """With `truncate` false GPT-OSS is refused if its RoPE angles would differ noticeably.
+
+    The published model differs by only 0.0002 radians per position.
+    """
     check_refused("gpt-oss", {"rope_parameters": YARN}, "truncate is False; expected True: angles would", tmp_path)
     metadata_of("gpt-oss", tmp_path, rope_parameters={**YARN, "factor": 1.003})
     with open_checkpoint(tmp_path) as model:

@@ -1,4 +1,4 @@
-"""Perplexity and divergence: by hand, against llama.cpp's tool, and through its base-logits files in both
+"""Perplexity and KL divergence: by hand, against llama-perplexity, and through its base-logits files in both
 directions.
 """
 
@@ -44,7 +44,7 @@ def source_of(model: Model, windows: Windows) -> ModelSource:
     return ModelSource(model, windows)
 
 
-# -- the mathematics -----------------------------------------------------------------------------------------------
+# -- formulas ------------------------------------------------------------------------------------------------------
 
 
 def test_perplexity_of_chances_known_by_heart() -> None:
@@ -52,7 +52,7 @@ def test_perplexity_of_chances_known_by_heart() -> None:
     own, divergence = statistics(score(log_p, np.array([0, 2], np.int32)))
     assert own.tokens == 2
     assert divergence is None
-    assert own.perplexity.value == pytest.approx(4.0)  # the root of 2 * 8
+    assert own.perplexity.value == pytest.approx(4.0)  # sqrt(2 * 8)
     half_apart = math.log(8) - math.log(4)
     assert own.nll.error == pytest.approx(half_apart)  # sqrt(mean square deviation / (n - 1))
 
@@ -89,7 +89,10 @@ def test_standard_error_is_that_of_the_mean() -> None:
 
 
 def test_only_the_second_half_of_a_window_counts_and_bos_takes_the_first_place(tmp_path: Path) -> None:
-    """The scores equal a plain pass over each window."""
+    """Scores equal the result of a plain forward pass over each window.
+
+    The first token is replaced by BOS, and only the second half counts.
+    """
     with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=32) as model:
         windows = cut_windows(model, "abcdefghij" * 12, 32)
         found = Scores.join(list(evaluate(windows, source_of(model, windows))))
@@ -102,7 +105,9 @@ def test_only_the_second_half_of_a_window_counts_and_bos_takes_the_first_place(t
 
 
 def test_windows_that_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last tokens of every window are scored after all earlier tokens in it, and without BOS."""
+    """With overlapping windows, the last tokens of each window are scored, given all earlier tokens of the window and
+    no BOS.
+    """
     path, text = write_model(tmp_path / "tiny.gguf"), tmp_path / "text.txt"
     text.write_text("abcdefghijk" * 60)
     told = {}
@@ -128,7 +133,8 @@ def test_a_text_must_fill_two_windows(tmp_path: Path) -> None:
     with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=64) as model:
         with pytest.raises(TextTooShort, match="has 100 tokens and 128 are needed"):
             cut_windows(model, "a" * 98, 64)
-        assert len(cut_windows(model, "a" * 126 + "\n", 64).tokens) == 2  # BOS, the added space, and no final newline
+        # BOS, the added space and 126 tokens; the final newline is dropped
+        assert len(cut_windows(model, "a" * 126 + "\n", 64).tokens) == 2
         with pytest.raises(TextTooShort, match="has 127 tokens"):
             cut_windows(model, "a" * 125 + "\n", 64)
         assert len(cut_windows(model, "a" * 500, 64, limit=3).tokens) == 3
@@ -147,9 +153,10 @@ def test_models_of_different_vocabularies_are_not_compared(tmp_path: Path) -> No
 
 
 def test_the_models_in_the_box_give_llama_cpp_s_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    """The numbers are from llama-perplexity of 2026-10-01: draft.gguf against demo.gguf on our small talk, -c 128.
+    """Perplexity and KL divergence of draft.gguf against demo.gguf equal llama-perplexity's (2026-10-01, -c 128).
 
-    Both round activations to 8 bits in blocks of 256, each differently; with float activations the base has 83.14.
+    Both programs quantize activations to 8 bits in blocks of 256, in different ways. With float activations, the base's
+    perplexity is 83.14.
     """
     assert main(["perplexity", "draft", "--kld", "demo", "-f", str(SMALLTALK), "-c", "128", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -172,7 +179,7 @@ def test_the_models_in_the_box_give_llama_cpp_s_numbers(capsys: pytest.CaptureFi
     [("stories260K-f32", 256, 3.9882, 0.14296), ("babyllama-969K-tok361-f32", 101, 2.2031, 0.08933)],
 )
 def test_the_reference_models_give_llama_cpp_s_numbers(name: str, ctx: int, value: float, error: float) -> None:
-    """Float models differ only by rounding; an odd window is halved as in llama.cpp."""
+    """Float models differ from llama-perplexity only by rounding. Windows of odd size are halved as in llama.cpp."""
     text = reference("text", "tinystories_smallGPT.txt").read_text(encoding="utf-8")[:100000]
     with load(reference("models", f"{name}.gguf"), ctx_size=ctx) as model:
         windows = cut_windows(model, text, ctx, limit=20)
@@ -193,8 +200,8 @@ def test_windows_that_overlap_give_llama_cpp_s_numbers(
     name: str, ctx: int, stride: int, windows: int, value: str, capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The numbers are from llama-perplexity of 2026-11 with -b equal to -c, on the first 60,000 bytes of wikitext-2's
-    test.
+    """Perplexities with --ppl-stride equal llama-perplexity's (2026-11, -b equal to -c) for the first 60,000 bytes of
+    wikitext-2's test set.
     """
     text = tmp_path / "text.txt"
     text.write_bytes(reference("text", "wiki.test.raw").read_bytes()[:60000])
@@ -210,7 +217,10 @@ def test_windows_that_overlap_give_llama_cpp_s_numbers(
 
 
 def test_a_row_of_the_file_by_hand() -> None:
-    """Scale and minimum come first. Code 0 means at least 16 below the maximum. Odd vocabularies are padded."""
+    """Each row starts with scale and minimum.
+
+    Code 0 means at least 16 below the maximum, and odd vocabulary sizes are padded.
+    """
     log_p = np.array([[-1.0, -9.0, -30.0]], np.float32)
     row = pack_logits(log_p)
     assert row.shape == (1, 8)
@@ -219,7 +229,7 @@ def test_a_row_of_the_file_by_hand() -> None:
     assert unpack_logits(row)[0, :3].tolist() == pytest.approx([-1.0, -9.0, -17.0], abs=2e-4)
     assert (
         unpack_logits(pack_logits(np.full((2, 4), -1.5, np.float32))).tolist() == [[-1.5] * 4] * 2
-    )  # all equal: scale 0
+    )  # equal values give scale 0
 
 
 def test_a_base_on_disk_is_as_good_as_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +237,7 @@ def test_a_base_on_disk_is_as_good_as_the_model(tmp_path: Path, capsys: pytest.C
     short = ("-f", str(SMALLTALK), "-c", "64", "--chunks", "6", "--json")
     assert main(["perplexity", "demo", *short, "--save-base", str(saved)]) == 0
     assert main(["perplexity", "draft", *short, "--kld", "demo"]) == 0
-    assert main(["perplexity", "draft", "--kld", str(saved), "--json"]) == 0  # the file contains the text
+    assert main(["perplexity", "draft", "--kld", str(saved), "--json"]) == 0  # the file contains the text's tokens
     _, model, file = (json.loads(part + "}")["divergence"] for part in capsys.readouterr().out.split("\n}\n")[:3])
     assert file["kld"]["value"] == pytest.approx(model["kld"]["value"], rel=1e-3)
     assert file["same_top"] == model["same_top"]
@@ -282,7 +292,7 @@ def test_a_walk_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
 
 
 class Fixed:
-    """A source of given log-probabilities."""
+    """Source of fixed log-probabilities."""
 
     def __init__(self, log_p: np.ndarray) -> None:
         self.log_p, self.vocabulary = log_p, log_p.shape[1]
@@ -293,7 +303,7 @@ class Fixed:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_what_is_no_number_is_told_without_a_warning_of_numpy(value: float) -> None:
-    """The model and the base each give one NaN."""
+    """NaN and infinite logits of the model or the base are an error, without a NumPy warning."""
     logits = np.array([[0, -3e38, 1], [-3e38, 1, 2], [0, 1, 2]], np.float32)
     good = Fixed(log_softmax(logits[2:].repeat(3, axis=0)))
     logits[1, 2] = value

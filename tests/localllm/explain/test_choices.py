@@ -1,4 +1,4 @@
-"""The tokens that samplers removed, against the same samplers computed plainly in float64."""
+"""The tokens that each sampler removes, against plain float64 implementations of the same samplers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def probabilities(values: Doubles) -> Doubles:
 
 
 def plain(row: NDArray[np.float32], options: dict[str, Any], history: Sequence[int]) -> list[tuple[str, Doubles]]:
-    """Return logits (V,) in float64 after each sampler, -inf for removed tokens, in the order of the chain."""
+    """Return the name of each sampler in the chain, and the float64 logits (V,) after it, -inf for removed tokens."""
     values = row.astype(np.float64)
     found = [("logits", values.copy())]
     if "repeat_penalty" in options:
@@ -97,7 +97,9 @@ def test_probabilities_sum_to_one(top: int) -> None:
 
 
 def test_the_last_candidates_are_those_that_the_sampler_draws_from() -> None:
-    """It holds with top_p and min_p, which the sampler runs as one step."""
+    """The last stage's candidates have the probabilities that the sampler draws from, even though top_p and min_p run
+    as one step.
+    """
     for seed in range(20):
         sampler = Sampler(SamplingOptions(seed=1, top_k=0, top_p=0.9, min_p=0.1))
         row = logits(seed)

@@ -1,4 +1,4 @@
-"""Bytes and operations of single operations, against the plan's totals and the file's tensors."""
+"""Bytes and operations of single operations add up to the plan's totals and match the file's tensor sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.backends.support import bind
 from tests.models.kit import KIT
 from tests.models.support import plan_of
 
-# Windows, latent attention, experts, each kind of recurrent layer, selections, pools.
+# Sliding-window, latent and sparse attention, experts, every kind of recurrent layer, and pooled attention.
 MODELS = [
     "llama-gqa",
     "gemma3-12",
@@ -87,7 +87,7 @@ def test_calls_match_the_clock(cpu: CpuBackend, plan: Plan) -> None:
 
 
 def test_bytes_of_every_matrix_are_those_of_the_file() -> None:
-    """The reference backend stores weights as in the file; the file's tensor table has their sizes."""
+    """Bytes read per matrix equal the sizes in the file, because the reference backend keeps weights as stored."""
     with localllm.load("demo", backend="reference", ctx_size=128) as model:
         assert model.plan is not None
         found: dict[str, int] = defaultdict(int)
@@ -101,7 +101,7 @@ def test_bytes_of_every_matrix_are_those_of_the_file() -> None:
         table = model.file.tensors["token_embd.weight"]
         row = expected.pop("token_embd")
         assert found.pop("embedding") == row // table.shape[0]
-        assert found.pop("output") == expected.pop("output", row)  # tied to the embedding, without an output matrix
+        assert found.pop("output") == expected.pop("output", row)  # tied models read the embedding matrix
         assert {kind: size for kind, size in found.items() if size} == dict(expected)
 
 
@@ -123,7 +123,10 @@ def test_a_prompt_reads_weights_once_and_multiplies_for_every_row(cpu: CpuBacken
 
 
 def test_operations_without_a_barrier_between_them_are_named_together() -> None:
-    """Threads may run different ones of them at a time, so only their common time is known."""
+    """Operations without a barrier in between share one name.
+
+    Threads may run them at the same time, so only their total time is known.
+    """
     with localllm.load("demo", ctx_size=128, threads=1) as model:
         executable = model.executable
         assert model.plan is not None
@@ -135,7 +138,7 @@ def test_operations_without_a_barrier_between_them_are_named_together() -> None:
 
 
 def test_attention_of_a_chunk_sees_each_position_that_it_may() -> None:
-    """The positions are counted one by one, with and without a window."""
+    """Attention costs equal a count of the visible positions, with and without a sliding window."""
     whole = Cost("attention", True, (), 0, (CacheRead(10, 4, 0),), 0)
     some = Cost("attention", True, (), 0, (CacheRead(10, 4, 8),), 0)
     assert whole.operations(step(5, 6)) == 4 * sum(position + 1 for position in range(5, 11))
@@ -152,7 +155,10 @@ def test_experts_are_read_at_most_once() -> None:
 
 
 def test_a_time_shorter_than_reading_takes_gives_no_rates() -> None:
-    """A kind's time is measured on the first thread. When other threads did the work, shares of 1854 % appeared."""
+    """No rates are given if the time is shorter than reading the bytes would take.
+
+    Time is measured on the first thread only, and other threads may do the work. Shares of 1854 % used to appear.
+    """
     roofs = Roofs(60e9, 1e12, 3e9)
     usual = Spent("output", 1, 1e-3, 1e-4, 30_000_000, 10_000_000, roofs)
     assert (usual.memory_share, usual.bandwidth) == (0.5, 30e9)

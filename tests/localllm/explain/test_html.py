@@ -1,4 +1,4 @@
-"""HTML elements of the page: content is escaped, so it stays text."""
+"""HTML elements of the page: content is escaped, so it cannot become markup."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_text_and_attributes_come_back_unchanged(text: str) -> None:
 def test_only_a_node_is_markup() -> None:
     assert element("p", Node("<b>"), "<b>") == "<p><b>&lt;b&gt;</p>"
     assert isinstance(element("p", "x") + "y", str)
-    assert not isinstance(element("p", "x") + "<y>", Node)  # a joined string is escaped again
+    assert not isinstance(element("p", "x") + "<y>", Node)  # a concatenated string is no longer trusted
 
 
 def test_controls_are_made_visible() -> None:

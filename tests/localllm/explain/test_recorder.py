@@ -1,4 +1,4 @@
-"""Recording does not change an answer, and the record agrees with the answer's usage."""
+"""Recording does not change an answer, and the record matches the answer's usage statistics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def demo() -> Iterator[localllm.Model]:
 
 @pytest.fixture(autouse=True)
 def empty(demo: localllm.Model) -> None:
-    """Start each test with an empty cache."""
+    """Empty the KV cache before each test."""
     demo.new_core(SchedulerLimits())
 
 
@@ -71,14 +71,15 @@ def test_the_tokens_are_those_of_an_answer_that_nobody_records(demo: localllm.Mo
     record, chosen, _ = recorded(demo, options)
     assert chosen == expected
     written = [choice.token for choice in record.choices]
-    assert written[: len(chosen)] == chosen  # then perhaps the token that ended it
+    assert written[: len(chosen)] == chosen  # the record may also have the EOS token
     assert record.seed == 5
 
 
 @pytest.mark.parametrize("given", OPTIONS.values(), ids=list(OPTIONS))
 def test_what_is_shown_of_a_choice_comes_from_its_logits(demo: localllm.Model, given: dict[str, Any]) -> None:
-    """The logits are recomputed all at once; the last stage contains the candidates of the draw, including the
-    token.
+    """Recorded probabilities follow from logits recomputed in one forward pass.
+
+    The last stage has exactly the tokens that can be drawn, including the chosen token.
     """
     record, chosen, _ = recorded(demo, SamplingOptions(**{"seed": 5, **given}), top=10000)
     rows = demo.logits([*record.prompt, *chosen])[len(record.prompt) - 1 :]
@@ -114,7 +115,7 @@ def test_time_and_work_add_up(demo: localllm.Model) -> None:
         assert sum(each.bytes for each in phase.kinds) == phase.whole.bytes
         assert sum(each.operations for each in phase.kinds) == phase.whole.operations
         assert sum(each.seconds for each in phase.kinds) == pytest.approx(phase.whole.seconds)
-        assert 0 < phase.whole.seconds < 1.05 * phase.seconds  # the kernels' clock against Python's
+        assert 0 < phase.whole.seconds < 1.05 * phase.seconds  # time inside kernels is at most the time seen by Python
         assert 0 <= phase.whole.waited <= phase.whole.seconds
     decoding = account.phase("decoding")
     assert decoding is not None
@@ -183,7 +184,9 @@ def test_accepted_and_rejected_drafts(demo: localllm.Model, sort: str, given: di
 
 
 class Dear(Costs):
-    """A third row is so expensive that only the first of three right drafts is verified."""
+    """Costs in which verifying three tokens is so expensive that only the first of three correct draft tokens is
+    verified.
+    """
 
     def __init__(self) -> None:
         super().__init__({1: 1.0, 2: 1.0, 3: 50.0, 16: 50.0})

@@ -1,6 +1,6 @@
-"""Hostile files: with any bytes, opening one gives a model or a one-line error that names the file and the field.
+"""Hostile GGUF files: any bytes give either a model or a one-line error that names the file and the field.
 
-It takes little time and memory. The cases are built with `struct`, independently of our writer.
+Opening takes little time and memory. The cases are built with `struct`, independently of localllm's GGUF writer.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_the_cases_are_one_change_away_from_files_that_open(tmp_path: Path) -> N
 
 
 def test_what_is_not_a_readable_file_is_one_line(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")  # opening a pipe for reading waits for a writer
+    os.mkfifo(tmp_path / "pipe")  # a plain open would wait for a writer
     for name, problem in [
         ("none", "cannot be opened: No such file or directory"),
         (".", "is not a regular file"),
@@ -213,7 +213,7 @@ def test_a_name_with_a_line_break_stays_on_one_line(tmp_path: Path) -> None:
 def test_a_failed_open_gives_its_descriptors_back(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(_file(version=9))
     before = set(os.listdir("/proc/self/fd"))
-    errors = []  # releases the objects in their frames
+    errors = []  # kept, because dropping an error would free the objects in its frames
     for _ in range(3):
         with pytest.raises(GGUFError) as caught:
             open_gguf(tmp_path / "m.gguf")
@@ -222,7 +222,10 @@ def test_a_failed_open_gives_its_descriptors_back(tmp_path: Path) -> None:
 
 
 def test_a_head_without_end_is_refused_at_once(tmp_path: Path) -> None:
-    """A sparse file of a terabyte takes no space on the disk, and counts of 10^11 fit its size."""
+    """A header with huge array lengths is refused without reading it.
+
+    The sparse file of two terabytes makes the lengths plausible, and takes no disk space.
+    """
     path = tmp_path / "m.gguf"
     for keys, problem in [
         ((_array("a", 0, 10**12),), r".* may take at most 268435456 bytes; the file is damaged"),
@@ -240,7 +243,7 @@ def test_a_head_without_end_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def _valid(folder: Path) -> bytes:
-    """Return a small file with every value type and a few formats, written by our writer."""
+    """Return the bytes of a small valid file with every value type and a few tensor formats."""
     numbers = [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.float32, np.uint64, np.int64, np.float64]
     metadata = {
         "general.alignment": 64,
@@ -267,8 +270,8 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def _opens(path: Path, content: bytes) -> bool:
-    """Return whether such a file opens, after reading all of it. Any error but a one-line GGUFError fails the test."""
-    path.unlink(missing_ok=True)  # some file systems take milliseconds to truncate a file
+    """Return whether the file opens, after reading all of it. Only a one-line GGUFError is allowed."""
+    path.unlink(missing_ok=True)  # on some file systems, truncating takes milliseconds
     path.write_bytes(content)
     message = ""
     try:
@@ -287,7 +290,7 @@ def _opens(path: Path, content: bytes) -> bool:
 
 def test_every_truncation_is_refused(valid: bytes, tmp_path: Path) -> None:
     assert _opens(tmp_path / "m.gguf", valid)
-    needed = len(valid) - 32  # the last tensor has 32 bytes, and 32 of padding that is not needed
+    needed = len(valid) - 32  # the last tensor has 32 bytes; 32 bytes of padding follow, which may be missing
     for size in range(needed):
         assert not _opens(tmp_path / "m.gguf", valid[:size]), size
     assert _opens(tmp_path / "m.gguf", valid[:needed])
@@ -295,7 +298,7 @@ def test_every_truncation_is_refused(valid: bytes, tmp_path: Path) -> None:
 
 def test_extreme_numbers_anywhere_are_harmless(valid: bytes, tmp_path: Path) -> None:
     head = len(valid) - 64 - 128 - 448 - 64
-    assert valid[head - 100 : head].strip(b"\0")  # the head ends about there
+    assert valid[head - 100 : head].strip(b"\0")  # the header ends about here
     tracemalloc.start()
     for i, number in enumerate((0xFFFFFFFF.to_bytes(4, "little"), *(value.to_bytes(8, "little") for value in HUGE))):
         for place in range(i, head, 7):
@@ -320,7 +323,7 @@ CHANGE = st.one_of(
 
 def _changed(content: bytes, change: tuple[str, float, bytes]) -> bytes:
     kind, where, data = change
-    place = int(where * (len(content) if kind == "cut" else min(len(content), 1400)))  # in the header
+    place = int(where * (len(content) if kind == "cut" else min(len(content), 1400)))  # 1400 bytes cover the header
     match kind:
         case "flip":
             return content[:place] + bytes(a ^ data[0] for a in content[place : place + 1]) + content[place + 1 :]

@@ -1,6 +1,4 @@
-"""Reading GGUF: metadata and tensor bytes equal gguf-py's; reading is fast, thread-safe, and its memory does not grow
-with the file.
-"""
+"""Reading GGUF: metadata and tensors equal gguf-py's. Reading is fast, thread-safe, and needs constant memory."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from localllm.gguf import GGUFError, StringArray, open_gguf, write_gguf
 from localllm.gguf.strings import scan_strings
 from tests.conftest import reference
 
-ORACLE_FILES = [  # gguf-py takes seconds for the first, with 32000 tokens, and half a minute for larger vocabularies
+ORACLE_FILES = [  # gguf-py takes seconds to read 32,000 tokens, and half a minute for larger vocabularies
     "vocab/ggml-vocab-llama-spm.gguf",
     "models/stories260K-f32.gguf",
     "models/babyllama-969K-tok361-f32.gguf",
@@ -76,7 +74,7 @@ def test_vocabulary_of_128k_tokens_opens_in_half_a_second() -> None:
     assert tokens[128000] == "<|begin_of_text|>"
     assert merges[0] == "Ġ Ġ"
     assert min(seconds) < 0.5
-    texts = tokens.to_list()  # still valid after the file was closed
+    texts = tokens.to_list()  # remains valid after the file is closed
     assert texts[9906] == "Hello"
     assert [tokens[i] for i in range(0, len(tokens), 1000)] == texts[::1000]
 
@@ -112,7 +110,7 @@ def test_rows_of_every_slice(small: Path) -> None:
 
 
 def test_a_read_in_many_system_calls(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.base.files.positioned._MOST", 5)  # instead of 2^30, which would take too long
+    monkeypatch.setattr("localllm.base.files.positioned._MOST", 5)  # bytes per system call; 2^30 in production
     with open_gguf(small) as file:
         assert file.tensors["w"].read(1, 4).tobytes() == bytes(range(36, 144))
 
@@ -158,7 +156,7 @@ def test_a_file_cut_while_open_is_an_error(small: Path) -> None:
 
 
 def test_single_rows_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It works with and without a system call for read-ahead hints."""
+    """Gathering single rows works with and without the system call for read-ahead hints."""
     data = np.random.default_rng(0).integers(0, 256, (2000, 34), dtype=np.uint8)
     write_gguf(tmp_path / "t.gguf", {}, [("v", "I8", (7,), bytes(7)), ("w", "Q8_0", (2000, 32), data)])
     rows = np.array([0, 3, 4, 1024, 1999])
@@ -246,7 +244,7 @@ def test_strings_of_any_bytes_are_found_and_decoded(
     assert array.to_list() == want
     assert array[:] == want
     assert array.stored() == stored
-    for cut in range(min(len(stored), 12)):  # the number of the cut string, at any position
+    for cut in range(min(len(stored), 12)):  # for every truncation, the scan returns the index of the cut string
         end = len(before) + len(stored) - 1 - cut
         last = scan_strings(data, len(before), end, len(strings))
         sizes = np.cumsum([8 + len(s) for s in strings])

@@ -1,6 +1,6 @@
-"""A file that shrinks while in use: data read at opening stays valid, later reads give a one-line error.
+"""Files that shrink while in use: data read at opening stays valid, and later reads give a one-line error.
 
-Nothing may kill the process. The test uses a separate process, because a memory mapping would end it with SIGBUS.
+The tests run in a child process, because a memory mapping would kill it with SIGBUS.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _run(code: str, path: Path) -> str:
 
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Path:
-    """Return a byte-level BPE vocabulary whose merges start several pages after the beginning."""
+    """Write a byte-level BPE vocabulary whose merges start several pages into the file."""
     letters = [chr(c) for c in range(33, 127)]
     merges = [f"{a} {b}" for a in letters for b in letters]
     tokens = [*letters, *(merge.replace(" ", "") for merge in merges)]
@@ -56,7 +56,10 @@ def test_metadata_and_the_tokenizer_need_the_file_no_more(vocabulary: Path) -> N
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_model_goes_on_and_a_later_read_is_an_error(backend: str, tmp_path: Path) -> None:
-    """Backends copy all weights when a model is opened, except tables that stay in the file."""
+    """A model still runs after its file shrinks, because backends copy the weights at opening.
+
+    Later tensor reads are errors.
+    """
     path = write_model(tmp_path / "m.gguf")
     code = (
         f"model = localllm.load(path, backend='{backend}', ctx_size=64); session = model.session();"
@@ -73,7 +76,7 @@ def test_a_model_goes_on_and_a_later_read_is_an_error(backend: str, tmp_path: Pa
 
 
 def test_a_file_that_shrinks_while_it_is_opened_is_an_error(vocabulary: Path) -> None:
-    """The file shrinks between the size query and the read of the header."""
+    """The file shrinks after its size was queried and before the header is read."""
     code = (
         "from pathlib import Path; from localllm.gguf.header import read_header; from localllm.gguf.file import _Shard;"
         "shard = _Shard(Path(path)); os.truncate(path, 5000)\n"
@@ -88,7 +91,11 @@ def test_a_file_that_shrinks_while_it_is_opened_is_an_error(vocabulary: Path) ->
 def test_a_table_that_stays_in_the_file_is_missed_in_one_line_and_no_step_is_half_done(
     backend: str, tmp_path: Path
 ) -> None:
-    """A session continues from its last token as soon as the file is whole again."""
+    """A forward pass gives a one-line error if it needs an embedding table that stays in the file, and the file has
+    shrunk.
+
+    The session continues from its last token once the file is whole again.
+    """
     path = KIT["qwen4exp-8of40"].write(tmp_path / "m.gguf")
     code = (
         f"model = localllm.load(path, backend='{backend}', ctx_size=64); session = model.session();"

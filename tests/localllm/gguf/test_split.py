@@ -1,4 +1,4 @@
-"""Split models: the first part opens all of them; inconsistent parts give a one-line error."""
+"""Split models: opening the first part opens all parts. Inconsistent parts give a one-line error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NAMES = [f"m-{i:05d}-of-00003.gguf" for i in (1, 2, 3)]
 
 
 def _write_part(folder: Path, index: int, tensor: str | None = None, **changes: Any) -> None:
-    """Write part `index` of 3 as llama.cpp's gguf-split does: one tensor each, the model's metadata in the first only.
+    """Write part `index` of three, like llama.cpp's gguf-split: one tensor per part, metadata only in the first part.
 
-    A change to None removes the key; two underscores in a key are a dot.
+    A change to None removes the key. Two underscores in a key become a dot.
     """
     split = {"split.no": np.uint16(index), "split.count": np.uint16(3), "split.tensors.count": np.int32(3)}
     for key, value in changes.items():
@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_the_first_part_opens_all(model: Path) -> None:
     with open_gguf(model) as file:
-        assert dict(file.metadata) == {"general.architecture": "llama"}  # merged into one model
+        assert dict(file.metadata) == {"general.architecture": "llama"}  # the split keys are removed
         assert [path.name for path in file.paths] == NAMES
         assert file.size == sum(path.stat().st_size for path in file.paths)
         assert list(file.tensors) == ["t0", "t1", "t2"]
@@ -48,7 +48,7 @@ def test_the_first_part_opens_all(model: Path) -> None:
 
 
 def test_links_may_lead_elsewhere(model: Path, tmp_path: Path) -> None:
-    """The Hugging Face cache stores files under their hashes and links to them by name."""
+    """Parts may be links to files with other names. The Hugging Face cache names files by hash and links to them."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
     blobs.mkdir()
     snapshot.mkdir()

@@ -1,4 +1,4 @@
-"""Writing GGUF: gguf-py and localllm read the files equally, a file is complete or absent, and writing streams."""
+"""Writing GGUF: gguf-py and localllm read the same values, files are complete or absent, and writing streams."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_gguf_py_reads_what_we_write(tmp_path: Path, alignment: int | None) -> N
     assert types.pop("a.strings") == ["ARRAY", "STRING"]
     assert types["a.int64s"] == ["ARRAY", "INT64"]
     for key, want in METADATA.items():
-        if key == "a.none" or key == "a.uint8s":  # gguf-py reports no type for an empty array
+        if key == "a.none" or key == "a.uint8s":  # gguf-py reports no element type for an empty array
             assert values[key] == []
         elif isinstance(want, np.ndarray):
             assert values[key] == want.tolist()
@@ -89,7 +89,7 @@ def test_gguf_py_reads_what_we_write(tmp_path: Path, alignment: int | None) -> N
         assert tensor.tensor_type.name == kind
         assert tuple(tensor.shape.tolist()[::-1]) == shape
         assert tensor.data.tobytes() == b"".join(bytes(chunk) for chunk in chunks)
-        assert tensor.data_offset - oracle.data_offset == place  # as in llama.cpp: without gaps
+        assert tensor.data_offset - oracle.data_offset == place  # no gaps between tensors, as in llama.cpp
         place += -(-int(tensor.n_bytes) // (alignment or 32)) * (alignment or 32)
     assert path.stat().st_size == oracle.data_offset + place
 
@@ -141,7 +141,7 @@ def test_a_large_tensor_streams(tmp_path: Path) -> None:
     write_gguf(tmp_path / "big.gguf", {}, [("w", "I8", (64 * 256, 1024), rows)])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 2 << 20  # the file has 16 MiB
+    assert peak < 2 << 20  # a small part of the 16 MiB file
     with open_gguf(tmp_path / "big.gguf") as file:
         assert file.tensors["w"].read(0, 64 * 256)[::256, 0].tolist() == list(range(64))
 
@@ -257,7 +257,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         write_gguf(tmp_path, {}, [], overwrite=True)
 
 
-@pytest.mark.parametrize("size", [150_000, 100_001])  # fails in the middle, and when the buffer is flushed
+@pytest.mark.parametrize("size", [150_000, 100_001])  # fails inside a write, or when the buffer is flushed
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, size: int) -> None:
     with full_disk(100_050), pytest.raises(OutputError, match=r"m\.gguf: cannot be written: File too large"):
         write_gguf(tmp_path / "m.gguf", {}, [("w", "I8", (size,), [bytes(size - 1), b"x"])])

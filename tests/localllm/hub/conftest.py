@@ -1,4 +1,4 @@
-"""A hub on this machine, and a client for it."""
+"""Fixtures: a Hugging Face hub on this machine, and a client that pulls from it."""
 
 from __future__ import annotations
 

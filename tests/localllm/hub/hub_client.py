@@ -1,4 +1,4 @@
-"""The content of a test hub, and a client that pulls from it into a cache."""
+"""The repositories of the test hub, and a client that pulls them into a cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = {f"Big-Q4_0/Big-Q4_0-{n:05d}-of-00003.gguf": os.urandom(70_000 + n) for 
 
 
 class Client:
-    """A cache, and the messages while pulling into it."""
+    """Client that pulls models into a cache, and records the messages, waits and progress."""
 
     def __init__(self, server: HubServer, cache: Path) -> None:
         self.server, self.cache = server, cache

@@ -1,7 +1,6 @@
-"""A local Hugging Face hub: repositories over HTTP as huggingface_hub requests them, with faults on demand.
+"""A local Hugging Face hub: repositories over HTTP as huggingface_hub requests them, with injectable faults.
 
-A second server sends the files, as the hub redirects to its content network: to another host, which must never receive
-the token.
+A second server sends the file contents, as the hub redirects to another host, which must never receive the token.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ class Repo:
     files: dict[str, bytes]
     commit: str = COMMIT
     gated: bool = False
-    token: str = ""  # private: only with this token
+    token: str = ""  # access token of a private repository
 
 
 @dataclass
 class Faults:
-    """Faults, and how often they occur. Counts decrease with each fault."""
+    """Injected faults. A fault with a count occurs that many times."""
 
-    cuts: int = 0  # connections that end early
-    cut_at: int = 0  # bytes before such an end; 0: half of the requested ones
-    deaf: bool = False  # Range is ignored
-    wrong: bool = False  # other bytes than in the listing
-    longer: bool = False  # more bytes than in the listing
-    busy: int = 0  # responses with status 503
-    pause: float = 0.0  # seconds after each 64 KiB
-    etag: str = ""  # a different ETag
-    listing: bytes = b""  # in place of the file listing
+    cuts: int = 0  # number of connections to close early
+    cut_at: int = 0  # bytes to send before closing; 0 sends half of the range
+    deaf: bool = False  # ignore Range headers
+    wrong: bool = False  # send bytes that differ from the listing
+    longer: bool = False  # send more bytes than the listing says
+    busy: int = 0  # number of 503 responses
+    pause: float = 0.0  # seconds to wait after each 64 KiB
+    etag: str = ""  # a wrong ETag
+    listing: bytes = b""  # response instead of the file listing
 
 
 @dataclass
@@ -62,7 +61,7 @@ def sha256(data: bytes) -> str:
 
 
 def described(repo: str, held: Repo) -> dict[str, Any]:
-    """Return the answer of /api/models/REPO?blobs=true. As on the hub, git stores small files."""
+    """Return the response of /api/models/REPO?blobs=true. Only large model files are LFS objects, as on the hub."""
     siblings: list[dict[str, Any]] = []
     for name, data in held.files.items():
         one: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": git_id(data)}
@@ -100,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        for name in self.hub.repos:  # for different capitals the hub redirects
+        for name in self.hub.repos:  # the hub redirects names with other capitalization
             if (wrong := re.search(re.escape(name), path, re.IGNORECASE)) and name not in path:
                 self._send(307, Location=self.path.replace(wrong[0], name))
                 return
@@ -126,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, body, X_Error_Code=code, X_Error_Message=text)
 
     def _allowed(self, name: str) -> Repo | None:
-        """Return the repository; send an error if this client may not access it."""
+        """Return the repository, or send an error and return None if the client has no access."""
         held = self.hub.repos.get(name)
         if held is None or (held.token and self.headers.get("Authorization") != f"Bearer {held.token}"):
             self._refuse(401 if held is None else 404, "RepoNotFound", "Repository not found")
@@ -187,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
             faults.cuts -= 1
             self.wfile.write(body[: faults.cut_at or len(body) // 2])
             self.wfile.flush()
-            self.close_connection = True  # before all announced bytes were sent
+            self.close_connection = True  # close before all announced bytes are sent
             self.connection.shutdown(2)
             return
         for at in range(0, len(body), 1 << 16):

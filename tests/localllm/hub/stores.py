@@ -1,4 +1,4 @@
-"""Stores of other programs, created in a folder with each program's layout."""
+"""Create model stores of other programs, in each program's directory layout."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def places(root: Path) -> StoreFolders:
-    """Return all stores below one folder."""
+    """Return the paths of all stores below one root."""
     return StoreFolders.of({}, root, "linux")
 
 
 def hub_model(root: Path, repo: str, *names: str, commit: str = COMMIT, data: bytes = GGUF, main: bool = True) -> Path:
-    """Create files in a hub cache. Return the folder of the repository."""
+    """Create files in a Hugging Face cache, and return the repository's directory."""
     folder = root / ".cache/huggingface/hub" / ("models--" + repo.replace("/", "--"))
     for name in names:
         content = data + name.encode()
@@ -36,7 +36,7 @@ def hub_model(root: Path, repo: str, *names: str, commit: str = COMMIT, data: by
 
 
 def llama_model(root: Path, repo: str, file: str, tag: str = "latest") -> Path:
-    """Create a model in the cache of early llama.cpp versions."""
+    """Create a model in the cache layout of early llama.cpp versions."""
     folder = root / ".cache/llama.cpp"
     folder.mkdir(parents=True, exist_ok=True)
     manifest = {"schemaVersion": 2, "ggufFile": {"rfilename": file, "size": len(GGUF)}}
@@ -47,7 +47,7 @@ def llama_model(root: Path, repo: str, file: str, tag: str = "latest") -> Path:
 
 
 def blob(models: Path, data: bytes) -> str:
-    """Create a layer of Ollama's. Return its digest."""
+    """Create an Ollama layer, and return its digest."""
     found = hashlib.sha256(data).hexdigest()
     (models / "blobs").mkdir(parents=True, exist_ok=True)
     (models / "blobs" / f"sha256-{found}").write_bytes(data)
@@ -55,7 +55,7 @@ def blob(models: Path, data: bytes) -> str:
 
 
 def ollama_model(root: Path, name: str, quantization: str = "Q4_K_M", layer: dict[str, Any] | None = None) -> Path:
-    """Create a model of Ollama's: HOST/NAMESPACE/MODEL/TAG. Return the manifest."""
+    """Create an Ollama model with the path HOST/NAMESPACE/MODEL/TAG, and return its manifest."""
     models = root / ".ollama/models"
     weights = {"mediaType": "application/vnd.ollama.image.model", "digest": blob(models, GGUF + name.encode())}
     template = {"mediaType": "application/vnd.ollama.image.template", "digest": blob(models, b"{{ .Prompt }}")}
@@ -68,7 +68,7 @@ def ollama_model(root: Path, name: str, quantization: str = "Q4_K_M", layer: dic
 
 
 def lm_studio_model(root: Path, place: str) -> Path:
-    """Create a file of LM Studio's: PUBLISHER/REPO/FILE."""
+    """Create a model file of LM Studio with the path PUBLISHER/REPO/FILE."""
     path = root / ".lmstudio/models" / place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(GGUF + place.encode())

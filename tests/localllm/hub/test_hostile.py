@@ -1,4 +1,4 @@
-"""Hostile stores: each fault gives one line, and nothing outside a store is opened, listed as usable, or deleted."""
+"""Hostile stores: every defect gives one line, and nothing outside a store is opened, offered, or deleted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEIGHTS = "application/vnd.ollama.image.model"
 
 
 def problem(root: Path, name: str) -> str:
-    """Return the one-line error about an unusable model."""
+    """Return the one-line error for an unusable model."""
     with pytest.raises(StoreError) as caught:
         find(name, everything(places(root)))
     text = str(caught.value)
@@ -84,7 +84,7 @@ def test_names_of_manifests_that_are_no_names_are_skipped(tmp_path: Path) -> Non
 
 
 def linked(kind: str, target: Path) -> tuple[str, Path]:
-    """A model of each store: its name, and the file that may become a link."""
+    """Create a model; return its name and the file to replace by a symbolic link."""
     if kind == "hub":
         folder = hub_model(target, "ann/Bad", "bad-Q4_0.gguf")
         return "ann/Bad", folder / "snapshots" / COMMIT / "bad-Q4_0.gguf"
@@ -144,7 +144,7 @@ def test_folders_that_are_links_are_not_entered(tmp_path: Path) -> None:
 
 
 def test_a_store_may_itself_be_a_link(tmp_path: Path) -> None:
-    """Many users keep a store on another disk."""
+    """The store's root directory may be a symbolic link, because many users keep models on another disk."""
     lm_studio_model(tmp_path / "disk", "ann/Good/x-Q4_0.gguf")
     (tmp_path / ".lmstudio").symlink_to(tmp_path / "disk/.lmstudio")
     assert [each.problem for each in everything(places(tmp_path))] == [""]
@@ -220,7 +220,7 @@ def test_a_list_of_owned_files_that_lies_deletes_nothing_else(tmp_path: Path) ->
     (folder / RECORD).unlink()
     (folder / RECORD).symlink_to(victim)
     assert owned(folder) == {}
-    # A commit that links outside, with a file of the same name.
+    # a snapshot that links to a directory outside, with a file of the same name
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/x-Q4_0.gguf").write_bytes(b"mine")
     (folder / "snapshots" / ("9" * 40)).symlink_to(tmp_path / "elsewhere")
@@ -228,7 +228,7 @@ def test_a_list_of_owned_files_that_lies_deletes_nothing_else(tmp_path: Path) ->
     (folder / RECORD).write_text(
         json.dumps({"files": {"x-Q4_0.gguf": os.path.realpath(found.path).rpartition("/")[2]}})
     )
-    # Blobs that link outside.
+    # a blobs directory that links outside
     (tmp_path / "blobs").mkdir()
     (folder / "blobs").rename(tmp_path / "old")
     (folder / "blobs").symlink_to(tmp_path / "blobs")

@@ -1,4 +1,4 @@
-"""Fetching from a hub that disconnects or sends other bytes: resuming and checking."""
+"""Fetching from a hub that disconnects or sends wrong bytes: resuming, and verifying checksums."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def test_two_pulls_at_once_fetch_it_once(client: Client, server: HubServer) -> N
     done: list[Pulled] = []
     threads = [
         threading.Thread(
-            target=lambda: done.append(Client(server, client.cache).pull("ann/Toy-GGUF:Q8_0"))  # each with its own hub
+            # each thread has its own Hub
+            target=lambda: done.append(Client(server, client.cache).pull("ann/Toy-GGUF:Q8_0"))
         )
         for _ in range(3)
     ]
@@ -164,8 +165,7 @@ def test_two_pulls_at_once_fetch_it_once(client: Client, server: HubServer) -> N
     assert len(server.asked("/content/")) == 1
 
 
-# -- bytes that differ from the listing
-# ---------------------------------------------------------------------------------
+# -- bytes that differ from the listing ------------------------------------------------------------------------------
 
 
 def test_wrong_bytes_are_deleted(client: Client, server: HubServer) -> None:
@@ -262,7 +262,10 @@ def test_a_list_of_files_without_end_is_refused(client: Client, server: HubServe
 
 
 def test_names_of_many_models_take_time_in_proportion() -> None:
-    """The number of label comparisons is linear in the number of models; quadratic, 60,000 models took 20 s."""
+    """Choosing short titles needs linearly many label comparisons.
+
+    When the number was quadratic, 60,000 models took 20 s.
+    """
 
     class Counted(str):
         compared = 0

@@ -1,4 +1,4 @@
-"""Labels in the names of GGUF files, in the forms that publishers on the hub use."""
+"""Quantization labels in GGUF file names, in the forms that publishers on the hub use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from localllm.hub.labels import Variant, is_model, label_of, matching, titles, v
         ("bitnet-TQ2_0", "TQ2_0"),
         ("m-fp16", "F16"),
         ("stories260K-f32", "F32"),
-        ("Q8_0/model-F16", "F16"),  # the last one counts
+        ("Q8_0/model-F16", "F16"),  # the last label counts
         ("model", ""),
         ("iq-test-f1600", ""),
         ("Q4K", ""),
@@ -46,7 +46,7 @@ def test_what_is_no_model_is_skipped(name: str) -> None:
 
 def test_parts_of_a_split_model_are_one() -> None:
     parts = [f"big-Q8_0-{n:05d}-of-00003.gguf" for n in (3, 1, 2)]
-    other = "big-Q8_0-00001-of-00002.gguf"  # split differently
+    other = "big-Q8_0-00001-of-00002.gguf"  # part 1 of 2, unlike the other parts of 3
     whole, rest = sorted(variants([*parts, other, "mmproj-F16.gguf"]), key=lambda each: len(each.missing))
     assert whole == Variant("big-Q8_0", "Q8_0", tuple(sorted(parts)))
     assert rest == Variant("big-Q8_0", "Q8_0", (other,), (2,))
@@ -71,7 +71,7 @@ GIVEN = variants(
         ("q4", ["m-Q4_0", "m-Q4_K_M", "m-UD-Q4_K_XL"]),
         ("Q4_K", ["m-Q4_K_M", "m-UD-Q4_K_XL"]),
         ("IQ4", ["m-IQ4_XS"]),
-        ("Q8_0", ["m-Q8_0"]),  # a plain one before a variant
+        ("Q8_0", ["m-Q8_0"]),  # an exact label before the UD variant
         ("UD-Q8_0", ["m-UD-Q8_0"]),
         ("Q4_K_XL", ["m-UD-Q4_K_XL"]),
         ("m-q8_0.gguf", ["m-Q8_0"]),

@@ -1,4 +1,4 @@
-"""Fetching from a hub over HTTP with huggingface_hub: choice of files, cached files, and refusals."""
+"""Fetching over HTTP with huggingface_hub: choice of files, cached files, and refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.hub.reference import Reference, reference
 from tests.localllm.hub.hub_client import DATA, GIB, PARTS, Client
 from tests.localllm.hub.hub_server import HubServer, Repo, sha256
 
-# -- what is fetched -----------------------------------------------------------------------------------------------
+# -- choice of files -----------------------------------------------------------------------------------------------
 
 
 def test_a_pulled_file_is_in_the_cache_as_the_library_keeps_it(client: Client) -> None:
@@ -104,7 +104,7 @@ def test_the_choice_is_told_in_one_line(client: Client) -> None:
     assert client.pull("ann/Toy-GGUF").name == "ann/Toy-GGUF:Q8_0"
     told = "the largest usual type that fits 16.00 GiB of free memory with room for the cache"
     assert client.told == [f"ann/Toy-GGUF:Q8_0 (294.92 KiB): {told}"]
-    assert client.pull("ann/Toy-GGUF", free=0).name == "ann/Toy-GGUF:Q8_0"  # the fetched file stays the choice
+    assert client.pull("ann/Toy-GGUF", free=0).name == "ann/Toy-GGUF:Q8_0"  # the cached file is preferred
     client.pull("ann/One")
     assert client.told == ["ann/One (97.66 KiB): the only model in the repository"]
 
@@ -116,7 +116,7 @@ def test_a_repository_without_models_says_what_it_has(client: Client) -> None:
         client.pull("ann/Empty")
 
 
-# -- who may fetch what --------------------------------------------------------------------------------------------
+# -- access --------------------------------------------------------------------------------------------------------
 
 
 def test_no_such_repository(client: Client, server: HubServer) -> None:

@@ -1,4 +1,4 @@
-"""Removal of fetched models."""
+"""Removal of fetched models from the cache."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_newer_commit_replaces_what_pull_fetched(client: Client, server: HubSe
     assert owned(folder)["Toy-Q8_0.gguf"] == sha256(b"better" * 9999)
     assert {path.name for path in (folder / "blobs").iterdir()} == set(owned(folder).values())
     assert [each.name for each in client.models()] == ["ann/Toy-GGUF:Q4_K_M", "ann/Toy-GGUF:Q8_0"]
-    client.pull("ann/Toy-GGUF:Q4_K_M")  # the same bytes under the new commit: linked, not fetched
+    client.pull("ann/Toy-GGUF:Q4_K_M")  # identical bytes at the new commit: linked, not fetched
     assert len(server.asked("/content/ann/Toy-GGUF/Toy-Q4_K_M.gguf")) == 1
     assert scan_cache_dir(client.cache).warnings == []
 

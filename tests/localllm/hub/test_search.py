@@ -1,4 +1,4 @@
-"""A name leads to one file in the stores of four programs, in a documented order, and nothing is copied."""
+"""A name selects one file in the stores of four programs, in a documented order. No file is copied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.localllm.hub.stores import GGUF, blob, hub_model, llama_model, lm_stu
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """At least one model in each store."""
+    """Create models in every store."""
     hub_model(tmp_path, "ann/Small-GGUF", "Small-Q4_K_M.gguf", "Small-Q8_0.gguf", "mmproj-F16.gguf", "README.md")
     hub_model(tmp_path, "ann/Big-GGUF", *(f"Q8_0/Big-Q8_0-{n:05d}-of-00002.gguf" for n in (1, 2)))
     hub_model(tmp_path, "ann/Text", "config.json", "model.safetensors")
@@ -93,7 +93,8 @@ def test_stores_are_searched_in_order_and_full_names_before_short_ones(home: Pat
     assert find("Small-GGUF:Q8_0", everything(places(home))).store == "Hugging Face"
     assert find("zoe/Small-GGUF", everything(places(home))).store == "LM Studio"
     ollama_model(home, "registry.ollama.ai/library/small-q8_0/latest")
-    assert find("small-q8_0", everything(places(home))).store == "Ollama"  # full name; other stores match by file name
+    # the name matches Ollama's full name, but only a file name in other stores
+    assert find("small-q8_0", everything(places(home))).store == "Ollama"
 
 
 def test_an_ambiguous_name_lists_what_it_may_mean(home: Path) -> None:
@@ -183,7 +184,7 @@ def test_the_nearest_name_may_be_a_short_one(home: Path) -> None:
     assert matches("xyzzy", models) == []
 
 
-# -- what MODEL may be ---------------------------------------------------------------------------------------------
+# -- forms of MODEL ------------------------------------------------------------------------------------------------
 
 
 def test_a_path_comes_first_then_the_box_then_the_stores(
@@ -199,7 +200,7 @@ def test_a_path_comes_first_then_the_box_then_the_stores(
     for name in ("demo", "llama3.2:1b"):
         Path(name).write_bytes(GGUF)
         assert resolve(name) == Path(name)
-    assert resolve(Path("none")) == Path("none")  # a Path is never a name
+    assert resolve(Path("none")) == Path("none")  # a Path is never looked up by name
 
 
 def test_a_folder_says_the_next_step(tmp_path: Path) -> None:
@@ -230,5 +231,5 @@ def test_finding_opens_no_weights(home: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(os, "open", noted)
     assert len(everything(places(home))) == 10
-    assert len(opened) > 5  # manifests
+    assert len(opened) > 5  # manifests and other small files
     assert not weights & set(opened)

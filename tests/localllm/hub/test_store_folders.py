@@ -1,4 +1,4 @@
-"""Each store is found where its program keeps it; the hub cache as huggingface_hub computes it."""
+"""Each store is found where its program keeps it. The Hugging Face cache follows huggingface_hub's rules."""
 
 from __future__ import annotations
 

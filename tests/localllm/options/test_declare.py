@@ -1,4 +1,4 @@
-"""Option groups: checked when constructed, flat by name from outside, and typed for type checkers."""
+"""Option groups are validated when constructed, accept flat keyword arguments, and are visible to type checkers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_variables_of_a_template_are_json(value: Any) -> None:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 
-OTHER_NAMES = {  # the name in the Python and HTTP APIs, and llama.cpp's flag
+OTHER_NAMES = {  # name in the Python and HTTP APIs: flag of llama.cpp
     "max_tokens": "--predict", "mirostat_tau": "--mirostat-ent", "mirostat_eta": "--mirostat-lr",
 }  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""Make `data/chat_cases.json` from a dump of the cases of llama.cpp's `tests/test-chat.cpp`; see `data/README.md`.
+"""Write `data/chat_cases.json` from a dump of the cases in llama.cpp's `tests/test-chat.cpp`; see `data/README.md`.
 
     python -m tests.localllm.output.make_chat_cases DUMP
 
-Every template is reduced to a sketch: the few texts that identify its format. So the cases run without templates.
+Each template is reduced to a sketch: the few strings that identify its format. The cases then run without templates.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from localllm.template.formats import ROWS, THOUGHTS, find_format
 from tests.conftest import SHARED_DATA
 
 DATA = Path(__file__).with_name("data") / "chat_cases.json"
-BREAK = r"\n"  # as a template's strings spell it
-CONTENT = 3  # `continue`: the answer continues the content of the last message, not its reasoning
-REQUIRED = 1  # `tool_choice`
+BREAK = r"\n"  # escaped as in a template's string literals
+CONTENT = 3  # value of `continue`: the answer continues the content, not the reasoning
+REQUIRED = 1  # value of `tool_choice`
 
 
 def sketch(template: str) -> str:
-    """Return a short text that has the same format as a template."""
+    """Return a short text that is detected as the same format as the template."""
     format_ = find_format(template)
     start, end = format_.thinking.start, format_.thinking.end
     spelled = (start + BREAK, BREAK + end, end + BREAK, end + 2 * BREAK, "tools")
@@ -36,7 +36,7 @@ def sketch(template: str) -> str:
 
 
 def case_of(row: dict[str, Any], tools: list[Any]) -> dict[str, Any]:
-    """Return a case without empty and default fields."""
+    """Return the case without empty fields and defaults."""
     expected = row["expect"]
     offered = [_number(tools, tool) for tool in row["tools"] or ()]
     calls = [[call["name"], call["arguments"], *([call["id"]] if call["id"] else [])] for call in expected["calls"]]
@@ -60,7 +60,7 @@ def case_of(row: dict[str, Any], tools: list[Any]) -> dict[str, Any]:
 
 
 def _number(tools: list[Any], tool: Any) -> int:
-    """Return the number of a tool, adding it if it is new."""
+    """Return the tool's index in `tools`, appending it if it is new."""
     if tool not in tools:
         tools.append(tool)
     return tools.index(tool)
@@ -73,7 +73,7 @@ def prompt_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begun(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of an answer that the prompt begins, from llama.cpp's prompt and the prompt without that part."""
+    """Return the begun reasoning and content of a continued answer, and llama.cpp's prompts with and without them."""
     last = row["messages"][-1]
     content = last["content"] if row["continue"] == CONTENT else None
     return {

@@ -1,4 +1,4 @@
-"""Helpers for tests of answers: tools, reading a complete text, and the result."""
+"""Helpers for tests of answer parsing: tools, a reader of whole texts, and byte-level vocabularies."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TOOLS: list[dict[str, Any]] = [
 
 @dataclass
 class Read:
-    """The joined parts of an answer; a call is (name, JSON of its arguments)."""
+    """The concatenated parts of a parsed answer. Calls are stored as (name, arguments as JSON)."""
 
     reasoning: str = ""
     content: str = ""
@@ -86,7 +86,7 @@ class Read:
 
     @property
     def values(self) -> list[tuple[str, Any]]:
-        """Return the calls with their arguments as values."""
+        """Return the calls with parsed arguments."""
         return [(name, json.loads(arguments)) for name, arguments in self.calls]
 
 
@@ -100,7 +100,7 @@ def read(
     inline: bool = False,
     resumed: bool = False,
 ) -> Read:
-    """Read a text that arrives in pieces, cut at these positions."""
+    """Parse a text that arrives in pieces, split at the positions `cuts`."""
     numbers = count()
     reader = AnswerReader(format_, tools, tail, make_id=lambda: f"id{next(numbers)}", inline=inline, resumed=resumed)
     places = [0, *sorted(cuts), len(text)]
@@ -110,7 +110,7 @@ def read(
 
 
 def named(name: str, thought: str = "<think>") -> AnswerFormat:
-    """Return the format of a row, as for a template that contains its markers and reasoning markers."""
+    """Return the named format, detected from its markers and the reasoning marker."""
     row = next(row for row in ROWS if row.name == name)
     found = find_format(f"tools {' '.join(row.texts)} {thought}")
     assert found.name == name
@@ -118,9 +118,9 @@ def named(name: str, thought: str = "<think>") -> AnswerFormat:
 
 
 def byte_tokenizer(*control: str, joined: Sequence[str] = ()) -> Tokenizer:
-    """Return a tokenizer with a token for each byte, these control tokens, and <|end|>, which ends a text.
+    """Return a tokenizer with a token per byte, the given control tokens, and <|end|> as EOS.
 
-    The `joined` texts have tokens, too, but encoding never produces them.
+    The `joined` texts are tokens, too, but encoding never produces them.
     """
     letters = [letter for _, letter in sorted((byte, letter) for letter, byte in _BYTE_OF.items())]
     letters += ["".join(letters[byte] for byte in text.encode()) for text in joined if len(text) > 1]
@@ -138,8 +138,9 @@ def byte_tokenizer(*control: str, joined: Sequence[str] = ()) -> Tokenizer:
 
 
 def follows(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> int | None:
-    """Return the number of characters of an ASCII text that a constraint accepts before it rejects one; None if it
-    accepts all.
+    """Return the index of the first token of an ASCII text that a constraint rejects, or None.
+
+    Each character is a token, and so is each control token.
     """
     constraint = make()
     for place, token in enumerate(tokenizer.encode(text, add_special=False, parse_special=True)):
@@ -151,7 +152,7 @@ def follows(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> 
 
 
 def may_end(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> bool:
-    """Return whether an answer may end after a text."""
+    """Return whether the constraint allows EOS after the text."""
     constraint = make()
     for token in tokenizer.encode(text, add_special=False, parse_special=True):
         constraint.accept(token)

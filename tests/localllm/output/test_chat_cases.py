@@ -1,8 +1,8 @@
 """The cases of llama.cpp's test-chat.cpp: 463 answers, and the prompts of 105 continued answers.
 
-As there, white space at both ends of reasoning and content is ignored, and arguments are compared as values. `ANSWERS`
-and `PROMPTS` list our differences with reasons. An unlisted difference fails, and so does an entry whose difference no
-longer exists.
+As in llama.cpp, white space around reasoning and content is ignored, and arguments are compared as values. `ANSWERS`
+and `PROMPTS` list our differences with reasons. The tests fail if an unlisted case differs, or if a
+listed case no longer differs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.localllm.output.support import Read, read
 DATA: dict[str, Any] = json.loads((Path(__file__).with_name("data") / "chat_cases.json").read_text(encoding="utf-8"))
 CASES: list[dict[str, Any]] = DATA["cases"]
 BEGUN = [case for case in (*DATA["prompts"], *CASES) if "begun" in case]
-TAILS = {  # (template, whether thinking is off, the text before an answer)
+TAILS = {  # (template, thinking is off, end of the prompt)
     (case["template"], case.get("off", False), case.get("tail", ""))
     for case in (*DATA["prompts"], *CASES)
     if "begun" not in case
@@ -40,7 +40,7 @@ _HERE = "the line is the template's mark of a thought, not a part of it"
 _HIDDEN = "these control tokens are hidden before an answer is read; the case spells them"
 _LATE = "the model writes the id after the arguments, which are shown as they come: the call has an id of ours"
 _PLAIN = "the template knows no thoughts, so none is continued"
-ANSWERS: dict[int, str] = {  # number of the case
+ANSWERS: dict[int, str] = {  # case number: reason
     31: _FENCE,
     49: _CUT,
     60: _CUT,
@@ -52,7 +52,7 @@ ANSWERS: dict[int, str] = {  # number of the case
     391: _HERE,
     402: _FENCE,
 }
-PROMPTS: dict[str, str] = {  # template
+PROMPTS: dict[str, str] = {  # template: reason
     "Apertus-8B-Instruct": "llama.cpp does not know its thoughts",
     "Apriel-1.6-15b-Thinker-fixed": _HERE,
     "unsloth-Apriel-1.5": "llama.cpp does not know its thoughts",
@@ -63,7 +63,7 @@ PROMPTS: dict[str, str] = {  # template
 
 
 def answered(case: dict[str, Any], text: str, cuts: list[int] | range = range(0)) -> Read:
-    """Read an answer that arrives in pieces; `text` is all of it, or its start."""
+    """Parse a case's answer, or a prefix of it, that arrives in pieces."""
     format_, tail = find_format(DATA["templates"][case["template"]]), case.get("tail", "")
     if "begun" in case:
         tail = prompted(case)[1]
@@ -72,7 +72,7 @@ def answered(case: dict[str, Any], text: str, cuts: list[int] | range = range(0)
 
 
 def prompted(case: dict[str, Any]) -> tuple[str, str]:
-    """Return the end of a continued answer's prompt, and the same without the continued text."""
+    """Return the end of a continued answer's prompt, with and without the continued text."""
     format_, tail = find_format(DATA["templates"][case["template"]]), case.get("tail", "")
     found = begin(format_, tail, *case["begun"])
     opened = tail[: len(tail) - found.cut] + found.opening
@@ -81,7 +81,7 @@ def prompted(case: dict[str, Any]) -> tuple[str, str]:
 
 
 def values(calls: list[tuple[str, str]], whole: bool) -> list[tuple[str, Any]]:
-    """Return calls with their arguments as values, or as texts without spaces if they are incomplete."""
+    """Return calls with parsed arguments. Incomplete arguments stay text, without spaces."""
     return [(name, json.loads(text or "{}") if whole else text.replace(" ", "")) for name, text in calls]
 
 
@@ -114,7 +114,7 @@ def test_answers(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cuts_do_not_change_an_answer(name: str) -> None:
-    """Answers are cut at every character, at random positions, and also truncated."""
+    """Splitting an answer at every character or at random gives the same result, for whole and truncated answers."""
     chance = random.Random(name)
     for case in (case for case in CASES if case["template"] == name):
         text = case["text"]
@@ -126,7 +126,9 @@ def test_cuts_do_not_change_an_answer(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({case["template"] for case in BEGUN}))
 def test_prompts_of_continued_answers(name: str) -> None:
-    """White space around a marker is the template's: llama.cpp omits it for some families."""
+    """Prompts of continued answers equal llama.cpp's except for white space around markers, which llama.cpp drops for
+    some formats.
+    """
     cases = [case for case in BEGUN if case["template"] == name]
     differing = [case for case in cases if "".join(prompted(case)[0].split()) != "".join(case["prompt"].split())]
     assert bool(differing) == (name in PROMPTS), differing
@@ -139,7 +141,7 @@ def _confined() -> Confined:
 
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in TAILS}))
 def test_prompts_think_unless_told_otherwise(name: str) -> None:
-    """Models that support thinking think, even if their template takes a missing option for "off"."""
+    """Prompts request thinking by default, even if the template treats a missing variable as "off"."""
     source = reference("templates", f"{name}.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, "<s>", "</s>", confined=_confined())
     for off, tail in ((off, tail) for other, off, tail in TAILS if other == name):

@@ -1,4 +1,4 @@
-"""Values in answers: JSON passes unchanged, and other notations of models become JSON."""
+"""Argument values in answers: JSON passes through unchanged, and models' other notations become JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_python_prints_is_the_same_value(value: Any) -> None:
 @settings(deadline=None)
 @given(VALUES, st.data())
 def test_a_part_of_json_is_the_start_of_json(value: Any, data: st.DataObject) -> None:
-    """The shown part of a truncated text is never a complete object, and never longer than the text."""
+    """For truncated JSON, the emitted part is a prefix of the text and never a complete value."""
     text = json.dumps({"key": value})
     cut = data.draw(st.integers(0, len(text) - 1))
     shown: list[str] = []
@@ -99,8 +99,7 @@ def test_what_follows_a_value_is_not_taken() -> None:
     assert incoming.take(9) == " rest"
 
 
-# -- arguments written as text
-# ------------------------------------------------------------------------------------------
+# -- arguments written as plain text ---------------------------------------------------------------------------------
 
 
 def types(schema: Any, root: Any = None) -> frozenset[str] | None:

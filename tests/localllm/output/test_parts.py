@@ -1,4 +1,4 @@
-"""Events of an answer get the parts of their text when they are read."""
+"""Answer events carry the parsed parts of their text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def read(text: str, reason: Reason, held: str = "") -> tuple[list[Part], Finished]:
-    """Return the parts of an answer whose characters come as tokens, and its end."""
+    """Return the parts of an answer with one token per character, and its final event."""
     reader = AnswerReader(find_format(HERMES), [TOOL], make_id=lambda: "id")
     events = [Token(number, letter, choice=2) for number, letter in enumerate(text)]
     read = [with_parts(event, reader) for event in [*events, Finished(reason, held, Usage(), choice=2)]]

@@ -1,4 +1,4 @@
-"""The reader of answers: the same parts however the text is cut, and no text outside calls is lost."""
+"""The answer parser: results do not depend on how the text is split, and no text outside calls is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def shown(row: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("row", RENDERED, ids=shown)
 def test_rendered_messages_are_read_back(row: dict[str, Any]) -> None:
-    """The templates that give the texts their names rendered them (see test_templates)."""
+    """Messages rendered by the reference templates (see test_templates) parse to the same reasoning, content
+    and calls.
+    """
     found = read(named(row["format"], row["thought"]), row["text"], row["tail"])
     assert found.values == [tuple(call) for call in row["calls"]]
     assert (found.reasoning, found.content) == (row["reasoning"], row["content"])
@@ -39,7 +41,7 @@ def test_rendered_messages_are_read_back(row: dict[str, Any]) -> None:
 def test_cuts_change_nothing(row: dict[str, Any], data: st.DataObject) -> None:
     text, format_ = row["text"], named(row["format"], row["thought"])
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
-    end = data.draw(st.integers(0, len(text)))  # answers may end anywhere
+    end = data.draw(st.integers(0, len(text)))  # an answer may be truncated anywhere
     assert read(format_, text[:end], row["tail"], cuts=[cut for cut in cuts if cut < end]) == read(
         format_, text[:end], row["tail"]
     )
@@ -77,7 +79,7 @@ def test_scrambled_markers_are_read_the_same_way_however_they_are_cut(name: str,
     whole = read(format_, text, tail, **how)
     assert read(format_, text, tail, cuts=cuts, **how) == whole
     assert read(format_, text, tail, cuts=range(1, len(text)), **how) == whole
-    for _, arguments in whole.calls:  # complete, or a prefix of an object
+    for _, arguments in whole.calls:  # complete JSON, or a prefix of an object
         assert arguments == "" or arguments.startswith("{")
 
 
@@ -144,14 +146,14 @@ def test_a_call_after_something_that_only_began_like_one() -> None:
     ],
 )
 def test_a_broken_call_has_incomplete_arguments(format_: Any, text: str, arguments: str) -> None:
-    """A client that runs every complete call must not run a partial one."""
+    """An incomplete call gets incomplete JSON, so that a client cannot execute it."""
     found = read(format_, text)
     assert [call[1] for call in found.calls] == [arguments]
     with pytest.raises(ValueError):
         json.loads(found.calls[0][1])
 
 
-LENIENT = [  # mistakes and variants of models
+LENIENT = [  # models' mistakes and variants of formats
     (HERMES, '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>'),
     (HERMES, '<tool_call>{"arguments": {"city": "Rome"}, "name": "get_weather"}</tool_call>'),
     (HERMES, "<tool_call>{'name': 'get_weather', 'arguments': {'city': 'Rome',}}</tool_call>"),
@@ -202,7 +204,8 @@ def test_the_ids_of_a_model_are_kept() -> None:
     assert read(named("kimi-k2"), kimi).ids == ["functions.search:0"]
     assert read(named("mistral-call-id"), mistral).ids == ["abcdef123"]
     short = '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "search", "parameters": {}}]<|END_ACTION|>'
-    assert read(named("command-r7b"), short).ids == ["id0"]  # "0" again in the next answer would be ambiguous
+    # the model's id "0" is replaced, because the next answer would repeat it
+    assert read(named("command-r7b"), short).ids == ["id0"]
 
 
 THOUGHTS = [  # (text, end of the prompt, reasoning, content)
@@ -253,7 +256,9 @@ def test_a_family_that_calls_without_ending_its_thought(more: str) -> None:
 
 
 def test_an_answer_that_is_cut_off_behind_a_call_in_a_thought() -> None:
-    """The answer was cut off, so it is unknown whether it only mentions the call."""
+    """A call inside unfinished reasoning stays reasoning if the answer was truncated, because the model may only
+    mention it.
+    """
     reader = AnswerReader(CODER, TOOLS, "<think>")
     parts = (*reader.push(f"E.g. {TAG_CALL}"), *reader.finish(cut=True))
     assert [type(part).__name__ for part in parts] == ["Reasoning"] * len(parts)
@@ -261,7 +266,7 @@ def test_an_answer_that_is_cut_off_behind_a_call_in_a_thought() -> None:
 
 @pytest.mark.parametrize("size", [100, 10_000])
 def test_a_long_call_in_an_unended_thought(size: int) -> None:
-    """The call is even longer than the text that the reader rescans."""
+    """Calls inside unfinished reasoning are found even if they are longer than the text that the parser rescans."""
     call = TAG_CALL.replace("Rome", "R" * size)
     found = read(CODER, f"I look.\n{call}", "<think>")
     assert (found.reasoning, found.values) == ("I look.", [("get_weather", {"city": "R" * size})])
@@ -296,8 +301,9 @@ def test_content_that_goes_on_after_a_call_keeps_the_white_space(before: str, af
 
 @pytest.mark.parametrize("tail", ["<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n"])
 def test_thoughts_that_stay_in_the_content(tail: str) -> None:
-    """The content includes the start marker, which may be in the prompt; calls mentioned in the reasoning are not
-    calls.
+    """With reasoning kept inline, content includes the start marker even if it is in the prompt.
+
+    Calls mentioned in the reasoning are not calls.
     """
     text = f"E.g. {JSON_CALL}, no.\n</think>\n\nHi.\n"
     begun = "<think>\n"
@@ -336,7 +342,7 @@ HARMONIES = [
     ("<|channel|>final <|constrain|>json<|message|>{}", "", "{}"),
     ("Hi.", "", "Hi."),
     ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assist", "Hm.", ""),
-    ("<|channel|>commentary to=python <|constrain|>code<|message|>print()", "", ""),  # no such tool was offered
+    ("<|channel|>commentary to=python <|constrain|>code<|message|>print()", "", ""),  # no tool of this name was offered
     (
         " to=container.exec<|channel|>commentary<|message|>ls<|end|><|start|>assistant<|channel|>final<|message|>a",
         "",
@@ -386,7 +392,7 @@ def test_without_tools_markers_of_calls_are_text() -> None:
     ids=["markers", "names", "brackets", "spaces", "escapes", "ends"],
 )
 def test_hostile_texts_take_linear_time(text: str) -> None:
-    """The limit is far below a quadratic reader's time, which is minutes."""
+    """Parsing takes linear time. A quadratic parser would take minutes."""
     assert len(text) > 100_000
 
     def run(part: str) -> float:

@@ -1,7 +1,7 @@
-"""The reference templates: an assistant's message, rendered by each and parsed again, is the same message.
+"""An assistant message, rendered by a reference template and parsed again, is the same message.
 
-The templates come from the models' publishers, so they show how the models write. Parts that a template omits (earlier
-reasoning, content next to calls) cannot be recovered; everything else must be.
+The templates come from the models' publishers, so they show the models' output format. Parts that a template omits
+(earlier reasoning, content next to calls) cannot be recovered; everything else must be.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("get_weather", {"city": 'São "Paulo"\n<b>', "days": 3, "units": {"t": "C"}}),
     ("search", {"query": "12", "deep": True}),
 ]
-ONE_CALL = ("GigaChat3", "meta-llama", "openai-gpt-oss")  # allow only one call per message
+ONE_CALL = ("GigaChat3", "meta-llama", "openai-gpt-oss")  # templates that allow one call per message
 ONLY_CALLS = (
     "deepseek-ai-DeepSeek-R1",
     "llama-cpp-deepseek-r1",
     "NVIDIA-Nemotron-Nano-v2",
     "openai-gpt-oss",
-)  # their calls have no content
-ENDS = (  # ends of a message: tokens that end an answer
+)  # templates that drop the content of messages with calls
+ENDS = (  # end-of-message tokens
     *(
         "<|im_end|>",
         "</s>",
@@ -50,7 +50,7 @@ ENDS = (  # ends of a message: tokens that end an answer
     *("<end_of_sentence>", "<SPECIAL_12>", "<｜end▁of▁sentence｜>", "<end_of_turn>", "<turn|>", "<|tool_response>"),
     *("<|end_of_text|>", "<|role_end|>", "</assistant>", "<｜hy_eos:opensource｜>", "<sep>", "<|call|>", "<|eot|>"),
 )
-# Templates that do not show reasoning with calls, or do not support it.
+# Templates that drop the reasoning of messages with calls, or do not support it.
 NO_REASONING = (
     *(
         "Apertus",
@@ -66,7 +66,7 @@ NO_REASONING = (
     *("ibm-granite", "llama-cpp", "meetkai", "meta-llama", "microsoft", "mistralai", "moonshotai"),
     *("unsloth", "upstage"),
 )
-NO_CONTENT = (  # with calls
+NO_CONTENT = (  # templates that drop the content next to calls
     *("Cohere2MoE", "CohereForAI-c4ai-command-r7b", "MiniMax-M1", "Mistral-Small", "NousResearch", "muse", "upstage"),
     *("mistralai-Mistral-Nemo", "meta-llama", *ONLY_CALLS),
 )
@@ -78,18 +78,18 @@ def _confined() -> Confined:
 
 
 def _answer(template: ChatTemplate, answer: dict[str, Any], thinking: bool) -> tuple[str, str]:
-    """Return the end of the prompt, and the text of an answer."""
+    """Return the end of the prompt and the text of the answer, as the template renders them."""
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather?"}]
     variables = {"enable_thinking": thinking, "thinking": thinking}
     prompt = str.__str__(template.render(asked, True, TOOLS, variables).text)
     whole = str.__str__(template.render([*asked, answer], False, TOOLS, variables).text)
     same = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-    while whole[same - 1] in "</|":  # inside a tag
+    while whole[same - 1] in "</|":  # the prompts diverge inside a tag
         same -= 1
-    text = whole[same:].removeprefix("<|CHATBOT_TOKEN|>")  # Command-R+ has instructions between question and answer
+    text = whole[same:].removeprefix("<|CHATBOT_TOKEN|>")  # Command-R+ puts instructions before the answer
     ends = [text.index(end) for end in ENDS if end in text]
     text = text[: min(ends, default=len(text))]
-    # Some show the start of the reasoning only in the prompt.
+    # Some templates render the start of the reasoning only in the prompt.
     begun = text.startswith(REASONING) and reasoning_state(find_format(template.source), prompt) == "open"
     return prompt if begun else prompt[:same], text
 

@@ -26,7 +26,7 @@ from localllm.quantize.jobs import QuantizeError, given_jobs, metadata, plan_job
 from localllm.quantize.source import default_target, geometry_of
 from tests.localllm.support import REPOSITORY, default_signals
 
-# SHA-256 of the files that llama-quantize of 2026-10-01 makes of models/demo/demo.gguf: --allow-requantize TYPE.
+# SHA-256 of the files that llama-quantize of 2026-10-01 writes for models/demo/demo.gguf, with --allow-requantize TYPE.
 LLAMA_QUANTIZE = {
     "Q2_K": "83084587ef8d9e6d",
     "Q3_K_M": "fb70567c0e6171b1",
@@ -42,7 +42,7 @@ PURE = {  # with --pure
     "MXFP4_MOE": "12126a029c840b31",
     "COPY": "93b63f0d4aa84616",
 }
-ROWS, COLUMNS = 1100, 512  # more than two chunks
+ROWS, COLUMNS = 1100, 512  # more rows than two processing chunks
 
 
 def write_source(path: Path, **tensors: np.ndarray) -> Path:
@@ -68,7 +68,7 @@ def run(source: Path, target: Path, formats: dict[str, str], **how: object) -> N
 
 @pytest.mark.parametrize("kind", [*LLAMA_QUANTIZE, *PURE])
 def test_whole_files_are_those_of_llama_quantize(kind: str, tmp_path: Path) -> None:
-    """The comparison covers metadata, order, padding and every block of the model in the box."""
+    """Whole files equal llama-quantize's for the demo model: metadata, tensor order, padding, and every block."""
     target = tmp_path / "out.gguf"
     pure = ["--pure"] if kind in PURE else []
     assert main(["quantize", "demo", str(target), kind.lower(), "--allow-requantize", *pure]) == 0
@@ -137,7 +137,7 @@ def test_metadata_says_what_was_done_in_llama_quantize_s_order() -> None:
         ("general.name", "x"),
         ("general.quantization_version", 2),
         ("general.file_type", 15),
-        ("quantize.imatrix.file", "é" * 63),  # 127 bytes, without a partial character
+        ("quantize.imatrix.file", "é" * 63),  # truncated to 127 bytes, at a character boundary
         ("quantize.imatrix.dataset", "text"),
         ("quantize.imatrix.entries_count", 1),
         ("quantize.imatrix.chunks_count", 7),
@@ -185,7 +185,7 @@ def test_the_default_name_has_the_new_type_for_the_old_one(tmp_path: Path) -> No
 
 
 def fails(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the one-line error of a failing command."""
+    """Return the one-line error of a command that fails."""
     assert main(["quantize", *map(str, words)]) in (1, 2)
     said = capsys.readouterr()
     assert (said.out, said.err[:7], said.err.count("\n")) == ("", "error: ", 1)
@@ -262,7 +262,7 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_being_told_to_end_leaves_no_file(tmp_path: Path) -> None:
-    """SIGTERM while a file is written: the source is a large sparse file, which takes a while to read."""
+    """SIGTERM during a write leaves no file. The source is a large sparse file, so that writing takes a while."""
     source, out = tmp_path / "a.gguf", tmp_path / "out"
     out.mkdir()
     shape = (1 << 18, 4096)
@@ -284,7 +284,7 @@ def test_being_told_to_end_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
-    """A limit on file sizes simulates a full disk."""
+    """A file size limit simulates a full disk."""
     source = write_source(tmp_path / "a.gguf")
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -321,7 +321,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(tmp_path: Path, capsys:
     assert "5.62 KiB -> 1.76 KiB, 10.00 bits a weight (IQ4_NL)" in said.out
     assert "imatrix" not in said.err
     assert main(["quantize", "demo", "Q4_0", "--dry-run"]) == 0
-    assert capsys.readouterr().err.endswith("or add --allow-requantize\n")  # as typed, not as in Python
+    assert capsys.readouterr().err.endswith("or add --allow-requantize\n")  # the command line's spelling, not Python's
     assert main(["quantize", "demo", "Q2_K_S", "--dry-run"]) == 0
     assert "note: this type needs --imatrix FILE, or --imatrix auto" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"]
@@ -341,7 +341,8 @@ def test_formats_asked_for_by_name_are_what_is_written(tmp_path: Path) -> None:
 def test_a_report_lists_the_error_of_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", str(write_source(tmp_path / "a.gguf")), "Q8_0", "--report"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "ffn_up" in line).split("|")
-    assert float(row[4].strip(" %")) == pytest.approx(0.55, rel=0.1)  # 8 bits for normal numbers
+    # relative error of 8-bit formats in percent, for normally distributed weights
+    assert float(row[4].strip(" %")) == pytest.approx(0.55, rel=0.1)
 
 
 def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:

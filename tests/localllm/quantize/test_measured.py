@@ -1,4 +1,6 @@
-"""`localllm quantize` with measurements on the model: goals, methods, automatic importance matrices, a text report."""
+"""`localllm quantize` with measurements on the model: size and error targets, methods, automatic importance matrices, a
+text report.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def test_a_size_is_kept_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_file_that_fits_is_copied_and_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_model(tmp_path / "m.gguf")
-    assert main(["quantize", str(source), str(tmp_path / "o.gguf"), "--fit", "1GB", *TEXT]) == 0  # already quantized
+    # the source is already quantized
+    assert main(["quantize", str(source), str(tmp_path / "o.gguf"), "--fit", "1GB", *TEXT]) == 0
     said = capsys.readouterr()
     assert said.err == "note: m.gguf fits as it is, so every tensor keeps its format\n"
     assert "(as it was)" in said.out
@@ -58,7 +61,7 @@ def test_a_quantized_file_is_refused_before_it_is_measured(
     goal: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_model(tmp_path / "m.gguf")
-    monkeypatch.setattr("localllm.quantize.target.Trial", None)  # makes measuring fail
+    monkeypatch.setattr("localllm.quantize.target.Trial", None)  # any measurement would raise an error
     assert main(["quantize", str(source), *goal, *TEXT]) == 1
     assert capsys.readouterr().err.endswith("start from F16, BF16 or F32, or add --allow-requantize\n")
 
@@ -100,9 +103,10 @@ def test_what_is_asked_for_by_name_is_no_choice(tmp_path: Path) -> None:
         found = candidates(file, options, imatrix=False)
     assert found["blk.0.ffn_up.weight"] == ("Q5_1",)
     assert found["token_embd.weight"] == ("Q4_1",)
-    assert found["output.weight"] == ("Q8_0",)  # unchanged
-    assert found["blk.0.attn_q.weight"] == (*NARROW[:-1], "Q8_0")  # rows of 64
-    writable = tuple(name for name in WIDE[: WIDE.index("Q4_K") + 1] if FORMATS[name].quantize)  # the file holds Q4_K
+    assert found["output.weight"] == ("Q8_0",)  # leave_output keeps the format
+    assert found["blk.0.attn_q.weight"] == (*NARROW[:-1], "Q8_0")  # formats for rows of 64 values
+    # formats no larger than Q4_K, the format in the file
+    writable = tuple(name for name in WIDE[: WIDE.index("Q4_K") + 1] if FORMATS[name].quantize)
     with open_gguf(REPOSITORY / "models" / "demo" / "demo.gguf") as file:
         assert candidates(file, MixOptions(), imatrix=False)["blk.0.attn_q.weight"] == writable
 
@@ -139,14 +143,14 @@ def test_an_imatrix_measured_on_the_way_is_said_in_the_file(tmp_path: Path) -> N
 def test_a_hugging_face_folder_is_measured_as_its_file_is(
     folder: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Measurements on the folder equal those on the converted file to the byte."""
+    """Quantizing a Hugging Face checkpoint gives the same bytes as quantizing its converted GGUF."""
     made = {}
     assert run(HF / folder, tmp_path / "copy.gguf", "COPY") == 0
     for source in (HF / folder, tmp_path / "copy.gguf"):
         capsys.readouterr()
         assert run(source, tmp_path / "o.gguf", *words, "--force") == 0
         made[source] = (tmp_path / "o.gguf").read_bytes()
-        assert {p.name for p in tmp_path.iterdir()} == {"copy.gguf", "o.gguf"}  # the temporary file is gone
+        assert {p.name for p in tmp_path.iterdir()} == {"copy.gguf", "o.gguf"}  # the temporary GGUF is removed
     assert len(set(made.values())) == 1
     assert not list((HF / folder).glob("*.gguf"))
     assert ("same top token" in capsys.readouterr().out) == ("--report" in words)

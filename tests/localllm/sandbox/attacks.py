@@ -1,4 +1,4 @@
-"""A task that simulates code escaped from a template: it tries a requested attack, or sends hostile replies."""
+"""Confined task that simulates exploited template code: it tries an attack, or sends a hostile reply."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from localllm.sandbox.wire import HEAD
 resource: Any
 try:
     import resource
-except ImportError:  # Windows
+except ImportError:  # not available on Windows
     resource = None
 
-_PARENT = os.getppid()  # at the start, because later the call is refused
+_PARENT = os.getppid()  # read at import, because the sandbox refuses the call later
 
 
 def prepare() -> None:
-    """Nothing to prepare."""
+    """Do nothing: the task needs no preparation."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Try `request["attack"]` in the folder `request["folder"]`, or send the reply `request["reply"]`."""
+    """Try the requested attack in the requested folder, or send the requested hostile reply."""
     if (reply := request.get("reply")) is not None:
         _send(reply)
     try:
@@ -39,7 +39,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(name: str, *arguments: Any) -> int:
-    """Call a function of the C library, bypassing Python's checks."""
+    """Call a C library function directly, without Python's checks."""
     library = ctypes.CDLL(None, use_errno=True)
     if (result := getattr(library, name)(*arguments)) < 0:
         raise OSError(ctypes.get_errno(), name)
@@ -86,7 +86,7 @@ HARMLESS: dict[str, Callable[[Path], Any]] = {"nothing": lambda _: None, "enviro
 
 
 def _number() -> bytes:
-    """Return the number of the current request, from the worker's frame."""
+    """Return the current request's id, found in the worker's frame."""
     frame = sys._getframe()
     while "number" not in frame.f_locals:
         assert frame.f_back is not None
@@ -95,7 +95,7 @@ def _number() -> bytes:
 
 
 def _send(reply: str) -> None:
-    """Write a reply, bypassing the worker. All but one have the right number."""
+    """Write a reply directly to the pipe. All replies except "unnumbered" have the correct request id."""
     number, texts = _number(), {
         "junk": b"junk!",
         "deep": b"[" * 3_000_000,
@@ -115,7 +115,7 @@ def _send(reply: str) -> None:
             _write(HEAD.pack(number, 2**63))
         case "short":
             _write(HEAD.pack(number, 100) + b"{}")
-        case "extra":  # an honest answer follows, so this arrives before the next call
+        case "extra":  # a second message, which would be read as the reply to the next call
             data = b'{"answer": {"forged": true}}'
             _write(HEAD.pack(number, 16) + b'{"answer": {}}  ' + HEAD.pack(number, len(data)) + data)
             return

@@ -1,4 +1,4 @@
-"""A task that runs the requested action, for the tests of the confined child."""
+"""Confined task that performs a requested action, for tests of the child process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 
 def prepare() -> None:
-    """Nothing to prepare."""
+    """Do nothing: the task needs no preparation."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Do `request["do"]` with `request["n"]`."""
+    """Perform `request["do"]` with the argument `request["n"]`."""
     n = request.get("n", 0)
     match request["do"]:
         case "echo":

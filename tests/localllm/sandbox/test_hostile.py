@@ -1,4 +1,4 @@
-"""Code that has escaped into the confined child: what it cannot do, and the effects of its replies."""
+"""Exploited code in the confined child: what the sandbox refuses, and how the parent handles hostile replies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_child_sees_no_secrets(child: Confined) -> None:
 
 # -- replies ----------------------------------------------------------------------------------------------------------
 
-BLOCKED = ("trickle", "closed", "stopped")  # these wait until their time limit
+BLOCKED = ("trickle", "closed", "stopped")  # replies that block until the time limit
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ BLOCKED = ("trickle", "closed", "stopped")  # these wait until their time limit
 )
 def test_a_hostile_reply_is_one_error(reply: str, error: type[ConfinedError], message: str) -> None:
     with Confined(TASK) as confined:
-        confined.rights()  # after its start
+        confined.rights()  # waits until the child has started
         with pytest.raises(error, match=message):
             confined.call({"reply": reply}, ResourceLimits(wall=1 if reply in BLOCKED else 30, values=1 << 18))
         assert confined.call({"attack": "nothing", "folder": "/"}) == {"done": "None"}
@@ -104,7 +104,7 @@ def test_an_extra_message_is_never_the_answer_of_the_next_call() -> None:
 
 
 def test_a_long_text_with_marks_in_it_counts_as_one_value() -> None:
-    """The bounds count values, so text full of brackets and quotes passes."""
+    """Limits on values count a string as one value, even if it is full of brackets and quotes."""
     with Confined("tests.localllm.sandbox.tasks", ResourceLimits(values=100)) as confined:
         text = '[{,"\\]}\\\\"' * 10_000
         assert confined.call({"do": "echo", "n": text}) == {"n": text}

@@ -1,4 +1,4 @@
-"""The child process with limits: its resources, the caller's error if it exceeds them, and its end."""
+"""The confined child process: its resource limits, the caller's error if it exceeds them, and its end."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_child_that_waits_is_ended_too() -> None:
 
 
 def test_limits_are_for_each_call(child: Confined) -> None:
-    """Earlier calls do not count: 40 times half of the memory, and more time in total than a call may take."""
+    """Time and memory limits apply to each call. Forty calls together exceed both limits, but no single call does."""
     start = time.process_time()
     for _ in range(40):
         assert child.call({"do": "fill", "n": 32 << 20})["n"] == 32 << 20
@@ -117,7 +117,9 @@ def test_ctrl_c_within_a_call_leaves_no_old_answer_behind() -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_child_ends_with_its_parent(busy: bool) -> None:
-    """A killed parent sends no message; the child reads the end of its input, or its time runs out."""
+    """The child exits after its parent is killed: an idle child reads end-of-file, and a busy one reaches its time
+    limit.
+    """
     do = "threading.Thread(target=lambda: c.call({'do': 'spin'})).start(); " if busy else ""
     code = (
         "import threading, time; from localllm.sandbox import Confined, ResourceLimits; "
@@ -142,4 +144,4 @@ def _alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state != "Z"  # a zombie waits only to be reaped
+    return state != "Z"  # a zombie has already exited

@@ -1,4 +1,4 @@
-"""Requests to the application, in this process or over a real connection to uvicorn on 127.0.0.1."""
+"""Send requests to the application, in process or over a TCP connection to uvicorn on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def call(
     settings: ServerSettings | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> httpx.Response:
-    """Send one request: POST with a body (a value for JSON, or bytes), else GET."""
+    """Send one request and return the response: POST if there is a body (JSON value or bytes), else GET."""
     app = service if not hasattr(service, "find") else make_app(service, settings or ServerSettings())  # type: ignore[arg-type]
 
     async def one() -> httpx.Response:
-        # uvicorn would log errors that the application raises; here they fail the test.
+        # Exceptions in the application reach the test. uvicorn would only log them.
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
             content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
@@ -46,21 +46,21 @@ def call(
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """Return the JSON of a stream of server-sent events."""
+    """Return the JSON data of the server-sent events."""
     assert response.headers["content-type"].startswith("text/event-stream"), response.text
     lines = [line for line in response.text.split("\n") if line.startswith("data: ")]
     return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
 
 
 def lines(response: httpx.Response) -> list[Any]:
-    """Return the JSON of a stream of lines."""
+    """Return the JSON values of a newline-delimited stream."""
     assert response.headers["content-type"] == "application/x-ndjson", response.text
     return [json.loads(line) for line in response.text.splitlines()]
 
 
 @contextmanager
 def served(service: Service, settings: ServerSettings | None = None) -> Iterator[int]:
-    """Serve on a free port of 127.0.0.1, in a thread; yield the port."""
+    """Serve on a free port of 127.0.0.1 in a thread, and yield the port."""
     settings = settings or ServerSettings(port=0)
     admission = Admission(settings.limits)
     sockets = listen(settings)

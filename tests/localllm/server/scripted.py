@@ -1,4 +1,4 @@
-"""A service that answers from a script, so that tests of protocols need no model.
+"""A service with scripted answers, so that protocol tests need no model.
 
 service = ScriptedService([*said("Hello"), done()])
 app = make_app(service, Settings())
@@ -21,13 +21,13 @@ from localllm.server.metrics import Metrics
 from localllm.server.observer import ServiceObserver
 from localllm.server.turn import Completion, EmbedResult, SlotAction, Turn
 
-Step = Event | Exception | float  # an exception is raised, a number is a pause in seconds
+Step = Event | Exception | float  # an exception is raised; a number is a pause in seconds
 ALL = ("completion", "chat", "tools", "thinking", "insert", "embedding", "rerank")
 
 
 @dataclass
 class Model:
-    """The properties that a scripted service reports of its model."""
+    """Model properties that the scripted service reports."""
 
     id: str = "tiny"
     created: int = 1_700_000_000
@@ -56,7 +56,7 @@ def said(*texts: str, token: int = 7, choice: int = 0, logprob: Logprob | None =
 
 
 def wrote(parts: Sequence[Part], token: int, logprob: Logprob | None = None) -> Token:
-    """Return the event of a token that completed these parts."""
+    """Return the event of a token that completes these parts."""
     return Token(token, "", logprob, tuple(parts))
 
 
@@ -81,7 +81,7 @@ def done(
     choice: int = 0,
     last: Sequence[Part] = (),
 ) -> Finished:
-    """Return the end of an answer, with its usage and its `last` parts."""
+    """Return the final event of an answer, with its usage and its remaining parts, `last`."""
     usage = Usage(
         prompt_tokens=prompt,
         reused_tokens=reused,
@@ -95,7 +95,7 @@ def done(
 
 
 def script(*texts: str, prompt: int = 5, reused: int = 2, reason: Reason = "end") -> list[Step]:
-    """Return the events of a complete answer of content."""
+    """Return the events of a complete answer."""
     middle = said(*texts)
     return [
         Started(prompt, reused),
@@ -106,7 +106,7 @@ def script(*texts: str, prompt: int = 5, reused: int = 2, reason: Reason = "end"
 
 
 def likely(token: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> Logprob:
-    """Return the log-probability of a token, with the bytes of the scripted service's tokens."""
+    """Return the log-probability of a token, with the bytes that the scripted tokenizer gives it."""
     return Logprob(token, logprob, tuple(top), _piece(token), tuple(_piece(each) for each, _ in top))
 
 
@@ -116,14 +116,14 @@ def _piece(token: int) -> bytes:
 
 @dataclass
 class ScriptedService:
-    """A `Service` whose answers are `steps`, or the result of `steps` for a Turn or Completion."""
+    """`Service` that answers with `steps`, or with the result of `steps` for the Turn or Completion."""
 
     steps: Sequence[Step] | Callable[[Turn | Completion], Sequence[Step]] = field(default_factory=lambda: script("Hi"))
     all_models: Sequence[Model] = field(default_factory=lambda: [Model()])
     asked: list[Turn | Completion] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # the model names in requests
+    names: list[str] = field(default_factory=list)  # model names of the requests
     normalized: list[bool] = field(default_factory=list)  # whether `embed` requested normalized vectors
-    closed: int = 0  # number of answers whose iterator was closed or ended
+    closed: int = 0  # number of answers whose iterator was closed or exhausted
     failure: Exception | None = None  # raised by every method except `models` and `find`
     observer: ServiceObserver = field(default_factory=lambda: ServiceObserver(Metrics()))
 
@@ -172,11 +172,11 @@ class ScriptedService:
         return "".join(f"<|{m['role']}|>{m.get('content') or ''} " for m in turn.messages) + "<|assistant|>"
 
     async def prompt_ids(self, model: str, turn: Turn) -> list[int]:
-        """Return the ids of a prompt; a token is a byte."""
+        """Return the token ids of a prompt; each byte is a token."""
         return list((await self.render(model, turn)).encode())
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the ids of a text; a token is a byte. 1 is BOS; if allowed, <s> is parsed as 1."""
+        """Return the token ids of a text; each byte is a token. Id 1 is BOS, spelled <s> if `parse_special` is set."""
         self._fail()
         self.find(model)
         found = [1] if add_special else []

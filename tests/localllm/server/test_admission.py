@@ -1,4 +1,4 @@
-"""Limits on open requests, in total and per client, and no new ones while the server stops."""
+"""Limits on open requests, in total and per client; no requests are admitted while the server stops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_requests_are_counted() -> None:
     for client in ("a", "a", "b"):
         admission.leave(client, 0.01)
     assert admission.open == 0
-    assert not admission.clients  # disconnected clients leave no entry
+    assert not admission.clients  # finished clients leave no entry
     admission.draining = True
     with pytest.raises(Draining):
         admission.enter("a")
@@ -55,7 +55,7 @@ def test_the_time_to_retry_follows_from_what_requests_take() -> None:
     admission = Admission(ServerLimits(requests=8, client_requests=2))
     admission.enter("a")
     admission.leave("a", 30.0)
-    for expected in (15, 13):  # half of a request's mean duration
+    for expected in (15, 13):  # half of a request's mean duration, for two requests at a time
         admission.enter("a")
         admission.enter("a")
         with pytest.raises(TooManyRequests) as raised:
@@ -101,7 +101,8 @@ def test_answers_are_counted_for_the_account_of_their_client() -> None:
                 body = {"messages": [{"role": "user", "content": "x"}], "user": user}
                 response = await client.post("/v1/chat/completions", json=body, headers={"X-Api-Key": key})
                 assert response.status_code == expected
-                assert response.headers.get("retry-after") == ("7" if expected == 429 else None)  # 67 - 60 tokens
+                # the bucket is 67 - 60 tokens over its limit
+                assert response.headers.get("retry-after") == ("7" if expected == 429 else None)
 
     asyncio.run(main())
 
@@ -136,7 +137,7 @@ def test_each_api_is_refused_in_its_own_shape(path: str, body: dict[str, Any], k
 async def together(
     settings: ServerSettings, admission: Admission, headers: list[dict[str, str]]
 ) -> list[httpx.Response]:
-    """Send slow requests at once, then one more."""
+    """Send slow requests concurrently, then check that /health still answers."""
     service = ScriptedService([Started(5, 0), *said("a"), 0.05, done()])
     app = make_app(service, settings, admission=admission)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

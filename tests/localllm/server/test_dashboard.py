@@ -1,4 +1,4 @@
-"""docs/grafana.json is valid, and the server exports every metric and label that it names."""
+"""docs/grafana.json is valid, and the server exports every metric and label that the dashboard uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = re.compile(r"\b(?:localllm_|llamacpp:)[a-z_:]*[a-z]")
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, list[Sample]]:
-    """Return the server's metrics after one request of every kind."""
+    """Return the server's metrics after one request of each kind."""
     metrics = Metrics(lambda: (1, 1))
     metrics.loads = lambda: {"tiny": Load((), 0, kept_tokens=40, kept_blocks=3, free_blocks=5, blocks=8)}
     metrics.step(1, 1)
@@ -56,7 +56,7 @@ def test_every_label_of_the_dashboard_is_exported(dashboard: dict[str, Any], exp
     for text in expressions(dashboard):
         for name, labels in re.findall(rf"({NAME.pattern})\{{([^}}]*)\}}", text):
             wanted = dict(re.findall(r'(\w+)=~?"([^"]*)"', labels))
-            assert wanted.pop("instance") == "$instance", text  # a label that Prometheus adds
+            assert wanted.pop("instance") == "$instance", text  # Prometheus adds this label
             assert any(wanted.items() <= each.labels.items() for each in exported[name]), text
             chosen += len(wanted)
         for label in re.findall(r"by \((\w+)\)", text):

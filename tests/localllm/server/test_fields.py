@@ -1,4 +1,4 @@
-"""Typed fields: each refusal names the field and the expected type."""
+"""Typed request fields: each refusal names the field and the expected type."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_null_counts_as_missing(name: str) -> None:
     fields = Fields(GIVEN)
     assert not fields.has(name)
     assert fields.text(name, "d") == "d"
-    assert fields.integer(name, 7, least=100) == 7  # a default is not checked
+    assert fields.integer(name, 7, least=100) == 7  # default values are not validated
     assert fields.optional_text(name) is None
     assert fields.optional_integer(name) is None
     assert fields.optional_number(name) is None

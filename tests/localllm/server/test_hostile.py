@@ -1,4 +1,4 @@
-"""Hostile requests to every route: each gets an answer or an error in its protocol's format, never a 500."""
+"""Hostile requests to every route get an answer or an error in the protocol's format, never status 500."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ RAW: list[bytes] = [
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield every path in a body whose value can be replaced."""
+    """Yield the path of every replaceable value in a body."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*path, key)
@@ -89,7 +89,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def judge(path: str, response: httpx.Response) -> None:
-    """Check for an answer, or an error in the client's format."""
+    """Check that the response is an answer, or an error in the format of the client's protocol."""
     status = response.status_code
     assert status in (200, 400, 404, 413, 501), (path, status, response.text[:300])
     if status != 200:

@@ -1,5 +1,5 @@
-"""Lanes of background work: accounts alternate, jobs of disconnected callers are dropped, large jobs do not delay small
-ones.
+"""Lanes for background work: accounts alternate, jobs of disconnected callers are dropped, and large jobs do not delay
+small ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from localllm.server import lanes
 from localllm.server.accounts import ACCOUNT
 from localllm.server.lanes import LARGE, Lane, is_large
 
-WAIT = 20  # seconds: a test that hangs fails
+WAIT = 20  # seconds until a hanging test fails
 
 
 async def as_account(account: str, lane: Lane, job: Callable[[], Any]) -> Any:
@@ -37,7 +37,7 @@ def test_another_accounts_job_comes_after_one_of_the_busy_one() -> None:
     async def main() -> None:
         lane = Lane("test")
         tasks = [asyncio.create_task(as_account("a", lane, job(f"a{number}"))) for number in range(5)]
-        await asyncio.sleep(0.05)  # the first one runs
+        await asyncio.sleep(0.05)  # now the first job runs
         tasks += [asyncio.create_task(as_account("b", lane, job(f"b{number}"))) for number in range(2)]
         await asyncio.sleep(0.05)
         free.set()
@@ -104,7 +104,7 @@ def test_a_caller_that_is_gone_has_its_waiting_job_dropped_and_its_running_one_s
         await asyncio.to_thread(began.wait, WAIT)
         second.cancel()
         await asyncio.sleep(0)
-        assert told.is_set()  # it might have started at that moment
+        assert told.is_set()  # the worker may have started the job just before
         first.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
         assert stopped.is_set()

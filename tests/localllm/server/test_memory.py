@@ -1,4 +1,4 @@
-"""A server's memory after hostile requests returns to about its level when warm."""
+"""After hostile requests, the server's memory returns to about the level of a warm server."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(
 MIB = 1 << 20
 USUAL = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["age"]}
 LARGE = {"content": "x", "unknown": [[0]] * 400_000}
-WAIT = 30  # seconds until a worker is idle and has returned its memory
-MORE = 110 * MIB  # includes 48 MB for the largest cached grammars
+WAIT = 30  # timeout in seconds; an idle worker frees its memory earlier
+MORE = 110 * MIB  # allowed growth, with 48 MB for the largest cached grammars
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def _answered(server: Server, schema: Any) -> int:
 
 
 def _above(server: Server, warm: int) -> int:
-    """Return the memory above `warm` once it is below `MORE`, or after a timeout."""
+    """Wait until the memory is at most `MORE` above `warm`, or until the timeout, and return the difference."""
     end = time.monotonic() + WAIT
     while (above := server.memory - warm) > MORE and time.monotonic() < end:
         time.sleep(0.1)
@@ -52,7 +52,7 @@ def test_memory_of_compiled_schemas_and_large_bodies_is_returned(server: Server)
     assert _answered(server, USUAL) == 200
     assert _status(server, "/tokenize", {"content": "a " * 200_000}) == 400
     warm = server.memory
-    for number in range(6):  # each takes 40 MB when compiled
+    for number in range(6):  # each schema takes 40 MB when compiled
         assert _answered(server, {"type": "integer", "multipleOf": 84_401 + 2 * number}) == 200
     assert _status(server, "/tokenize", LARGE) == 200
     assert _above(server, warm) < MORE

@@ -1,4 +1,4 @@
-"""Merging several streams into one."""
+"""Merging several event streams into one."""
 
 from __future__ import annotations
 

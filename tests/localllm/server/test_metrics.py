@@ -1,4 +1,4 @@
-"""GET /metrics: llama.cpp's names, and the durations of answers."""
+"""GET /metrics: llama.cpp's metric names, and histograms of request durations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GAUGES = (
 
 
 def read(text: str) -> tuple[dict[str, str], dict[str, float]]:
-    """Parse the types and values of a text in Prometheus's format."""
+    """Parse types and values from Prometheus's text format."""
     types, values = {}, {}
     for line in text.splitlines():
         if line.startswith("# TYPE "):
@@ -84,12 +84,12 @@ def test_answers_are_added_up() -> None:
     assert {name: values[f"llamacpp:{name}"] for name in expected} == expected
     assert values['localllm_answers_total{reason="end"}'] == 1
     _, again = read(metrics.text().decode())
-    assert again["llamacpp:prompt_tokens_seconds"] == 0  # since the last request
+    assert again["llamacpp:prompt_tokens_seconds"] == 0  # averaged since the previous scrape
 
 
 def test_tokens_are_counted_when_they_come_and_the_time_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
-    clock = iter([0.5, 1.0, 2.0, 2.25, 2.5])  # two starts and three tokens
+    clock = iter([0.5, 1.0, 2.0, 2.25, 2.5])  # times of two request starts and three tokens
     monkeypatch.setattr("localllm.server.observer.time", SimpleNamespace(monotonic=lambda: next(clock)))
 
     async def main() -> None:
@@ -110,7 +110,7 @@ def test_tokens_are_counted_when_they_come_and_the_time_between_them(monkeypatch
     asyncio.run(main())
     types, values = read(metrics.text().decode())
     assert types["localllm_inter_token_seconds"] == "histogram"
-    assert values["localllm_inter_token_seconds_count"] == 1  # only the first answer has two tokens
+    assert values["localllm_inter_token_seconds_count"] == 1  # only the first request generates two tokens
     assert values["localllm_inter_token_seconds_sum"] == 0.5
     assert rates == [0, 0, 2]
 
@@ -154,7 +154,7 @@ def test_requests_are_counted_by_route_and_never_by_path() -> None:
 def test_the_log_has_a_harmless_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "localllm.server"):
         call(ScriptedService(script("a")), "/completion", {"prompt": "the secret"})
-        for path in ("/metrics", "/slots", "/health"):  # polled by monitors such as localllm top
+        for path in ("/metrics", "/slots", "/health"):  # routes that monitors such as localllm top poll
             call(ScriptedService(), path)
         call(ScriptedService(), "/%1b[31m%0a" + "x" * 1000)
     first, second = (record.getMessage() for record in caplog.records)

@@ -1,6 +1,6 @@
 """No client can block the others: work is bounded before it starts, and one client's requests do not delay another's.
 
-A real model answers. Clients are identified by their addresses.
+The tests run a real model. The server identifies clients by their addresses.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tests.localllm.test_embedding import write_embedder
 DEMO = Path(resolve("demo"))
 ONE, OTHER = "10.0.0.1", "10.0.0.2"
 CONTEXT = 256
-WAIT = 30  # seconds: a test that hangs fails
+WAIT = 30  # seconds until a hanging test fails
 SHORT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-TOO_LONG = "1234567890" * 1000  # the longest token has 31 characters
+TOO_LONG = "1234567890" * 1000  # 10000 characters, although the longest token has 31
 Clients = dict[str, httpx.AsyncClient]
 
 
@@ -59,7 +59,7 @@ async def _of(registry: ModelRegistry) -> AsyncIterator[Clients]:
 
 @asynccontextmanager
 async def clients(limits: SchedulerLimits | None = None, context: int = CONTEXT) -> AsyncIterator[Clients]:
-    """Two clients of one server."""
+    """Yield HTTP clients with two addresses, connected to one server."""
     limits = limits or SchedulerLimits(parallel=2)
 
     def opened(path: Path) -> Served:
@@ -71,13 +71,13 @@ async def clients(limits: SchedulerLimits | None = None, context: int = CONTEXT)
         yield made
 
 
-# -- bounded by the input --------------------------------------------------------------------------------------------
+# -- work bounded by the input length --------------------------------------------------------------------------------
 
 MESSAGES = [{"role": "user", "content": TOO_LONG}]
 LONG: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"content": TOO_LONG}),
     ("/tokenize", {"content": ["12345"] * 2000 + [1]}),
-    ("/tokenize", {"content": "漢" * 4000}),  # 12000 bytes, as the vocabulary counts
+    ("/tokenize", {"content": "漢" * 4000}),  # 12000 bytes; the length limit counts bytes
     ("/completion", {"prompt": TOO_LONG}),
     ("/completion", {"prompt": [TOO_LONG, 1]}),
     ("/completion", {"prompt": "a", "logit_bias": [[TOO_LONG, 1]]}),
@@ -135,8 +135,7 @@ def test_texts_are_searched_for_only_if_they_are_short() -> None:
     asyncio.run(run())
 
 
-# -- one client's work during another's
-# ---------------------------------------------------------------------------------
+# -- one client's work while another works ---------------------------------------------------------------------------
 
 
 def blocked(job: threading.Event, free: threading.Event) -> None:
@@ -145,7 +144,7 @@ def blocked(job: threading.Event, free: threading.Event) -> None:
 
 
 async def short_answers(http: Clients) -> None:
-    """Check that the other client is answered, during any work of the first one."""
+    """Check that the other client's requests are answered while the first client's work runs."""
     for path, body in (
         ("/v1/chat/completions", SHORT),
         ("/tokenize", {"content": "hello"}),
@@ -209,7 +208,7 @@ def test_a_conversation_that_is_slow_to_render_does_not_hold_up_short_ones(monke
 
 
 class SlowChild:
-    """Replaces the child that compiles grammars, and waits until its caller is gone."""
+    """Grammar compiler that blocks until its caller disconnects."""
 
     def __init__(self) -> None:
         self.began, self.stopped = threading.Event(), threading.Event()
@@ -270,7 +269,10 @@ def test_a_grammar_holds_up_nobody_and_ends_with_its_client(
 def test_a_grammar_is_the_clients_fault_only_if_it_takes_processor_time(
     limits: dict[str, float], status: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy machine or low memory may also end the child; such a grammar may be tried again."""
+    """A grammar is the client's fault (status 400) only if it uses up its CPU time.
+
+    A busy machine or low memory gives 503, so that the client may retry.
+    """
     rules = "\n".join(f"r{n} ::= r{n + 1} r{n + 1} | r{n + 1}" for n in range(1400))
     body = {"prompt": "a", "n_predict": 1, "grammar": f'root ::= r0\n{rules}\nr1400 ::= "a"'}
 
@@ -312,12 +314,15 @@ def test_grammars_are_compiled_in_their_own_thread(monkeypatch: pytest.MonkeyPat
     ("path", "body"), [("/completion", {"prompt": "a", "n_predict": 2}), ("/v1/chat/completions", SHORT)]
 )
 def test_sequence_breakers_hold_up_nobody(path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searching a large vocabulary for new ones takes up to a second. The result is cached."""
+    """Searching a large vocabulary for new DRY sequence breakers takes up to a second.
+
+    Other clients are answered meanwhile, and the result is cached.
+    """
     began, free, searches = threading.Event(), threading.Event(), []
     real = Tokenizer.encode
 
     def encode(self: Tokenizer, text: str, *more: Any, **named: Any) -> list[int]:
-        if text == "xqz":  # the possible continuations of a token that ends with the first letter
+        if text == "xqz":  # the rest of the breaker "zxqz" after a token that ends in "z"
             searches.append(text)
             blocked(began, free)
         return real(self, text, *more, **named)
@@ -366,7 +371,7 @@ def test_a_client_is_answered_while_another_has_all_places(more: dict[str, Any])
 
 
 def test_answers_of_one_request_count_one_by_one() -> None:
-    """Two requests with many answers each leave slots for others."""
+    """Each answer of a request with `n` counts separately, so that one client cannot fill the queue."""
 
     async def run() -> None:
         async with clients(SchedulerLimits(parallel=1, waiting=9), 1024) as http:
@@ -386,7 +391,7 @@ def test_answers_of_one_request_count_one_by_one() -> None:
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
 def test_a_list_of_prompts_takes_its_places_in_turn(path: str) -> None:
-    """More prompts than the queue holds are answered, because some wait outside the queue."""
+    """A list of more prompts than the queue holds is answered, because the surplus waits outside the queue."""
 
     async def run() -> None:
         async with clients(SchedulerLimits(parallel=2, waiting=130)) as http:
@@ -398,7 +403,7 @@ def test_a_list_of_prompts_takes_its_places_in_turn(path: str) -> None:
     asyncio.run(run())
 
 
-# -- vectors ---------------------------------------------------------------------------------------------------------
+# -- embeddings ------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -430,8 +435,9 @@ def test_a_long_text_is_refused_or_cut_before_it_is_tokenized(tmp_path: Path, mo
             ):
                 answer = await http[ONE].post(where, json=body)
                 assert answer.status_code == 400, answer.text
-            assert longest[0] == 0  # nor was any other text of the list
-            cut = await http[ONE].post("/api/embed", json={"model": "bert", "input": text})  # as Ollama does
+            assert longest[0] == 0  # no text of the list was tokenized
+            # Ollama truncates by default
+            cut = await http[ONE].post("/api/embed", json={"model": "bert", "input": text})
             assert cut.status_code == 200
             assert cut.json()["prompt_eval_count"] > 8
         assert longest[0] < len(text) // 2
@@ -455,7 +461,7 @@ def test_texts_of_others_come_between_those_of_a_long_list(tmp_path: Path, monke
             many = asyncio.create_task(http[ONE].post("/v1/embeddings", json={"input": ["abc def " * 5] * 2000}))
             await asyncio.to_thread(began.wait, WAIT)
             one = asyncio.create_task(http[OTHER].post("/v1/embeddings", json={"input": "abc"}))
-            await asyncio.sleep(0.1)  # it waits in the same queue now
+            await asyncio.sleep(0.1)  # the request now waits in the same queue
             free.set()
             assert (await one).status_code == 200
             assert not many.done()

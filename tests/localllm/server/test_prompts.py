@@ -1,4 +1,4 @@
-"""Infill prompts: files, the text before and after the gap, as llama.cpp's /infill writes them."""
+"""Infill prompts equal llama.cpp's for /infill: extra files, then the text before and after the gap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTEXT = 128
 
 @pytest.fixture(scope="module", params=[True, False])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
-    """A model with infill tokens, with and without those for files."""
+    """Yield a model with infill tokens, with and without the tokens for files."""
     marks = MARKS | ({"fim_rep": REPOSITORY, "fim_sep": SEPARATOR} if request.param else {})
     extra = {f"tokenizer.ggml.{name}_token_id": token for name, token in marks.items()}
     path = write_model(tmp_path_factory.mktemp("fills") / "m.gguf", extra=extra)
@@ -78,13 +78,17 @@ def test_files_leave_room_for_the_answer(model: localllm.Model, wanted: int | No
 def test_a_gap_that_does_not_fit_is_refused(model: localllm.Model) -> None:
     with pytest.raises(PromptTooLong):
         filled(model, before="x" * 100_000)
-    assert REPOSITORY not in filled(model, ("f.c", "x"), before="x" * CONTEXT)  # no room: the scheduler rejects it
+    # no room for files; the scheduler rejects the prompt
+    assert REPOSITORY not in filled(model, ("f.c", "x"), before="x" * CONTEXT)
 
 
 def test_a_text_is_refused_by_its_length_as_the_model_refuses_it(model: localllm.Model) -> None:
-    """The text is not tokenized, and is rejected at the same length and with llama-server's message."""
+    """A text that must exceed the context is rejected untokenized, at the model's limit and with llama-server's
+    message.
+    """
     longest = "x" * (CONTEXT * model.tokenizer.longest)
-    assert len(filled(model, before=longest[:-2])) > CONTEXT  # "cd" is part of the prompt: the scheduler rejects it
+    # the prompt also has "cd"; the scheduler rejects this length
+    assert len(filled(model, before=longest[:-2])) > CONTEXT
     words = f"the prompt has at least {CONTEXT + 1} tokens and exceeds the available context size of {CONTEXT} tokens"
     with pytest.raises(PromptTooLong, match=words) as refused:
         filled(model, before=longest[:-1])

@@ -1,4 +1,4 @@
-"""llama.cpp's and Ollama's protocols with the model in the box: their answers agree."""
+"""llama.cpp's and Ollama's protocols give the same answers of the bundled model."""
 
 from __future__ import annotations
 

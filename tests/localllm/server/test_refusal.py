@@ -1,4 +1,4 @@
-"""Each error has its status and kind, in the format of the protocol that the path selects."""
+"""Each error has its status and type, in the format of the protocol that the path selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listening, loading in the background, time limits of connections, and stopping."""
+"""The server process: listening, loading in the background, connection timeouts, and shutdown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask(path: str = "/health", method: str = "GET", body: bytes = b"") -> bytes:
 
 
 def until(client: socket.socket, end: bytes) -> bytes:
-    """Read until `end` has arrived, or the connection is closed."""
+    """Read until `end` arrives or the connection is closed."""
     seen = b""
     while end not in seen and (new := client.recv(65536)):
         seen += new
@@ -83,7 +83,7 @@ def test_names_of_headers_are_written_as_usual() -> None:
                 client.sendall(ask(path))
                 head = until(client, b"\r\n\r\n").partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
             names = [line.partition(b":")[0].decode() for line in head]
-            assert all(name == name.title() for name in names if name != "date")  # uvicorn adds it
+            assert all(name == name.title() for name in names if name != "date")  # uvicorn adds the date header
             assert "Content-Type" in names
             assert len({name.lower() for name in names}) == len(names)
             assert ("Process-Start-Time-Unix" in names) is (path == "/metrics")
@@ -129,7 +129,9 @@ def test_headers_are_limited() -> None:
 
 @pytest.mark.parametrize(("digits", "status"), [(11, b"413"), (19, b"413"), (20, b"413"), (21, b"400"), (400, b"400")])
 def test_a_body_over_the_limit_is_refused_before_it_is_sent(digits: int, status: bytes) -> None:
-    """h11 rejects numbers of more than 20 digits as invalid HTTP."""
+    """An announced Content-Length over the limit gives 413 before the body is sent. h11 rejects lengths of more than 20
+    digits with 400.
+    """
     head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %s\r\n\r\n{" % (b"9" * digits)
     with served(ScriptedService(), ServerSettings(port=0, limits=ServerLimits(body_bytes=1000))) as port:
         with connect(port) as client:
@@ -155,7 +157,7 @@ def test_a_chunked_body_over_the_limit_is_refused() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",  # TLS
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",  # a TLS handshake
         b"GET / HTTP/9.9\r\n\r\n",
         b"\r\n\r\n\r\n\r\n\r\nnonsense\r\n\r\n",
         b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
@@ -194,7 +196,10 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", ask()])
 def test_one_address_cannot_take_all_connections(sent: bytes) -> None:
-    """Of 6 it gets half plus one; others get the rest, and closed connections can be reopened."""
+    """Of six connections one address gets four, half plus one.
+
+    Other addresses get the rest, and closed connections free their places.
+    """
     with (
         served(ScriptedService(), ServerSettings(port=0, limits=ServerLimits(connections=6))) as port,
         ExitStack() as stack,
@@ -234,7 +239,7 @@ def test_a_client_that_ends_its_side_gets_its_answer(path: str) -> None:
         client.sendall(ask(path, "POST", b'{"prompt": "x", "content": "x"}'))
         client.shutdown(socket.SHUT_WR)
         seen = until(client, b"\x00")
-        while seen.startswith(b"HTTP/1.1 100 "):  # clients skip these
+        while seen.startswith(b"HTTP/1.1 100 "):  # skip interim 100 responses, as clients do
             seen = seen.partition(b"\r\n\r\n")[2]
         assert seen.startswith(b"HTTP/1.1 200 ")
         assert (b"late" if path == "/completion" else b'"tokens"') in seen
@@ -273,7 +278,10 @@ def test_an_answer_ends_when_its_client_closes_the_connection(first: Any, stream
 
 
 def test_two_ends_of_a_body_close_the_connection() -> None:
-    """A proxy could take the rest of the body for the next request."""
+    """A request with both Transfer-Encoding and Content-Length is rejected.
+
+    Otherwise a proxy could treat the rest of its body as a second request.
+    """
     hidden = ask("/slots")
     with served(ScriptedService(script("a"))) as port, connect(port) as client:
         head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
@@ -283,7 +291,7 @@ def test_two_ends_of_a_body_close_the_connection() -> None:
         assert seen.count(b"HTTP/1.1") == 1
 
 
-# -- stopping --------------------------------------------------------------------------------------------------------
+# -- shutdown --------------------------------------------------------------------------------------------------------
 
 PROGRAM = """
 import asyncio, sys
@@ -314,7 +322,7 @@ print("closed", service.closed, flush=True)
 
 
 class Program:
-    """A server in a separate process."""
+    """`localllm serve` in a separate process."""
 
     def __init__(self, *words: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -340,7 +348,7 @@ class Program:
         raise AssertionError("not ready")
 
     def stream(self) -> socket.socket:
-        """Start a streamed answer; return after its first word."""
+        """Start a streamed answer, and return the socket after the first word."""
         client = connect(self.port)
         client.sendall(ask("/completion", "POST", b'{"prompt": "x", "stream": true}'))
         assert b'"content":"a"' in until(client, b"}\n\n")
@@ -348,7 +356,7 @@ class Program:
 
 
 def closed(client: socket.socket) -> bool:
-    """Return whether a connection is closed or reset."""
+    """Return whether the peer has closed or reset the connection."""
     try:
         return until(client, b"\x00") == b""
     except OSError:
@@ -373,7 +381,7 @@ def test_a_second_signal_ends_them() -> None:
     with program.stream() as client:
         program.process.send_signal(signal.SIGTERM)
         refused = False
-        for _ in range(500):  # wait until the first signal takes effect and new connections are refused
+        for _ in range(500):  # until the first signal takes effect and new connections are refused
             try:
                 connect(program.port).close()
             except OSError:

@@ -1,4 +1,4 @@
-"""Access control: host names, origins of pages, keys."""
+"""Access control: host names, page origins, and API keys."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_preflights_of_other_pages_allow_nothing() -> None:
         assert not [name for name in response.headers if name.startswith("access-control-")]
 
 
-# -- keys ------------------------------------------------------------------------------------------------------------
+# -- API keys --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_key_opens(headers: dict[str, str]) -> None:
 )
 def test_nothing_else_does(headers: dict[str, str]) -> None:
     assert status(headers, api_key=(KEY,)) == 401
-    assert status(headers, "/v1/models", api_key=(KEY,)) == 401  # as llama-server
+    assert status(headers, "/v1/models", api_key=(KEY,)) == 401  # llama-server requires a key here too
     assert status(headers, "/nowhere", api_key=(KEY,)) == 401
 
 

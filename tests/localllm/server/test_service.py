@@ -1,4 +1,4 @@
-"""The server's start options apply to fields that requests omit."""
+"""The server's start options are the defaults of request fields."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_variables_of_requests_come_first() -> None:
 
 
 def answered(usual: Usual, template: str = THINKS, **body: Any) -> dict[str, Any]:
-    """Return the message of a model whose template begins the reasoning."""
+    """Return the message of a model whose template opens the reasoning section."""
 
     def load(path: Path) -> Served:
         served = opened(path)

@@ -1,4 +1,4 @@
-"""Settings derived from options, and the options themselves."""
+"""Server settings derived from command-line options, and the options themselves."""
 
 from __future__ import annotations
 

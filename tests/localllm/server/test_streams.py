@@ -98,12 +98,11 @@ def test_a_stream_without_events_is_complete() -> None:
     assert (response.status_code, response.content) == (200, b"")
 
 
-# -- called as uvicorn does
-# ---------------------------------------------------------------------------------------------
+# -- called as uvicorn calls the application -------------------------------------------------------------------------
 
 
 class Wire:
-    """The two ends of an ASGI connection, driven by a test."""
+    """Both ends of an ASGI connection, controlled by the test."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -131,7 +130,7 @@ class Wire:
 
 
 class Held:
-    """A source that yields one event and then waits, and records when it was closed."""
+    """Event source that yields one event, blocks, and records when it is closed."""
 
     def __init__(self, first: bool = True) -> None:
         self.first = first
@@ -226,7 +225,7 @@ def test_a_handler_is_cancelled_when_the_client_goes() -> None:
 def test_a_body_that_does_not_come_is_refused() -> None:
     async def main() -> list[Any]:
         wire = Wire()
-        wire.first = False  # it neither sends a body nor disconnects
+        wire.first = False  # the client neither sends a body nor disconnects
         await app(two, limits=ServerLimits(body_seconds=0.02))(wire.scope(), wire.receive, wire.send)
         return wire.sent
 
@@ -243,7 +242,7 @@ def test_a_client_that_goes_while_it_sends_is_nobody() -> None:
     asyncio.run(main())
 
 
-# -- over a real connection ------------------------------------------------------------------------------------------
+# -- over a TCP connection -------------------------------------------------------------------------------------------
 
 
 def test_a_closed_socket_closes_the_source() -> None:
@@ -261,7 +260,7 @@ def test_a_closed_socket_closes_the_source() -> None:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    """Wait until a condition is true; 20 seconds are enough for any machine."""
+    """Wait until a condition is true, for at most 20 seconds."""
     waiting = threading.Event()
     for _ in range(2000):
         if true():

@@ -63,7 +63,7 @@ def one_model(**options: Any) -> ModelRegistry:
 
 
 def requests(count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
-    """Return requests of every API, greedy or with a seed."""
+    """Return requests to every API, greedy or seeded."""
     chance = random.Random(seed)
     words = ("once", "upon", "a", "time", "there", "was", "a", "little", "girl", "who", "loved", "her", "red", "ball")
     made: list[tuple[str, dict[str, Any]]] = []
@@ -86,7 +86,7 @@ def requests(count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def said(body: dict[str, Any]) -> Any:
-    """Return the text of an answer in any API's format."""
+    """Return the generated text of a response in any API's format."""
     choices = body.get("choices")
     if choices:
         return choices[0]["message"]["content"] if "message" in choices[0] else choices[0]["text"]
@@ -191,7 +191,7 @@ def test_a_client_that_vanishes_frees_its_place() -> None:
             await events.aclose()
             answer = await http.post("/completion", json={"prompt": "Once", "n_predict": 3})
             assert answer.status_code == 200
-            for _ in range(1000):  # the last event is sent before the request is removed
+            for _ in range(1000):  # the last event arrives before the scheduler removes the request
                 load = service.load_of("demo")
                 assert load is not None
                 if not load.running and load.kept_blocks + load.free_blocks == load.blocks:
@@ -215,7 +215,7 @@ def test_models_are_loaded_when_they_are_asked_for_and_unloaded_by_age(tmp_path:
     async def run() -> None:
         with opened(DEMO, ctx_size=64) as one:
             need = one.bytes
-        assert need > DEMO.stat().st_size  # includes the cache
+        assert need > DEMO.stat().st_size  # includes the KV cache
         registry = ModelRegistry(models_in(tmp_path), lambda path: opened(path, ctx_size=64), memory=2 * need)
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
         async with client(registry) as http:
@@ -329,7 +329,7 @@ def test_a_query_counts_with_each_document(tmp_path: Path) -> None:
 
 
 def chatml() -> ModelRegistry:
-    """Return a model with another chat template."""
+    """Return a registry with a model under the ChatML template."""
 
     def load(path: Path) -> Served:
         served = opened(path)
@@ -344,7 +344,7 @@ def test_a_given_template_takes_the_place_of_the_files() -> None:
         registry = chatml()
         messages = [{"role": "user", "content": "Hi"}]
         async with client(registry) as http:
-            await http.post("/tokenize", json={"content": "x"})  # loads the model
+            await http.post("/tokenize", json={"content": "x"})  # this request loads the model
             shown = (await http.post("/apply-template", json={"messages": messages})).json()["prompt"]
             assert shown == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
             assert (await http.get("/props")).json()["chat_template"] == given_template("chatml").source
@@ -369,7 +369,10 @@ def test_a_continued_message_follows_the_prompt_of_an_answer_whatever_the_reques
 
 
 def test_spaces_before_words_where_a_vocabulary_adds_them() -> None:
-    """A continued message follows its prompt without an added space, and a continuation keeps its leading space."""
+    """A continued message follows the prompt without an added space, and a completion keeps its leading space.
+
+    This vocabulary adds a space before text.
+    """
     stories = reference("models", "stories260K-f32.gguf")
 
     def load(path: Path) -> Served:
@@ -393,7 +396,7 @@ def test_spaces_before_words_where_a_vocabulary_adds_them() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_content_is_the_text_of_its_tokens(tmp_path: Path, stream: bool) -> None:
-    """It includes a leading space, if the vocabulary includes the space in words."""
+    """The content is the text of its tokens, including a leading space."""
     path = write_model(tmp_path / "m.gguf")
     body = {"messages": [{"role": "user", "content": "Hi"}], "grammar": 'root ::= " ab"', "logprobs": True}
 
@@ -446,7 +449,7 @@ def test_the_state_tells_the_options_of_the_server() -> None:
 
 
 class Noting(ServiceObserver):
-    """Records the requests that begin."""
+    """Observer that records the requests."""
 
     def begin(self, model: str, generation: Generation) -> ObservedAnswers:
         self.begun = generation

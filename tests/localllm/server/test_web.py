@@ -1,4 +1,4 @@
-"""The web page's files: content, headers, access; and nothing is loaded from other hosts."""
+"""The web page's files: content, headers and access. The page loads nothing from other hosts."""
 
 from __future__ import annotations
 

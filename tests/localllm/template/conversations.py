@@ -1,4 +1,7 @@
-"""Conversations with tools and reasoning, and small templates. `make_transformers` stores transformers' renderings."""
+"""Conversations with tools and reasoning, and small templates.
+
+`make_transformers` stores transformers' renderings of them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 NOW = datetime(2024, 2, 29, 13, 5, 7)
-# The default day of these templates, as in transformers. Ours get a date.
+# Fixed dates that these templates use by default, as in transformers. localllm passes the current date instead.
 UNDATED = {
     "meta-llama-Llama-3.1-8B-Instruct.jinja": {"date_string": "26 Jul 2024"},
     "meta-llama-Llama-3.3-70B-Instruct.jinja": {"date_string": "26 Jul 2024"},
@@ -27,7 +30,7 @@ def _tool(name: str, description: str, properties: dict[str, Any], required: lis
 
 
 def _called(content: str | None = "", twice: bool = False, as_text: bool = False, **more: Any) -> dict[str, Any]:
-    """Return an answer that calls one tool, or two."""
+    """Return an assistant message with one tool call or, if `twice`, two."""
     arguments: list[Any] = [{"city": 'Paris "é"', "days": 2, "deep": {"a": [1, None, True]}}, {}]
     named = zip(("abcdefghi", "jklmnopqr"), ("get_weather", "now"), arguments, strict=True)
     calls = [
@@ -57,7 +60,7 @@ _PARTS = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
 def _case(
     *messages: dict[str, Any], tools: Any = None, prompt: bool = True, **extra: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Return messages, `tools` and `add_generation_prompt`, and more variables of the template."""
+    """Return the messages, `tools` and `add_generation_prompt`, and further template variables."""
     return list(messages), {"tools": tools, "add_generation_prompt": prompt}, extra
 
 

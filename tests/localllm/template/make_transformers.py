@@ -1,7 +1,8 @@
-"""Write data/transformers.json: transformers' rendering of SMALL, and its checksums for the reference templates.
+"""Write data/transformers.json: transformers' renderings of SMALL, and checksums for the reference templates.
 
-A development tool that needs transformers (5.23 was used) and the reference data. Run from the repository: python -m
-tests.localllm.template.make_transformers
+The command needs transformers (5.23 was used) and the reference data:
+
+    python -m tests.localllm.template.make_transformers
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def rendered(source: str, case: str) -> str | None:
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
     try:
         texts, _ = chat_template_utils.render_jinja_template([messages], chat_template=source, **how, **tokens, **extra)
-    except Exception:  # any error of a template for an unsupported conversation
+    except Exception:  # templates raise various errors for unsupported conversations
         return None
     return str(texts[0])
 

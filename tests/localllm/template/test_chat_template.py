@@ -1,4 +1,6 @@
-"""Chat templates: allowed features, changes and notes for rejected conversations, formats for files without one."""
+"""Chat templates: supported features, messages adapted to templates that reject them, and formats for models without a
+template.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ def test_chatml_by_hand() -> None:
 
 
 def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
-    """The reuse of cached tokens depends on it. Rendering twice gives the same text."""
+    """The rendering of a conversation begins with the rendering of its start, so the prefix cache applies.
+
+    Rendering is deterministic.
+    """
     template = ChatTemplate(CHATML, "", "")
     before = template.render(TALK[:2], add_generation_prompt=False).text
     assert template.render(TALK).text.startswith(before)
@@ -75,7 +80,8 @@ def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
     [
         ("{{ bos_token }}|{{ eos_token }}", "<s>|</s>"),
         ("{% if true %}\n  x\n  {% endif %}\ny", "  x\ny"),  # trim_blocks and lstrip_blocks
-        ("{{ {'b': 'é<', 'a': [1, none]} | tojson }}", '{"b": "é<", "a": [1, null]}'),  # no HTML escapes, keys unsorted
+        # no HTML escapes, keys not sorted
+        ("{{ {'b': 'é<', 'a': [1, none]} | tojson }}", '{"b": "é<", "a": [1, null]}'),
         ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
         ("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}", '{"a":2,"b":1}'),
         ("{{ [1, 2] | map('string') | tojson }}", '["1", "2"]'),
@@ -118,8 +124,8 @@ def test_what_templates_use(source: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ("{{ 'to ' + tools[0].function.description }}.", "to ."),  # as Functionary 3.1's does
-        ("{{ tools[0].function.description is defined }}", "False"),  # it can do without
+        ("{{ 'to ' + tools[0].function.description }}.", "to ."),  # as in the template of Functionary 3.1
+        ("{{ tools[0].function.description is defined }}", "False"),  # the template handles a missing description
         ("{{ 'to ' + tools[0].function.description }}: {{ functions }}", None),
     ],
 )
@@ -329,7 +335,10 @@ def test_a_file_with_a_template_gets_it_without_a_word() -> None:
 
 
 def test_a_file_may_name_a_format() -> None:
-    """llama.cpp's converter wrote "rwkv-world" when there was no template."""
+    """llama.cpp's converter wrote "rwkv-world" as the template of RWKV models.
+
+    The name selects the built-in template.
+    """
     template, note = choose_template({"tokenizer.chat_template": "rwkv-world"}, tokenizer("<|im_start|>"))
     assert (template.source, note) == (given_template("rwkv-world").source, None)
 
@@ -340,7 +349,7 @@ def test_a_template_may_be_given_by_name_as_text_or_as_a_file(tmp_path: Path) ->
     for given, text in (
         ("chatml", "<|im_start|>user\nHi<|im_end|>\n"),
         ("{{ messages[0].content }}!", "Hi!"),
-        ("No Jinja, no messages", "No Jinja, no messages"),  # llama-server accepts such a text, too
+        ("No Jinja, no messages", "No Jinja, no messages"),  # llama-server accepts a plain text, too
         (str(tmp_path / "own.jinja"), "It says Hi"),
     ):
         template, note = choose_template(metadata, tokenizer("<s>"), given=given_template(given))
@@ -351,7 +360,10 @@ def test_a_template_may_be_given_by_name_as_text_or_as_a_file(tmp_path: Path) ->
 
 
 def test_templates_read_the_date_in_llama_server_s_forms() -> None:
-    """Llama 3.1 and 3.3 read date_string, and default to a day of 2024; firefunction fails without datetime."""
+    """The date variables have llama-server's formats.
+
+    Llama 3.1 and 3.3 read date_string, and default to a day of 2024; firefunction fails without datetime.
+    """
     source = "{{ date_string }}; {{ datetime }}; {{ strftime_now('%Y') }}"
     template = ChatTemplate(source, "", "", clock=lambda: datetime(2024, 2, 29))
     assert template.render([{"role": "user", "content": ""}]).text == "29 Feb 2024; Feb 29 2024; 2024"

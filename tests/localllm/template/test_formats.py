@@ -1,4 +1,4 @@
-"""The table of formats: the format of each template, and the control tokens that its reader must see."""
+"""The table of formats: the format detected for each template, and the control tokens that its parser must see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from localllm.template.formats import ROWS, find_format
 from tests.conftest import SHARED_DATA, reference
 from tests.localllm.output.support import named
 
-FAMILIES = {  # as the publishers document their models
+FAMILIES = {  # according to the models' publishers
     "Apertus-8B-Instruct": "apertus",
     "CohereForAI-c4ai-command-r-plus-tool_use": "command-r-plus",
     "GLM-4.7-Flash": "glm",

@@ -1,4 +1,4 @@
-"""Malicious templates: each gives one clear error, quickly and without much memory."""
+"""Malicious templates: each gives one clear error, quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ BOMBS = {
 
 DEEP = "{% set ns = namespace(t=()) %}" + "{% for i in range(400) %}{% for j in range(1000) %}{% set ns.t = (ns.t,) %}"
 DEEP += "{% endfor %}{% endfor %}"
-KILLERS = {  # these crash the process that renders them
+KILLERS = {  # templates that crash the process that renders them
     "nested tuple hashed": DEEP + "{% set d = {ns.t: 1} %}",
     "nested tuple in a set": DEEP + "{{ [ns.t] | unique | list | length }}",
 }
@@ -78,7 +78,7 @@ KILLERS = {  # these crash the process that renders them
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[Confined]:
-    """A child with a small fraction of the usual time limit."""
+    """A renderer with a small fraction of the usual time limit."""
     with renderer(ResourceLimits(seconds=0.3)) as confined:
         yield confined
 
@@ -91,7 +91,7 @@ def usual() -> Iterator[Confined]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[Confined]:
-    """A child with a time limit that no busy machine reaches, so that only the crash itself can end it."""
+    """A renderer with a long time limit, so that only the crash ends it even on a busy machine."""
     with renderer(ResourceLimits(seconds=120)) as confined:
         yield confined
 
@@ -122,7 +122,7 @@ def test_the_limits_are_seconds_and_none_of_our_memory(name: str, usual: Confine
     with pytest.raises(TemplateError):
         run(BOMBS[name], usual)
     assert time.process_time() - start < 1
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20e3  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20e3  # ru_maxrss in KiB
 
 
 @pytest.mark.parametrize(
@@ -173,5 +173,8 @@ def test_a_source_that_is_not_a_template_is_an_error(source: str, usual: Confine
 
 
 def test_names_beyond_ascii_are_compiled(usual: Confined) -> None:
-    """Python looks such names up in a table that it loads on first use, which a confined child cannot do."""
+    """Python normalizes non-ASCII names with a module that it loads on first use.
+
+    A confined child cannot load it, so the renderer does so beforehand.
+    """
     assert run("{% set é = 'a' %}{{ é }}{{ messages[0].content }}", usual) == "ahi"

@@ -1,7 +1,7 @@
-"""The origin of every character of a rendered text, through every operation of templates, up to the token ids.
+"""The origin of every character of a rendered prompt is tracked through every template operation, up to the token ids.
 
-In the tests of operations the alphabet shows the origin: capitals, blanks and `|` are the template's; small letters,
-tabs and dots are given. So the right marks can be read off any result.
+In the tests of operations, the alphabet shows the origin: capitals, blanks and `|` are the template's; small letters,
+tabs and dots are message content. So the expected marks follow from any result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def text(letters: str) -> Text:
 
 
 def right(made: Any) -> bool:
-    """Return whether the marks of every text in a result match its letters."""
+    """Return whether the marks of every string in a result match its letters."""
     if isinstance(made, Text):
         return made._marks == text(str.__str__(made))._marks
     if isinstance(made, list | tuple):
@@ -91,7 +91,7 @@ def test_what_is_not_known_counts_as_given() -> None:
 
 
 class Made(dict[str, str]):
-    """Creates values on access."""
+    """Mapping that creates its values on access."""
 
     def __missing__(self, key: str) -> str:
         return "made"
@@ -103,7 +103,9 @@ class Made(dict[str, str]):
     ids=str,
 )
 def test_an_unusual_form_is_formatted_and_counts_as_given(form: str, values: Any) -> None:
-    """The values contain a width or precision, or a mapping that creates values."""
+    """Formats whose width, precision or mapping comes from the values are applied, but the result counts as message
+    content.
+    """
     made = Text.of(form, OWN) % values
     assert made == form % values
     assert least(made) == GIVEN
@@ -134,7 +136,7 @@ TALK = [
 
 
 def own(source: str, confined: Confined, talk: Sequence[dict[str, Any]] = TALK, **extra: Any) -> str:
-    """Return the template's characters of the rendered text, given ones as dots, the model's as stars."""
+    """Render; return the template's own characters, with "." for message content and "*" for the model's content."""
     rendered = ChatTemplate(source, "<s>", "</s>", confined=confined).render(talk, extra=extra)
     return "".join({OWN: c, MODEL: "*", GIVEN: "."}[m] for c, m in zip(rendered.text, rendered.text.marks, strict=True))
 
@@ -220,7 +222,7 @@ def encoded(
 ) -> list[int]:
     rendered = ChatTemplate(CHATML, "", "", confined=confined).render(talk, **given)
     ids = ChatEncoder(tokenizer, CHATML, parse).encode(rendered.text)
-    assert tokenizer.decode(ids, special=True) == rendered.text  # nothing is lost
+    assert tokenizer.decode(ids, special=True) == rendered.text  # decoding gives the whole prompt
     return ids
 
 
@@ -263,7 +265,10 @@ def test_not_across_a_join_either(source: str, content: str, vocabulary: Tokeniz
 
 
 def test_the_models_turns_keep_what_it_writes(vocabulary: Tokenizer, confined: Confined) -> None:
-    """User-defined tokens are parsed in them; control tokens only if the template wrote them."""
+    """User-defined tokens in an assistant message are parsed as tokens.
+
+    Control tokens are parsed only where the template wrote them.
+    """
     talk = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "<think>y</think>z<|im_end|>"}]
     ids = encoded(talk, vocabulary, confined)
     turn = ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>", "</think>", "<|im_end|>", "<|im_start|>"]
@@ -271,7 +276,10 @@ def test_the_models_turns_keep_what_it_writes(vocabulary: Tokenizer, confined: C
 
 
 def test_marks_of_turns_do_not_count_in_the_models_turns(confined: Confined) -> None:
-    """A client may write an assistant's message, too; a model itself writes markers of reasoning and calls."""
+    """In assistant messages, markers of reasoning and calls are parsed as tokens, because models write them.
+
+    Markers of turns are not, because a client may send the message.
+    """
     roles, own = ["<|assistant_start|>", "<|user_end|>"], ["<|inner_prefix|>", "<|tools_prefix|>"]
     letters = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer.from_metadata(
@@ -289,14 +297,17 @@ def test_marks_of_turns_do_not_count_in_the_models_turns(confined: Confined) -> 
 
 
 def test_other_user_defined_tokens_count_everywhere(vocabulary: Tokenizer, confined: Confined) -> None:
-    """Runs of blanks and the like are the vocabulary's usual encoding, even if the template contains them too."""
+    """User-defined tokens for runs of blanks and the like are parsed in user text, even if the template
+    contains them.
+    """
     talk = [{"role": "user", "content": "a   b :-) c\n\nd"}]
     assert specials(encoded(talk, vocabulary, confined), vocabulary)[1:4] == ["   ", ":-)", "\n\n"]
 
 
 def test_merging_does_not_make_control_tokens_of_text(confined: Confined) -> None:
-    """SentencePiece merges letters to any token of the vocabulary; llama.cpp does too, but it is unsafe for user
-    text.
+    """User text never merges into a control token.
+
+    SentencePiece and llama.cpp merge letters to any token of the vocabulary, which is unsafe for user text.
     """
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "<", "/", "s", ">", "</", "s>"]
     tokenizer = Tokenizer.from_metadata(

@@ -1,4 +1,4 @@
-"""The 70 real templates render a conversation completely, with tools if they support them, as plain Jinja does."""
+"""The 70 reference templates render a conversation completely, with tools if supported, as plain Jinja does."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ TOOL = {
 }
 TODAY = datetime(2024, 2, 29)
 NO_SYSTEM = {"google-gemma-2-2b-it.jinja"}
-NO_TOOLS = {  # by their text
-    "HuggingFaceTB-SmolLM3-3B.jinja",  # takes xml_tools and python_tools instead
+NO_TOOLS = {  # templates whose source supports no tools
+    "HuggingFaceTB-SmolLM3-3B.jinja",  # reads xml_tools and python_tools instead
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja",
     "deepseek-ai-DeepSeek-V3.1.jinja",
@@ -64,7 +64,7 @@ def _template(name: str) -> ChatTemplate:
 
 
 def _plain_jinja(source: str, messages: list[dict[str, Any]]) -> str | None:
-    """Render as Hugging Face does, without our limits; return None if that fails."""
+    """Render as Hugging Face does, without localllm's limits. Return None if rendering fails."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -94,7 +94,8 @@ def test_all_seventy_are_here() -> None:
 def test_a_conversation_is_rendered_completely(name: str) -> None:
     rendered = _template(name).render(TALK)
     assert all(message["content"] in rendered.text for message in TALK)
-    places = [rendered.text.index(message["content"]) for message in TALK[1:]]  # one puts the system message last
+    # one template puts the system message last
+    places = [rendered.text.index(message["content"]) for message in TALK[1:]]
     assert places == sorted(places)
     assert bool(rendered.notes) == (name in NO_SYSTEM)
 
@@ -136,12 +137,12 @@ def test_bos_once_with_a_real_vocabulary_and_its_template(vocab: str) -> None:
 
 
 SPECIAL = re.compile(r"<[|｜]?[^<>\s'\"{}%]{1,40}[|｜]?>|\[/?[A-Z_]{3,}\]|<｜[^｜]*｜>|[【】]")
-FOLLOWS_CONTENT = {"HuggingFaceTB-SmolLM3-3B.jinja"}  # looks for flags such as "/no_think" in the system message
-NEEDS_OTHERS = {  # what these reject of a conversation with tools
-    "Kimi-K2-Instruct.jinja": "append",  # Jinja's sandbox forbids changing a list
+FOLLOWS_CONTENT = {"HuggingFaceTB-SmolLM3-3B.jinja"}  # detects flags such as "/no_think" in the system message
+NEEDS_OTHERS = {  # error for a conversation with tools
+    "Kimi-K2-Instruct.jinja": "append",  # Jinja's sandbox forbids changes to a list
     "Kimi-K2-Thinking.jinja": "append",
     "google-gemma-2-2b-it.jinja": "System role not supported",
-    "meetkai-functionary-medium-v3.2.jinja": "TypeError",  # requires arguments as text
+    "meetkai-functionary-medium-v3.2.jinja": "TypeError",  # requires arguments as a string
 }
 
 
@@ -159,7 +160,7 @@ def _talk(more: str, tools: bool) -> list[dict[str, Any]]:
 
 
 def _own(rendered: Rendered, specials: set[str]) -> list[str]:
-    """Return the special tokens that the template itself wrote, in order."""
+    """Return the special tokens that come from the template itself, in order."""
     places = [(found.start(), text) for text in specials for found in re.finditer(re.escape(text), rendered.text)]
     return [text for place, text in sorted(places) if min(rendered.text.marks[place : place + len(text)]) == OWN]
 

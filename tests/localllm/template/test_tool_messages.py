@@ -1,4 +1,4 @@
-"""Messages adapted to templates without tools or calls; calls written in a format can be parsed again."""
+"""Messages adapted to templates without tools or calls. Calls rendered into the text can be parsed again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_calls_that_a_template_leaves_out_are_written_into_the_text() -> None:
     assert made[1]["content"] == 'So.\n<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call>'
     assert made[2] == {"role": "user", "content": "<tool_response>\nFound.\n</tool_response>"}
     assert "tool_calls" not in made[1]
-    assert "tool_calls" in TALK[1]  # the caller's messages do not change
+    assert "tool_calls" in TALK[1]  # the caller's messages are unchanged
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_tools_are_described_where_the_template_does_not() -> None:
         example = text[text.index("<tool_call>") : text.index("</tool_call>")]
         assert json.loads(example.removeprefix("<tool_call>")) == {"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}
     assert system[0]["content"].startswith("Be brief.\n\n")
-    assert fitted(TALK[:1], TOOLS, named("hermes"), "object") == TALK[:1]  # this template describes tools itself
+    assert fitted(TALK[:1], TOOLS, named("hermes"), "object") == TALK[:1]  # this template renders the tools itself
 
 
 @given(data=st.data())

@@ -14,7 +14,7 @@ from tests.localllm.template.conversations import CASES, NOW, SMALL, UNDATED
 from tests.localllm.template.make_transformers import DATA, REFUSED, checksum
 
 STORED = json.loads(DATA.read_text(encoding="utf-8"))
-# It joins the tools with Jinja's |safe, so in transformers the model sees HTML: {&#34;name&#34;: ...
+# This template joins the tools with Jinja's |safe, so in transformers the model sees HTML escapes: {&#34;name&#34;: ...
 ESCAPED = "meetkai-functionary-medium-v3.1.jinja"
 
 
@@ -43,7 +43,7 @@ def test_small_templates(name: str) -> None:
         ours = _rendered(template, case)
         if expected is None:
             assert ours is None, case
-        elif ours is not None and not ours.notes:  # notes: the template drops a message, so we pass it in another form
+        elif ours is not None and not ours.notes:  # a note means that a message was adapted
             assert ours.text == expected, case
             equal += 1
     assert equal >= 8

@@ -1,6 +1,8 @@
-"""Write data/llama_ids.json: a checksum of llama.cpp's ids of each of TEXTS, under every vocabulary.
+"""Write data/llama_ids.json: a checksum of llama.cpp's token ids for each of TEXTS, under every test vocabulary.
 
-A development tool. Run from the repository: python -m tests.localllm.tokenizer.make_llama_ids PATH/TO/llama-tokenize
+The command needs llama.cpp's program llama-tokenize:
+
+    python -m tests.localllm.tokenizer.make_llama_ids PATH/TO/llama-tokenize
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def checksum(ids: list[int]) -> str:
 
 
 def main() -> None:
-    found: dict[str, list[str]] = {}  # names by checksums
+    found: dict[str, list[str]] = {}  # checksums of all texts: vocabulary names
     with tempfile.TemporaryDirectory() as folder:
         for name, metadata in vocabularies().items():
             lists = ids_of(sys.argv[1], metadata, Path(folder))

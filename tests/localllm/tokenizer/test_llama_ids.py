@@ -1,4 +1,6 @@
-"""Every tokenizer model and pre-tokenizer name of llama.cpp gives llama.cpp's ids; WordPiece has listed differences."""
+"""Every tokenizer model and pre-tokenizer name of llama.cpp gives llama.cpp's token ids, except for listed differences
+in WordPiece.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def test_ids_are_llama_cpps(name: str) -> None:
 def test_every_name_and_every_model_is_among_them() -> None:
     assert set(SUMS) == set(VOCABULARIES)
     pres = {VOCABULARIES[name].get(KEY + "pre") for name in SUMS}
-    assert pres >= set(PRE_RULES) - {"gemma4"}  # the model implies it
+    assert pres >= set(PRE_RULES) - {"gemma4"}  # implied by the tokenizer model
     assert {metadata[KEY + "model"] for metadata in VOCABULARIES.values()} == set(VOCAB_KINDS)
 
 
@@ -65,7 +67,9 @@ def test_what_is_put_around_a_text() -> None:
 
 
 def test_wordpiece_decomposes_korean_and_keeps_spacing_marks_as_transformers_does() -> None:
-    """llama.cpp keeps only the first letter of a syllable, and drops the mark."""
+    """WordPiece decomposes Korean syllables into all their letters and keeps spacing marks, as in transformers.
+    llama.cpp keeps only the first letter, and drops the marks.
+    """
     tokens = ["[UNK]", "[CLS]", "[SEP]", "▁ᄒ", "ᅡ", "ᆫ", "▁न", "ि", "▁e"]
     ids = {"unknown_token_id": 0, "bos_token_id": 1, "seperator_token_id": 2}
     made = {"model": "bert", "tokens": tokens, "token_type": [3, 3, 3, *[1] * 6], **ids}
@@ -84,7 +88,10 @@ def test_a_mask_takes_the_space_before_it() -> None:
 
 
 def test_no_text_becomes_a_control_token() -> None:
-    """In llama.cpp the lookup tables of RWKV and PLaMo-2 include control tokens."""
+    """Text never becomes a control token.
+
+    In llama.cpp, the lookup tables of RWKV and PLaMo-2 include control tokens.
+    """
     for name in ("bert", "t5", "rwkv", "plamo2"):
         tokenizer = Tokenizer.from_metadata(VOCABULARIES[name])
         ids = tokenizer.encode("".join(tokenizer.special), add_special=False)

@@ -1,4 +1,4 @@
-"""Merging pairs: both implementations give the same result, worked out by hand and against the plain definition."""
+"""BPE merges: both implementations give the same result, checked by hand and against the definition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _table(ranks: dict[tuple[str, str], float]) -> Rank:
 
 
 def _by_definition(symbols: list[str], rank: Rank) -> list[str]:
-    """Join the leftmost of the best-ranked pairs repeatedly."""
+    """Merge the leftmost pair of the best rank until none is left."""
     while len(symbols) > 1:
         best, i = min((rank(left, right), i) for i, (left, right) in enumerate(pairwise(symbols)))
         if best == NEVER:
@@ -53,7 +53,7 @@ def test_among_equals_the_leftmost_goes_first() -> None:
 @given(
     st.dictionaries(
         st.tuples(st.text("ab", min_size=1, max_size=3), st.text("ab", min_size=1, max_size=3)),
-        st.integers(0, 3).map(float),  # few ranks: ties, and joined pairs that rank above their parts
+        st.integers(0, 3).map(float),  # few ranks, so that ties and merges of better rank than their parts occur
         min_size=4,
         max_size=24,
     ),
@@ -68,7 +68,9 @@ def test_short_and_long_words_follow_the_definition(ranks: dict[tuple[str, str],
 
 @pytest.mark.parametrize("rank_of", [lambda size: float(size), lambda size: -float(size), lambda _: 0.0])
 def test_time_grows_with_the_word_and_not_its_square(rank_of: object) -> None:
-    """Words are 200 000 equal characters with ranks that rise, fall and stay constant with length."""
+    """Merging takes linear time, for 200,000 equal characters whose merge ranks rise, fall or stay constant with
+    length.
+    """
     assert callable(rank_of)
     start = time.process_time()
     pieces = merge("a" * 200_000, lambda left, right: rank_of(len(left + right)) if len(left + right) <= 16 else NEVER)

@@ -1,4 +1,4 @@
-"""Splitting text into words: every pre-tokenizer name gives llama.cpp's ids, and a few splits by hand."""
+"""Pre-tokenization: every pre-tokenizer name gives llama.cpp's token ids, and a few splits are checked by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBE = (
     "IMGIMGABZ <sentinel:12>، हिन्दी。a b c, d…e  ' s'S 'Re //\n/ "
     "dog'sZ dog'sabc 'LLama 漢字latin \n\n\n \n x          y Été été 12345a²1234567² ÀB '"
 )
-# crc32 of the int32 ids that llama.cpp of 2026-10-01 gives PROBE under each `pre`, with the vocabulary made below.
+# crc32 of llama.cpp's int32 ids (2026-10-01) for PROBE under each `pre`, with the vocabulary of `probe_metadata`.
 LLAMA_CPP: dict[int, str] = {
     0x2B8C51E6: (
         "a.x-4.0 exaone4 gigachat gpt-2 granite-docling jais jina-de jina-es jina-v1-en jina-v2-code jina-v2-de "
@@ -62,7 +62,7 @@ LLAMA_CPP: dict[int, str] = {
 
 
 def probe_metadata(pre: str) -> dict[str, Any]:
-    """Return a byte-level vocabulary of all substrings of PROBE up to 12 bytes, so that ids show the splits."""
+    """Return a byte-level vocabulary of all substrings of PROBE up to 12 bytes, so that the ids show every split."""
     letters = "".join(BYTE_LETTERS[byte] for byte in PROBE.encode())
     pieces = {letters[i : i + size] for size in range(2, 13) for i in range(len(letters) - size + 1)}
     longer = sorted(pieces, key=lambda piece: (len(piece), piece))
@@ -82,7 +82,8 @@ def test_ids_are_llama_cpps_under_every_pre_tokenizer(crc: int, pre: str) -> Non
 
 def test_no_name_of_the_table_is_untested() -> None:
     tested = {pre for names in LLAMA_CPP.values() for pre in names.split()}
-    assert tested == {pre for pre, rule in PRE_RULES.items() if rule.byte_level}  # test_llama_ids has the others
+    # test_llama_ids covers the other names
+    assert tested == {pre for pre, rule in PRE_RULES.items() if rule.byte_level}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_no_name_of_the_table_is_untested() -> None:
     [
         ("gpt-2", "I'll be 1234 !?", ["I", "'ll", " be", " 1234", " !?"]),
         ("gpt-2", "a  b\t\tc ", ["a", " ", " b", "\t", "\t", "c", " "]),
-        ("gpt-2", "a\x1c\x1cb", ["a", "\x1c\x1c", "b"]),  # white space for Python, but not for tokenizers
+        ("gpt-2", "a\x1c\x1cb", ["a", "\x1c\x1c", "b"]),  # white space in Python, but not in the split rules
         ("llama-bpe", "I'LL 1234567", ["I", "'LL", " ", "123", "456", "7"]),
         ("llama-bpe", "x  \n\n y", ["x", "  \n\n", " y"]),
         ("qwen2", "in 2024", ["in", " ", "2", "0", "2", "4"]),
@@ -120,7 +121,7 @@ def test_words_joined_are_the_text(text: str) -> None:
 
 @pytest.mark.parametrize("run", [" ", "\n", "a", "A", "1", "é", "ж", "'", "\u0301", " a", "  \n", "a ", "1a"])
 def test_time_grows_with_the_text_and_not_its_square(run: str) -> None:
-    """A rule that rescans the rest of the text at each character would take hours."""
+    """Splitting takes linear time. A rule that rescans the rest of the text at every character would take hours."""
     text = run * (30_000 // len(run)) + "5"
     for rule in {rule.patterns: rule for rule in PRE_RULES.values()}.values():
         split = PreTokenizer(rule).split

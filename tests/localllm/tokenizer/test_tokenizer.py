@@ -1,4 +1,4 @@
-"""The tokenizer on two small vocabularies: ids worked out by hand, round trips, streams, invalid metadata."""
+"""The tokenizer on two small vocabularies: ids derived by hand, round trips, streaming, invalid metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 BPE_WORDS = ["he", "ll", "hell", "hello", "Ġw", "or", "Ġwor", "ld", "Ġworld", "hé"]
 BPE_MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld"]
 BPE_SPECIAL = {"<|bos|>": CONTROL, "<|im_start|>": CONTROL, "<|im_end|>": NORMAL, "<tool>": USER, "<tool>>": USER}
-W = 256  # id of the first word
+W = 256  # id of the first token of BPE_WORDS
 
 
 def bpe_metadata(**changes: Any) -> dict[str, Any]:
@@ -70,11 +70,12 @@ def bpe_ids(*texts: str) -> list[int | None]:
 def test_byte_level_bpe_by_hand() -> None:
     assert BPE.encode("hello world", add_special=False) == [W + 3, W + 8]
     assert BPE.encode("helo", add_special=False) == bpe_ids("he", "l", "o")
-    assert BPE.encode("hé", add_special=False) == bpe_ids("h", "Ã", "©")  # bytes 68 C3 A9; "hé" is another token
+    # UTF-8 bytes 68 C3 A9; the token "hé" means bytes 68 E9
+    assert BPE.encode("hé", add_special=False) == bpe_ids("h", "Ã", "©")
 
 
 def test_sentencepiece_by_hand() -> None:
-    # ▁h (-4), el (-5), lo (-6), ▁h+el (-7), ▁hel+lo (-8)
+    # merges in order: ▁h (-4), el (-5), lo (-6), ▁h+el (-7), ▁hel+lo (-8)
     assert SPM.encode("hello", add_special=False) == spm_ids("▁hello")
     assert SPM.encode("hell", add_special=False) == spm_ids("▁hel", "l")
     assert SPM.encode("h é", add_special=False) == [*spm_ids("▁h", "▁"), 3 + 0xC3, 3 + 0xA9]
@@ -87,7 +88,7 @@ def test_the_worst_score_is_still_better_than_none() -> None:
 
 
 def test_a_word_that_is_a_token_is_not_merged_where_the_rule_says_so() -> None:
-    """Llama 3 keeps it, GPT-2 merges. "hé" has no merge."""
+    """Llama 3's rule keeps a word that is a token, even without merges. GPT-2's rule still applies the merges."""
     tokens = [*BYTE_LETTERS, "hÃ©"]
     for pre, ids in (("llama-bpe", [256]), ("gpt-2", [tokens.index("h"), tokens.index("Ã"), tokens.index("©")])):
         metadata = {KEY + "model": "gpt2", KEY + "pre": pre, KEY + "tokens": tokens, KEY + "merges": []}
@@ -95,7 +96,10 @@ def test_a_word_that_is_a_token_is_not_merged_where_the_rule_says_so() -> None:
 
 
 def test_words_are_cut_before_a_space_only_where_no_token_crosses_it() -> None:
-    """The vocabulary has "l▁h", so "hell hello" must not be split into words first."""
+    """Text is split before spaces only if no token has a space inside.
+
+    With the token "l▁h", the text "el h" is not split.
+    """
     words = dict(SPM_WORDS) | {"l▁": -0.5, "l▁h": -0.6}
     metadata = spm_metadata(
         tokens=[*spm_metadata()[KEY + "tokens"][:259], *words],
@@ -161,8 +165,9 @@ def test_white_space_after_phi_3s_special_tokens_is_swallowed() -> None:
     ("texts", "ends"),
     [
         (("<|im_end|>", "<|endoftext|>"), {"<|im_end|>", "<|endoftext|>"}),
-        (("<|return|>", "<|call|>", "<|end|>"), {"<|return|>", "<|call|>"}),  # gpt-oss: <|end|> ends one message
-        (("<turn|>", "<|tool_response>", "</s>"), {"<turn|>", "<|tool_response>"}),  # gemma 4: </s> is HTML
+        # in gpt-oss, <|end|> ends a message but not the answer
+        (("<|return|>", "<|call|>", "<|end|>"), {"<|return|>", "<|call|>"}),
+        (("<turn|>", "<|tool_response>", "</s>"), {"<turn|>", "<|tool_response>"}),  # in Gemma 4, </s> is an HTML tag
         (("<|fim_pad|>", "<|file_sep|>", "<fim_prefix>"), {"<|fim_pad|>", "<|file_sep|>"}),
         (("<eos>", "word"), {"<eos>"}),
     ],
@@ -172,7 +177,8 @@ def test_tokens_that_end_a_generation_are_found_by_text(texts: tuple[str, ...], 
     tokenizer = Tokenizer.from_metadata(metadata)
     assert {tokenizer.text(i) for i in tokenizer.eog} == ends | {texts[0]}
     shown = {text for text in texts if tokenizer.decode([texts.index(text) + 1])}
-    assert not shown & (ends | {"<fim_prefix>"})  # detected as control tokens, against the file's types
+    # control tokens by their text, although the file declares another type
+    assert not shown & (ends | {"<fim_prefix>"})
 
 
 def test_ends_named_by_the_file() -> None:
@@ -259,7 +265,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 
 
 def test_suppressed_tokens_are_those_of_the_vocabulary() -> None:
-    """llama.cpp also ignores ids outside the vocabulary."""
+    """Suppressed ids outside the vocabulary are ignored, as in llama.cpp."""
     listed = np.array([270, 271, -1, 3, 3], np.int32)
     assert Tokenizer.from_metadata(bpe_metadata(suppress_tokens=listed)).suppressed == (3, 270)
     assert Tokenizer.from_metadata(bpe_metadata()).suppressed == ()
@@ -295,7 +301,7 @@ def test_gemma_4_writes_spaces_and_bytes_as_sentencepiece_does_and_takes_newline
         KEY + "token_type": [CONTROL] + [NORMAL] * 5 + [BYTE] * 256,
         KEY + "merges": ["▁ a"],
         KEY + "bos_token_id": 0,
-        KEY + "add_bos_token": False,  # as some files wrongly say
+        KEY + "add_bos_token": False,  # a wrong value that some published files have
     }
     tokenizer = Tokenizer.from_metadata(metadata)
     ids = [0, 2, 3, 5, 2, 1, 6 + 0xC3, 6 + 0xA9]
@@ -322,9 +328,7 @@ def test_gpt_oss_shows_the_marks_of_its_channels() -> None:
 
 
 def test_odd_vocabularies_do_no_harm() -> None:
-    """The vocabulary has an empty token, duplicate tokens, ids of missing tokens (except BOS and EOS), and unknown
-    types.
-    """
+    """A vocabulary with an empty token, duplicates, out-of-range special ids and unknown token types still works."""
     metadata = bpe_metadata(padding_token_id=10**6, unknown_token_id=4_294_967_295)
     metadata[KEY + "tokens"] = [*metadata[KEY + "tokens"][:-3], "", "he", "he"]
     metadata[KEY + "token_type"] = np.array([1] * 270 + [99], np.int32)
@@ -347,7 +351,10 @@ def test_long_hostile_text_ends_soon() -> None:
 
 
 def test_many_special_tokens_with_one_beginning_are_found_in_one_pass() -> None:
-    """Each position is checked once per length: 2000 tokens over 20,000 characters, longest first."""
+    """Finding special tokens takes linear time: 2000 tokens with a common prefix in 20,000 characters.
+
+    The longest match wins.
+    """
     special = [f"eee{i}" for i in range(2000)]
     tokenizer = Tokenizer.from_metadata(
         bpe_metadata(tokens=[*BYTE_LETTERS, *special], token_type=[NORMAL] * W + [CONTROL] * 2000, merges=[])

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, and the leftovers of killed processes."""
+"""Files appear complete or not at all, and leftovers of killed processes are removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.base.files import atomic
 from localllm.base.files.atomic import ABANDONED, NewFile, hidden_path
 from tests.conftest import full_disk
 
-DEAD = 2**22 + 1  # above the maximum process id of Linux
+DEAD = 2**22 + 1  # above Linux's maximum process id
 
 
 def leftover(folder: Path, age: float = ABANDONED + 60, process: int = DEAD) -> Path:
@@ -42,7 +42,8 @@ def test_a_file_is_hidden_until_it_is_whole(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"whole"
 
 
-@pytest.mark.parametrize("room", [0, 4096, 10_000])  # fails at close, at flush, or in the middle
+# bytes until the disk is full: fails at close, at flush, or inside a write
+@pytest.mark.parametrize("room", [0, 4096, 10_000])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, room: int) -> None:
     (tmp_path / "a").write_bytes(b"before")
     for size in (100, 20_000):
@@ -61,8 +62,9 @@ def test_a_file_without_commit_is_removed(tmp_path: Path) -> None:
 
 
 def interrupted(path: Path, moment: int) -> bool:
-    """Write a file; raise KeyboardInterrupt, as a signal does, before the module's bytecode instruction number
-    `moment`.
+    """Write a file, and raise KeyboardInterrupt before the module's bytecode instruction number `moment`.
+
+    Return whether it was raised.
     """
     left = moment
 
@@ -78,7 +80,7 @@ def interrupted(path: Path, moment: int) -> bool:
         return trace
 
     before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 reads this when a trace is set
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 reads this flag in settrace
     sys.settrace(trace)
     try:
         write(path)
@@ -89,7 +91,7 @@ def interrupted(path: Path, moment: int) -> bool:
     return False
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files opened but not yet stored
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the interrupt may hit a file that is open but not yet assigned
 def test_an_interrupt_at_any_moment_leaves_no_hidden_file(tmp_path: Path) -> None:
     moment = 1
     while interrupted(tmp_path / "a", moment):
@@ -101,7 +103,7 @@ def test_an_interrupt_at_any_moment_leaves_no_hidden_file(tmp_path: Path) -> Non
 
 
 def test_a_file_that_was_never_entered_is_removed(tmp_path: Path) -> None:
-    """It is removed when its object is deleted and when the process ends, but not by a forked copy of the process."""
+    """An unused NewFile is removed when its object is deleted and at exit, but not by a forked child."""
     new = NewFile(tmp_path / "a")
     if os.name == "posix":
         if (child := os.fork()) == 0:
@@ -134,7 +136,7 @@ def test_what_a_kill_left_is_removed_a_day_later(tmp_path: Path) -> None:
 
 
 def test_nothing_else_is_swept(tmp_path: Path) -> None:
-    alive = leftover(tmp_path, process=os.getpid())  # a slow process that still needs it
+    alive = leftover(tmp_path, process=os.getpid())  # its process still runs
     young = leftover(tmp_path, age=ABANDONED - 60, process=DEAD + 1)
     (link := tmp_path / f".localllm-{DEAD}-0000000000000000.tmp").symlink_to("/no/where")
     os.utime(link, (0, 0), follow_symlinks=False)
@@ -168,7 +170,7 @@ def test_every_hidden_name_is_new_and_known_to_the_sweep(tmp_path: Path) -> None
 
 
 def test_a_name_that_must_be_new(tmp_path: Path) -> None:
-    """Two processes found no file; only one of them may create the name."""
+    """If two processes create the same new file, one succeeds and the other gets an error."""
     with NewFile(tmp_path / "a") as mine, NewFile(tmp_path / "a") as theirs:
         theirs.file.write(b"theirs")
         theirs.commit(replace=False)

@@ -1,4 +1,4 @@
-"""Files that commands write: never replaced without --force, never an input file, and never partial."""
+"""Output files of commands: never replaced without --force, never an input file, and never partial."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------------
 
 
 def test_what_exists_is_replaced_only_when_told(tmp_path: Path) -> None:
@@ -88,7 +88,10 @@ def test_a_link_is_replaced_and_not_what_it_means(tmp_path: Path) -> None:
 
 
 def test_only_a_file_is_replaced(tmp_path: Path) -> None:
-    """`quantize m.gguf /dev/null --force` as root would replace the device by a file."""
+    """--force replaces only regular files.
+
+    Otherwise `quantize m.gguf /dev/null --force` as root would replace the device.
+    """
     os.mkfifo(tmp_path / "pipe")
     for path in (Path("/dev/null"), tmp_path / "pipe"):
         with pytest.raises(OutputError, match="is a device or a pipe, which cannot be replaced"):
@@ -109,12 +112,12 @@ def test_a_file_keeps_the_permissions_of_the_one_before(tmp_path: Path) -> None:
         with new_file(tmp_path / name, overwrite=True) as file:
             file.write(b"x")
     plain = (tmp_path / "plain").stat().st_mode
-    assert [(tmp_path / name).stat().st_mode for name in ("new", "link")] == [plain, plain]  # a link has no mode
+    # the mode of a new file applies, not the mode of the link's target
+    assert [(tmp_path / name).stat().st_mode for name in ("new", "link")] == [plain, plain]
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
-# -- failures
-# -----------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, OSError])
@@ -137,7 +140,7 @@ def test_an_error_of_the_writer_leaves_nothing_and_passes(tmp_path: Path, error:
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
-@pytest.mark.parametrize("size", [100, 20_000])  # fails when the buffer is flushed, and in the middle
+@pytest.mark.parametrize("size", [100, 20_000])  # fails when the buffer is flushed, or inside a write
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path, size: int) -> None:
     (tmp_path / "a").write_bytes(b"old")
 
@@ -150,11 +153,11 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path, size:
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
-# -- the commands --------------------------------------------------------------------------------------------------
+# -- commands ------------------------------------------------------------------------------------------------------
 
 
 def commands(model: Path, out: Path) -> dict[str, list[str]]:
-    """Return every command that writes, by name."""
+    """Return the arguments of every command that writes a file, by command name."""
     measured = ["-f", str(TEXT), "-c", "64", "--chunks", "2"]
     return {
         "perplexity": ["perplexity", str(model), *measured, "--save-base", str(out)],
@@ -194,7 +197,7 @@ def test_no_command_writes_a_file_named_like_stdout(
 
 @pytest.mark.parametrize("name", ["perplexity", "imatrix", "quantize"])
 def test_no_command_writes_over_what_it_reads(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The output is the model itself, a hard link to it, or a symbolic link."""
+    """Commands refuse an output path that is their input, a hard link to it, or a symbolic link to it."""
     model = write_model(tmp_path / "tiny.gguf")
     os.link(model, tmp_path / "hard")
     (tmp_path / "soft").symlink_to("tiny.gguf")
@@ -220,7 +223,7 @@ def test_base_logits_that_are_read_are_not_replaced(
 
 
 def split(folder: Path) -> list[Path]:
-    """Write the two parts of a model."""
+    """Write a model split into two parts."""
     parts = [folder / f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
     with open_gguf(write_model(folder / "whole.gguf")) as file:
         tensors = [NewTensor(t.name, t.format, t.shape, t.read(0, t.rows)) for t in file.tensors.values()]
@@ -242,7 +245,7 @@ def test_no_part_of_a_split_model_is_replaced(name: str, tmp_path: Path, capsys:
 
 
 def writing(out: Path, *before: str) -> subprocess.Popen[bytes]:
-    """Start `perplexity --save-base` and wait until it is writing."""
+    """Start `perplexity --save-base` and wait until it writes."""
     words = ["perplexity", "demo", "-f", str(TEXT), "-c", "4", "--chunks", "100000", "--save-base", str(out / "base")]
     text = out.parent / "long.txt"
     text.write_text(TEXT.read_text() * 20)
@@ -269,7 +272,7 @@ def test_a_signal_leaves_no_file(number: signal.Signals, code: int, tmp_path: Pa
         _, err = process.communicate(timeout=60)
     assert process.returncode == code
     stopped = rb"(stopped: the numbers are those of \d+ of \d+ windows; .*base was not written\n)?"
-    assert re.fullmatch(stopped if number == signal.SIGINT else b"", err)  # empty if no window was finished
+    assert re.fullmatch(stopped if number == signal.SIGINT else b"", err)  # no message if no window is complete
     assert list(out.iterdir()) == []
 
 
@@ -300,7 +303,7 @@ def test_a_second_signal_does_not_interrupt_the_cleaning_up(tmp_path: Path) -> N
 
 
 def test_a_file_that_appears_at_the_last_moment_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It appears between the last check and the rename."""
+    """A file that appears between the last check and the rename is not overwritten."""
     path = tmp_path / "a"
     path.write_bytes(b"theirs")
     monkeypatch.setattr(outputs, "check_target", lambda path, force: None)

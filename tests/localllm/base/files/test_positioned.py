@@ -1,4 +1,4 @@
-"""Positioned reads: with and without the system call, the same bytes, from many threads."""
+"""Positioned reads give the same bytes with and without the system call, from many threads."""
 
 from __future__ import annotations
 

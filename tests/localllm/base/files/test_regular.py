@@ -1,4 +1,4 @@
-"""Opening untrusted files: pipes, sockets, devices, folders and foreign files are refused at once, with a clear
+"""Opening untrusted paths: pipes, sockets, devices, directories and foreign files are refused at once, with a clear
 message.
 """
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has non
 
 @pytest.fixture(autouse=True)
 def impatient() -> Iterator[None]:
-    """Fail instead of hanging if the test waits for a pipe's writer."""
+    """Fail after a minute instead of waiting forever for a pipe's writer."""
 
     def late(*_: object) -> None:
         raise AssertionError("opening waits")
@@ -58,7 +58,7 @@ def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"is not a regular file but a {kind}"):
         open_regular(path)
     if kind == "pipe":
-        assert read_given(path, 10) == b""  # it has no writer
+        assert read_given(path, 10) == b""  # a pipe without a writer reads as empty
     else:
         with pytest.raises(OSError, match=f"a {kind}"):
             read_given(path, 10)

@@ -1,4 +1,4 @@
-"""Linux energy counters, read from a folder with the layout of /sys/class/powercap."""
+"""Linux energy counters, read from a directory laid out like /sys/class/powercap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ SPAN = 262143328850
 
 @pytest.fixture
 def powercap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Create two packages, one with its cores and memory; the whole platform; a second view of the first package."""
+    """Create RAPL zones: two packages, one with core and DRAM zones; the platform (psys); and a duplicate of
+    package 0.
+    """
     monkeypatch.setattr(sys, "platform", "linux")
     zones = {
         "intel-rapl:0": ("package-0", 1000), "intel-rapl:0:0": ("core", 400), "intel-rapl:0:1": ("dram", 50),

@@ -1,4 +1,4 @@
-"""The C library's heap; other systems stay unchanged."""
+"""Heap functions of glibc; other C libraries are left alone."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_free_pages_between_used_ones_are_returned() -> None:
 
 @pytest.mark.parametrize("system", ["darwin", "win32", "freebsd14", "linux"])
 def test_other_c_libraries_are_left_alone(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Linux, musl lacks these functions."""
+    """The functions do nothing if the C library lacks them, like musl on Linux."""
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert heap_in_use() is None

@@ -1,4 +1,4 @@
-"""Memory on each system, with simulated answers of the system."""
+"""System memory on each platform, from simulated system interfaces."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ def test_linux_tells_it_in_meminfo(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("limit", "used", "files", "expected"),
     [
-        (8, 5, 2, SystemMemory(16 * MIB, 5 * MIB, 8 * MIB)),  # 8 - (5 - 2)
-        (15, 1, 0, SystemMemory(16 * MIB, 12 * MIB, 15 * MIB)),  # the computer has less
+        # free memory is 8 - (5 - 2), because file cache can be reclaimed
+        (8, 5, 2, SystemMemory(16 * MIB, 5 * MIB, 8 * MIB)),
+        # the computer has less free memory than the limit allows
+        (15, 1, 0, SystemMemory(16 * MIB, 12 * MIB, 15 * MIB)),
         (4, 6, 0, SystemMemory(16 * MIB, 0, 4 * MIB)),
-        (64, 1, 0, SystemMemory(16 * MIB, 12 * MIB)),  # exceeds the memory: no limit
+        (64, 1, 0, SystemMemory(16 * MIB, 12 * MIB)),  # a limit above the total memory is ignored
     ],
 )
 def test_a_container_leaves_less(
@@ -66,7 +68,7 @@ def test_macos_counts_pages_that_can_be_taken(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Kernel:
-    """kernel32 and psapi of Windows, as ctypes calls them."""
+    """Simulated kernel32 and psapi of Windows, called through ctypes."""
 
     def GlobalMemoryStatusEx(self, place: Any) -> int:
         status = place._obj
@@ -123,9 +125,9 @@ def test_without_linux_the_peak_comes_from_the_c_library(monkeypatch: pytest.Mon
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=7 * MIB))
     monkeypatch.setitem(sys.modules, "resource", usage)
     monkeypatch.setattr(module, "read_system_text", lambda path: "")
-    monkeypatch.setattr(sys, "platform", "darwin")  # reports bytes
+    monkeypatch.setattr(sys, "platform", "darwin")  # ru_maxrss in bytes
     assert peak_memory() == 7 * MIB
-    monkeypatch.setattr(sys, "platform", "freebsd14")  # reports KiB
+    monkeypatch.setattr(sys, "platform", "freebsd14")  # ru_maxrss in KiB
     assert peak_memory() == 7 << 30
 
 

@@ -1,4 +1,4 @@
-"""The processor's name on each system, from a simulated system file, program or registry."""
+"""The processor's name on each platform, from a simulated system file, program or registry."""
 
 from __future__ import annotations
 
@@ -95,6 +95,6 @@ def test_a_system_that_does_not_answer_gives_the_machine_type(monkeypatch: pytes
 def test_threads_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 5}, raising=False)
     assert usable_threads() == 3
-    monkeypatch.delattr(os, "sched_getaffinity")  # macOS and Windows
+    monkeypatch.delattr(os, "sched_getaffinity")  # missing on macOS and Windows
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     assert usable_threads() == 12

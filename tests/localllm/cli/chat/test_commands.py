@@ -1,4 +1,6 @@
-"""Slash commands of a chat: settings, files, tokens; saved conversations, and continuing after a crash."""
+"""Slash commands of `localllm chat`: settings, files, token counts; saved conversations, and continuing after a
+crash.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def said(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
-    """Chat through a pipe; return the answers and stderr."""
+    """Return a function that chats through a pipe and returns the answers and stderr."""
 
     def say(*typed: str, words: tuple[str, ...] = QUICK) -> tuple[list[str], str]:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in typed)))
@@ -104,7 +106,7 @@ def test_files_tokens_and_paths_in_messages(said: Said, tmp_path: Path) -> None:
     answers, err = said(
         f"/read {tmp_path}/a b.txt", "bbb", "/undo", "/tokens aaa", "/etc/hosts is a file", "/tokens", " /set x"
     )
-    assert len(answers) == 3  # a path is not a command, nor is a line with a leading space
+    assert len(answers) == 3  # neither a path nor a line with a leading space is a command
     assert "removed: aaa\\n\\nbbb" in err
     assert "4 tokens" in err.splitlines()
     assert " of 256 tokens of the context are used, user " in err
@@ -148,8 +150,7 @@ def test_every_command_has_help_that_fits(said: Said) -> None:
     assert max(map(len, err.splitlines())) < 100
 
 
-# -- saved conversations
-# ------------------------------------------------------------------------------------------------
+# -- saved conversations ---------------------------------------------------------------------------------------------
 
 
 def test_a_conversation_outlives_a_kill(tiny: Path, tmp_path: Path) -> None:
@@ -166,13 +167,14 @@ def test_a_conversation_outlives_a_kill(tiny: Path, tmp_path: Path) -> None:
     terminal.end()
     (kept,) = (tmp_path / "localllm" / "conversations").iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    done = localllm("chat", "--continue", *QUICK, stdin="/undo\nthree\n", environ=state)  # the model is remembered
+    # continues with the saved model
+    done = localllm("chat", "--continue", *QUICK, stdin="/undo\nthree\n", environ=state)
     assert done.stderr.startswith("continuing the conversation of now: 2 turns\nremoved: two\n")
     record = json.loads(kept.read_text())
     assert [message["content"] for message in record["messages"][::2]] == ["one", "three"]
     whole = localllm("chat", tiny, *QUICK, stdin="one\nthree\n", environ=state)
     assert done.stdout == whole.stdout.splitlines(keepends=True)[1]
-    assert len(list(kept.parent.iterdir())) == 1  # a chat in a pipe is not saved
+    assert len(list(kept.parent.iterdir())) == 1  # a chat through a pipe is not saved
 
 
 def test_a_hangup_in_an_answer_keeps_what_was_written(tiny: Path, tmp_path: Path) -> None:
@@ -219,10 +221,10 @@ def test_a_journal_is_bounded_and_skips_damage(tmp_path: Path) -> None:
     assert last(tmp_path) == found
     one, other = (Journal(tmp_path, name, found) for name in ("one", "other"))
     one.keep(turn * 2)
-    other.keep(turn * 3)  # two chats continue one conversation, and both results are kept
+    other.keep(turn * 3)  # two chats continue one conversation, and both are saved
     kept = [json.loads(path.read_text()) for path in tmp_path.iterdir() if path.name[0] != "9"]
     assert {"one": 4, "other": 6}.items() <= {record["model"]: len(record["messages"]) for record in kept}.items()
-    one.keep([])  # all turns were undone
+    one.keep([])  # all turns undone
     assert not found.path.exists()
     assert last(tmp_path) is not None
 
@@ -241,7 +243,7 @@ def test_the_place_of_a_prompt_cache_is_checked_before_the_work(
     ):
         assert main([command, "demo", *(["hi"] if command == "run" else []), "--prompt-cache", str(place)]) == 1
         out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1)  # not even a note about the model
+        assert (out, err.count("\n")) == ("", 1)  # only the error, no notes
         assert problem in err
     assert other.read_text() == "mine"
 

@@ -1,4 +1,4 @@
-"""The line editor of a chat on a real pseudo-terminal: keys, pastes, history, signals."""
+"""The chat's line editor on a pseudo-terminal: keys, pastes, history, signals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def talk(tiny: Path) -> Iterator[Terminal]:
-    """A chat that several tests type into: each starts and ends at an empty prompt."""
+    """A chat shared by several tests. Each test starts and ends at an empty prompt."""
     terminal = Terminal("chat", tiny, *QUICK, columns=100)
     assert "tiny.gguf on cpu" in terminal.wait_for(READY)
     yield terminal
@@ -39,7 +39,7 @@ def talk(tiny: Path) -> Iterator[Terminal]:
 
 
 def used(terminal: Terminal) -> int:
-    """Return the number of turns so far."""
+    """Return the number of complete answers."""
     return terminal.written.count("first token")
 
 
@@ -95,7 +95,7 @@ def test_commands_and_paths_complete(talk: Terminal, tmp_path: Path) -> None:
     talk.wait_for(r"a-text\.txt:\s+\d+\s+tokens,\s+which\s+go\s+before")
     talk.wait_for(READY)
     talk.type("/set top-\t")
-    talk.wait_for("top-n-sigma")  # the menu
+    talk.wait_for("top-n-sigma")  # completion menu
     talk.type(CTRL_C + CTRL_C)
     talk.wait_for("leaves")
     talk.wait_for(READY)
@@ -105,7 +105,7 @@ def test_a_terminal_changes_its_width(talk: Terminal) -> None:
     talk.type("/tokens " + "one " * 15 + "end")
     talk.wait_for("one end")
     talk.resize(40)
-    talk.wait_for(r"(?s)>>> /tokens one.*one end")  # drawn again
+    talk.wait_for(r"(?s)>>> /tokens one.*one end")  # the line is redrawn at the new width
     talk.type(" two" + ENTER)
     talk.wait_for(r"\d tokens")
     talk.wait_for(READY)
@@ -120,7 +120,7 @@ def test_ctrl_z_suspends_and_fg_goes_on(tiny: Path) -> None:
     terminal.wait_for(READY)
     terminal.type("/tok")
     terminal.wait_for("/tok")
-    terminal.type(CTRL_Z)  # at the prompt
+    terminal.type(CTRL_Z)  # while editing the prompt
     terminal.wait_for(r"\$ $")
     terminal.type("echo back$((40+2)); fg\n")
     terminal.wait_for("back42")
@@ -130,7 +130,7 @@ def test_ctrl_z_suspends_and_fg_goes_on(tiny: Path) -> None:
     terminal.wait_for(READY)
     terminal.type("hello" + ENTER)
     terminal.wait_for(r"hello\s+\S{99}")
-    terminal.type(CTRL_Z)  # in an answer
+    terminal.type(CTRL_Z)  # while an answer streams
     terminal.wait_for(r"\$ $")
     assert termios.tcgetattr(terminal.master)[3] & termios.ECHO
     terminal.type("fg\n")
@@ -151,7 +151,7 @@ def test_an_answer_is_stopped_and_shows_no_keys(tiny: Path) -> None:
     terminal.type("hello" + ENTER)
     terminal.wait_for(r"hello\s+\S{40}")
     assert not termios.tcgetattr(terminal.master)[3] & termios.ECHO
-    terminal.type("/tokens one")  # waits for the prompt
+    terminal.type("/tokens one")  # typed ahead of the prompt
     terminal.wait_for(r"\S{40}")
     terminal.type(CTRL_C)
     terminal.wait_for("of 20000 tokens")
@@ -237,7 +237,7 @@ def test_ctrl_c_after_an_answer_does_not_end_the_chat(tiny: Path) -> None:
     terminal.wait_for(READY)
     for _ in range(4):
         terminal.type("hello" + ENTER)
-        terminal.wait_for("first token")  # before the next prompt
+        terminal.wait_for("first token")  # answer complete, next prompt not yet shown
         os.kill(terminal.process.pid, signal.SIGINT)
         terminal.wait_for(READY)
     terminal.type("/bye" + ENTER)

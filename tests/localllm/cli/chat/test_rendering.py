@@ -1,4 +1,6 @@
-"""Answers on a terminal: Markdown, wrapped words, reasoning; model output never controls the terminal."""
+"""Answers on a terminal: Markdown, word wrap, reasoning. Model output never reaches the terminal as control
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +53,14 @@ the end"""
 
 
 class Screen(io.StringIO):
-    """A terminal that records its output and does not know its width: 80 columns."""
+    """Terminal that records its output. Its width is unknown, so 80 columns apply."""
 
     def isatty(self) -> bool:
         return True
 
 
 def rendered(text: str, pieces: int | None = None, width: int = 80) -> str:
-    """Return the rendered Markdown of a text that arrives whole, or in pieces cut by this seed."""
+    """Return the rendered Markdown of a text, passed whole or, with a seed, in random pieces."""
     stream = Screen()
     with of_width(stream, width) as out:
         markdown, cut = Markdown(Wrapped(out)), random.Random(pieces)
@@ -102,7 +104,8 @@ def test_every_line_fits_and_breaks_between_words(width: int) -> None:
     item = next(n for n, line in enumerate(lines) if line.startswith("• one"))
     assert lines[item + 1].startswith("  ") or width == 100
     quoted = [line for line in lines if line.startswith("│ ")]
-    assert all(len(one) + len(two.split()[1]) + 1 > width for one, two in pairwise(quoted))  # lines are filled
+    # no word of the next line would have fit
+    assert all(len(one) + len(two.split()[1]) + 1 > width for one, two in pairwise(quoted))
     assert len(quoted) == (2 if width > 40 else 3) - (width == 100)
     assert "    return x + 1  # **as is**" in lines
     assert "-5 degrees, 2 * 3 * 4," in " ".join(lines)
@@ -208,7 +211,7 @@ def test_pipes_plain_dumb_and_colourless_terminals(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert answer(io.StringIO()) == "a **b**\n\x1b[2J\n"  # in a pipe, unchanged
+    assert answer(io.StringIO()) == "a **b**\n\x1b[2J\n"  # a pipe gets the raw text
     assert answer(io.StringIO(), hide_think=True) == "a **b**\n\x1b[2J\n"
     assert answer(Screen(), plain=True) == "a **b**\n\\x1b[2J\n"
     assert "\x1b[1mb\x1b[0m" in answer(Screen())

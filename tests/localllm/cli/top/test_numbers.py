@@ -1,6 +1,4 @@
-"""The values of `localllm top`: percentiles against a float computation, rates against counts, and strange
-responses.
-"""
+"""The values of `localllm top`: percentiles against exact quantiles, rates against counts, and malformed responses."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def test_percentiles_are_those_of_the_times_but_for_the_width_of_a_bucket(seed: 
         assert found is not None
         rank = quantile * 2000
         if cumulative[-1] >= rank:
-            steps = np.concatenate([[True], np.diff(cumulative) > 0])  # without the empty buckets
+            steps = np.concatenate([[True], np.diff(cumulative) > 0])  # skips empty buckets
             after = bounds[np.searchsorted(cumulative, rank)]
             before = bounds[np.searchsorted(cumulative, rank) - 1]
             exact = float(np.interp(rank, cumulative[steps], bounds[steps]))
@@ -58,7 +56,7 @@ def test_percentiles_are_those_of_the_times_but_for_the_width_of_a_bucket(seed: 
             if np.all(np.diff(cumulative) > 0):
                 assert found.seconds == pytest.approx(exact)
             true = float(np.quantile(times, quantile, method="inverted_cdf"))
-            assert before <= true <= after  # both are in the same bucket
+            assert before <= true <= after  # the exact quantile is in the same bucket
 
 
 def test_times_that_are_spread_evenly_give_exact_percentiles() -> None:
@@ -111,7 +109,7 @@ def test_only_the_last_minute_counts_and_a_new_server_begins_anew() -> None:
             metrics.token(0.01)
         recent.add(look(at, metrics))
     assert [each.at for each in recent.looks] == [50, 60, 70, 80, 90, 100, 110]
-    assert view_of(recent.looks, 1e9, True).answer_rate == 0.1  # over ten seconds
+    assert view_of(recent.looks, 1e9, True).answer_rate == 0.1  # averaged over ten seconds
     again = Metrics()
     again.started = metrics.started + 5
     recent.add(look(120, again))
@@ -157,7 +155,7 @@ def test_a_screen_fits_its_terminal(width: int, height: int, blocks: bool) -> No
     assert text.endswith("q leaves")
     assert "prompt 38%" in text
     assert "45.2" in text
-    assert "1.0\n" not in text  # five tokens are too few for a rate
+    assert "1.0\n" not in text  # no rate after only five tokens
     assert "50% used, 38% kept" in text
     assert "more" in text
     assert ("no limit" in text) == (width >= 78)
@@ -174,8 +172,7 @@ def test_numbers_are_short_whatever_they_are() -> None:
     ]  # fmt: skip
 
 
-# -- responses of other programs
-# -----------------------------------------------------------------------------------------
+# -- responses of other programs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -228,7 +225,7 @@ def test_names_cannot_steer_the_terminal() -> None:
     assert "\\x1b[31m[bold]evil\\n" in text
     assert "\x1b" not in text
     assert "\x07" not in text
-    assert "..., " in text  # a long name leaves room for the others
+    assert "..., " in text  # a long name is truncated, so that other names fit
 
 
 SLOT: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""`localllm top` against a real server with the model in the box, and against other programs."""
+"""`localllm top` with a real server and the bundled model, and with other programs' servers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEY = "a-key-of-the-test"
 
 @contextmanager
 def program(folder: Path, *words: str) -> Iterator[str]:
-    """Run `localllm serve demo` as users start it; yield its URL."""
+    """Run `localllm serve demo` in a process; yield its URL."""
     keys, log = folder / "keys", folder / "log"
     keys.write_text(f"{KEY}\nanother\n")
     command = [*PROGRAM, "serve", "demo", "--port", "0", "-t", "1", "--backend", "cpu", "-np", "2"]
@@ -62,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def ask(url: str, **fields: Any) -> http.client.HTTPResponse:
-    """Start a chat completion."""
+    """Send a chat request, and return the response as soon as its headers arrive."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     body = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0, **fields}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
@@ -138,7 +138,7 @@ def test_a_terminal_shows_it_until_q(server: str) -> None:
         terminal.wait_for(r"(?s)TTFT.*q leaves")
         terminal.type(leave)
         assert terminal.end() == 0
-        assert "\x1b[?1049h" in terminal.written  # the alternate screen, which it leaves at the end
+        assert "\x1b[?1049h" in terminal.written  # the alternate screen, which top leaves at the end
         assert terminal.written.rindex("\x1b[?1049l") > terminal.written.rindex("TTFT")
 
 
@@ -213,7 +213,7 @@ Handler = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 @contextmanager
 def other(answer: Handler) -> Iterator[str]:
-    """A server of another program."""
+    """Yield the URL of another program's server."""
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""Folding AWQ factors does not change the forward of any architecture; and the methods lower the quantization error."""
+"""Folding AWQ scales does not change the logits of any architecture, and AWQ and GPTQ lower the quantization error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def random_factors(group: FoldGroup, tensors: dict[str, MemoryWeight]) -> np.nda
 
 
 def scaled(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> tuple[int, dict[str, MemoryWeight]]:
-    """Return the number of groups, and the tensors after each group was scaled at random."""
+    """Scale every fold group by random factors. Return the number of groups and the changed tensors."""
     found: dict[str, Scaling] = {}
     all_groups = fold_groups(plan_of(metadata, tensors))
     for group in all_groups:
@@ -54,7 +54,7 @@ def scaled(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> tuple[
 
 @pytest.mark.parametrize("name", FILES)
 def test_folding_changes_no_logits_of_reference_models(name: str) -> None:
-    """Factors span three powers of two in both directions; results differ only by float32 rounding."""
+    """Folded scales span three powers of two in both directions. Logits differ only by float32 rounding."""
     metadata, tensors = open_model(reference("archs", f"{name}.gguf"))
     count, others = scaled(metadata, tensors)
     assert count > 0
@@ -71,7 +71,7 @@ def test_folding_changes_no_logits_of_odd_models(variant: str) -> None:
 
 
 def test_folding_changes_no_logits_of_experts_with_biases() -> None:
-    """The biases of an expert have one number per row of `up`."""
+    """Expert biases are scaled with the rows of `up`, one value per row."""
     shapes = NORMS | QKV | OUT | biased(experts(8, 24))
     metadata, tensors = family("llama", 5, shapes, expert_count=8, expert_used_count=2)
     (experts_group, *_) = (group for group in fold_groups(plan_of(metadata, tensors)) if group.experts)
@@ -85,8 +85,9 @@ def test_folding_changes_no_logits_of_experts_with_biases() -> None:
 
 
 def test_where_a_llama_can_be_folded() -> None:
-    """A layer has four places, and the output norm is one; a tied embedding table is also read unscaled, so it is
-    excluded.
+    """Each Llama layer has four fold groups, and the output norm is one more.
+
+    With tied embeddings the output norm is excluded, because the embedding is also read unscaled.
     """
     metadata, tensors = VARIANTS["llama plain"]()
     names = [group.readers for group in fold_groups(plan_of(metadata, tensors))]
@@ -98,7 +99,7 @@ def test_where_a_llama_can_be_folded() -> None:
 
 
 def test_a_gate_that_is_cut_off_is_no_place() -> None:
-    """gpt-oss clamps `up` and adds one to it: its experts cannot be folded, its norms can."""
+    """gpt-oss clamps `up` and adds 1, so its experts cannot be scaled. The norms of gpt-oss can."""
     metadata, tensors = open_model(reference("archs", "gpt-oss-moe.gguf"))
     assert not any(group.experts for group in fold_groups(plan_of(metadata, tensors)))
     metadata, tensors = open_model(reference("archs", "llama-moe.gguf"))
@@ -109,7 +110,7 @@ def test_a_gate_that_is_cut_off_is_no_place() -> None:
 
 
 def test_moments_are_those_of_the_inputs() -> None:
-    """The diagonal equals the sums of the importance matrix; q, k and v share one array."""
+    """The diagonal of the second moments equals the importance matrix's sums. Q, K and V share one moment matrix."""
     from localllm.quantize.calibration.imatrix import measure_imatrix
 
     with load("demo", ctx_size=64, observe=True) as model:
@@ -133,7 +134,10 @@ def test_portions_fit_the_memory() -> None:
 
 
 def stored(model: Model, path: Path, format_name: str, method: str) -> Path:
-    """Write the model in the box with its first two layers in `format_name`; moments take more than one portion."""
+    """Quantize the first two layers of the demo model.
+
+    The memory limit splits the second moments into several portions.
+    """
     tensors, layers = model.file.tensors, ("blk.0.", "blk.1.")
     formats = {n: format_name if n.startswith(layers) and len(t.shape) > 1 else "F32" for n, t in tensors.items()}
     windows = cut_windows(model, SMALLTALK.read_text(), 128, 12)
@@ -160,9 +164,9 @@ def divergence(path: Path, base: Model, windows: Windows) -> float:
 
 
 def test_gptq_halves_what_four_bits_cost(tmp_path: Path) -> None:
-    """It is measured on windows that were not used for quantization.
+    """On held-out windows, GPTQ lowers the KL divergence of Q4_0 by at least 40 %.
 
-    AWQ's factors are near 1 here, because no input is much larger.
+    AWQ improves it only a little, because no input channel of this model is much larger than the others.
     """
     with load("demo", ctx_size=128, observe=True) as model:
         held_out = Windows(cut_windows(model, SMALLTALK.read_text(), 128).tokens[12:24])
@@ -175,11 +179,11 @@ def test_gptq_halves_what_four_bits_cost(tmp_path: Path) -> None:
 
 
 def test_awq_finds_the_inputs_that_stand_out(tmp_path: Path) -> None:
-    """In an equivalent model with two very large inputs, the factors find these inputs and reduce them."""
+    """In an equivalent model with two very large input channels, AWQ scales down exactly these channels."""
     with load("demo", ctx_size=128, observe=True) as model:
         (group, *_) = fold_groups(model.plan) if model.plan is not None else []
         scale = np.ones(512, np.float32)
-        scale[[3, 100]] = 1 / 64.0  # small weight columns, whose inputs are large
+        scale[[3, 100]] = 1 / 64.0  # small weight columns, so these input channels grow
         found: dict[str, Scaling] = {}
         _add(found, group, scale, model.file.tensors)
         new = []

@@ -1,4 +1,4 @@
-"""Importance matrices: llama.cpp's numbers on the same text, separate rows per expert, and files of both formats."""
+"""Importance matrices: llama.cpp's values for the same text, separate rows per expert, and both file formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.models.test_grove_moe import model as grove_moe
 
 SMALLTALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 
-# The mean squares: their sum, and column 7: llama-imatrix of 2026-10-01, -c 128 --chunks 8 on the same files.
+# Sum and column 7 of the mean squares, by llama-imatrix of 2026-10-01 with -c 128 --chunks 8 on the same files.
 LLAMA_CPP = {
     "blk.0.attn_k.weight": (254.951, 0.528198),
     "blk.0.attn_output.weight": (2279.51, 3.29557),
@@ -37,7 +37,10 @@ LLAMA_CPP = {
 
 
 def test_the_model_in_the_box_gives_llama_cpp_s_numbers(tmp_path: Path) -> None:
-    """Both sides round activations to 8 bits, so single columns may differ by a percent."""
+    """Importance values equal llama.cpp's up to rounding.
+
+    Both programs quantize activations to 8 bits, so single columns may differ by a percent.
+    """
     target = tmp_path / "out.gguf"
     words = ["imatrix", "demo", "-f", str(SMALLTALK), "-o", str(target), "-c", "128", "--chunks", "8"]
     assert main(words) == 0
@@ -49,13 +52,14 @@ def test_the_model_in_the_box_gives_llama_cpp_s_numbers(tmp_path: Path) -> None:
         assert values is not None
         assert values.sum() == pytest.approx(total, rel=3e-3), name
         assert values[0, 7] == pytest.approx(seventh, rel=2e-2), name
-    assert main(words) == 1  # an existing file is not replaced
-    assert main([*words, "--force", "--process-output"]) == 0  # this model has no output tensor, because it is tied
+    assert main(words) == 1  # refuses to overwrite the file
+    # the flag has no effect, because the output matrix is tied
+    assert main([*words, "--force", "--process-output"]) == 0
 
 
 @pytest.mark.parametrize("arch", ["llama-moe", "gpt-oss-moe", "qwen2moe-moe"])
 def test_every_expert_counts_the_rows_it_got(arch: str) -> None:
-    """Mean squares and counts on the CPU backend equal the reference backend's in float64."""
+    """Counts and mean squares of every expert on the CPU backend equal the reference backend's in float64."""
     path = reference("archs", f"{arch}.gguf")
     windows = Windows(np.random.RandomState(2).randint(0, 128, (2, 20)).astype(np.int32))
     found = []
@@ -73,14 +77,17 @@ def test_every_expert_counts_the_rows_it_got(arch: str) -> None:
         for stack in (op.gate, op.up, op.down):
             assert theirs.entries[stack.weight.name].counts.sum() == op.used * 40
         layer = op.gate.weight.name.split("ffn_")[0]
-        seen_by_all = theirs.entries[layer + "ffn_gate_inp.weight"].sums  # the router reads the same rows, each once
+        seen_by_all = theirs.entries[layer + "ffn_gate_inp.weight"].sums  # the router sees each hidden state once
         np.testing.assert_allclose(
             theirs.entries[op.gate.weight.name].sums.sum(axis=0), op.used * seen_by_all[0], rtol=1e-4
         )
 
 
 def test_an_expert_that_others_share_counts_the_rows_of_each(tmp_path: Path) -> None:
-    """Grove MoE's adjugate experts run for each expert of their group: the file has one matrix for both."""
+    """Grove MoE runs an adjugate expert for each expert of its group.
+
+    The adjugate expert's counts are the sums over the group.
+    """
     metadata, tensors = grove_moe()
     path = tmp_path / "model.gguf"
     write_gguf(path, metadata, [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values()])
@@ -93,7 +100,7 @@ def test_an_expert_that_others_share_counts_the_rows_of_each(tmp_path: Path) -> 
 
 
 def test_rows_of_a_matrix_that_is_read_in_parts_count_once() -> None:
-    """phi3 has q, k and v in one matrix, which the plan reads as three."""
+    """phi3 stores Q, K and V as one matrix, which the plan splits. Each hidden state still counts once."""
     path = reference("archs", "phi3-dense.gguf")
     windows = Windows(np.random.RandomState(2).randint(0, 128, (2, 20)).astype(np.int32))
     with load(path, ctx_size=32, observe=True) as model:
@@ -106,7 +113,7 @@ def test_rows_of_a_matrix_that_is_read_in_parts_count_once() -> None:
 
 
 def test_windows_begin_with_bos(tmp_path: Path) -> None:
-    """Position 0 of every window is BOS if the vocabulary adds it, in place of the text's token."""
+    """The first token of every window is replaced by BOS, if the vocabulary adds BOS."""
     path = reference("models", "stories260K-f32.gguf")
     with load(path, ctx_size=16, observe=True) as model:
         windows = cut_windows(model, "Once upon a time there was a big dog and a little cat. " * 4, 16)
@@ -132,12 +139,14 @@ def test_what_was_written_is_read(tmp_path: Path, name: str) -> None:
     assert dense is not None
     assert mixed is not None
     assert dense.tolist() == [[0.5, 1.0, 2.0, 0.0]]
-    assert mixed.tolist() == [[1.0, 2.0], [1.0, 1.0]]  # an unused expert weights its columns equally
+    assert mixed.tolist() == [[1.0, 2.0], [1.0, 1.0]]  # without data, all columns weigh the same
     assert found.importance("blk.9.a.weight", 1, 4) is None
 
 
 def test_the_older_format_by_hand(tmp_path: Path) -> None:
-    """Entries of name, chunks, values; then the total number of chunks and the text's name, which may be missing."""
+    """The .dat format by hand: entries with name, chunk count and values, then the total chunk count and the text's
+    name. The last two may be missing.
+    """
     path = tmp_path / "a.dat"
     entry = struct.pack("<i", 1) + struct.pack("<i", 1) + b"x" + struct.pack("<ii2f", 4, 2, 8.0, 2.0)
     path.write_bytes(entry)
@@ -153,13 +162,13 @@ def test_the_older_format_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.gguf", "a.dat"])
 def test_names_are_bytes(tmp_path: Path, name: str) -> None:
-    """A text's name need not be UTF-8, because it is a file name."""
+    """Dataset names may be invalid UTF-8, because they are file names."""
     write_imatrix(tmp_path / name, Imatrix({"x": DENSE}, 1, 1, ("wiki\udcff.txt",)))
     assert read_imatrix(tmp_path / name).datasets == ("wiki\udcff.txt",)
 
 
 def test_a_number_of_windows_that_no_file_can_say_is_none(tmp_path: Path) -> None:
-    """quantize writes it as a uint32."""
+    """A chunk count that does not fit a uint32 is ignored, because quantize writes a uint32."""
     for chunks in (np.uint64(1 << 40), np.int32(-1)):
         write_gguf(tmp_path / "a.gguf", {"imatrix.chunk_count": chunks}, _tensors("x"), overwrite=True)
         found = read_imatrix(tmp_path / "a.gguf")
@@ -202,7 +211,7 @@ def test_what_is_no_importance_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1e19, 3e38, -1e30, np.inf, np.nan])
 @pytest.mark.filterwarnings("error")
 def test_a_count_that_is_no_number_of_tokens_is_one_error(tmp_path: Path, count: float) -> None:
-    """Such a count does not fit an integer, and NumPy would print a warning on stderr."""
+    """Token counts that do not fit an integer give one error, and no NumPy warning on stderr."""
     numbers = {"in_sum2": np.ones((1, 4), np.float32), "counts": np.full((1, 1), count, np.float32)}
     tensors = [NewTensor(f"x.weight.{name}", "F32", value.shape, value.tobytes()) for name, value in numbers.items()]
     write_gguf(tmp_path / "a.gguf", {"general.type": "imatrix"}, tensors)

@@ -1,4 +1,4 @@
-"""The measured cost of a format for a model; and the mixes chosen by it, compared with all possible mixes."""
+"""Measured costs of formats, and the mixes chosen by them, compared with all possible mixes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def random_effects(seed: int, tensors: int = 5) -> dict[str, list[Effect]]:
 
 
 def every(effects: dict[str, list[Effect]]) -> list[tuple[int, float]]:
-    """Return (bytes, divergence) of every possible mix."""
+    """Return (bytes, KL divergence) of every possible mix."""
     return [(sum(e.bytes for e in mix), sum(e.kld for e in mix)) for mix in product(*effects.values())]
 
 
@@ -43,8 +43,8 @@ def cost(effects: dict[str, list[Effect]], mix: dict[str, str]) -> tuple[int, fl
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mixes_are_near_the_best_of_all(seed: int) -> None:
-    """The test tries all 3125 mixes of five tensors and formats; the result is at most one step of one tensor from the
-    best.
+    """Of the 3125 mixes of five tensors in five formats, the chosen one is within one format step of one tensor from
+    the best.
     """
     effects, mixes = random_effects(seed), every(random_effects(seed))
     step = max(b.bytes - a.bytes for e in effects.values() for a, b in pairwise(e))
@@ -74,14 +74,14 @@ def test_a_format_that_is_larger_and_worse_is_never_chosen() -> None:
 
 
 def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
-    """Three divergences agree: the expected one, a run with all tensors changed, and the written file."""
+    """Three KL divergences agree: the sum over tensors, the model with all tensors changed, and the written file."""
     with Trial("demo", TEXT, ctx_size=128, windows=6) as trial:
         names = [f"blk.{i}.{part}.weight" for i in (0, 3) for part in ("attn_v", "ffn_down")]
         effects = trial.effects(dict.fromkeys(names, FORMATS))
         all_4 = dict.fromkeys(names, "Q4_0")
         expected, together = cost(effects, all_4)[1], trial.kld(all_4)
-        assert trial.kld({}) < 1e-6  # all tensors are restored
-        assert trial.kld(dict.fromkeys(names, "Q8_0")) < 1e-4  # nearly the file's precision
+        assert trial.kld({}) < 1e-6  # the original tensors are restored
+        assert trial.kld(dict.fromkeys(names, "Q8_0")) < 1e-4  # nearly the original precision
     assert together == pytest.approx(expected, rel=0.15)
     for options in effects.values():
         errors = [e.error for e in options]
@@ -99,7 +99,7 @@ def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
             pair = ModelSource(model, windows), ModelSource(base, windows)
             _, found = statistics(Scores.join(list(evaluate(windows, *pair))))
     assert found is not None
-    # The file's activations are rounded to 8 bits, next to Q4_K in blocks of 256.
+    # The written file runs with activations quantized to 8 bits, in blocks of 256 for Q4_K weights.
     assert together == pytest.approx(found.kld.value, rel=0.2)
 
 
@@ -114,7 +114,7 @@ def test_a_bound_on_the_divergence_is_kept_as_measured() -> None:
 
 
 def test_importance_is_what_the_quantizer_is_given() -> None:
-    """With the importance of this text, the outputs on this text have a smaller error."""
+    """An importance matrix of the text lowers the output error on the same text."""
     name = "blk.1.ffn_up.weight"
     with load("demo", ctx_size=64, observe=True) as model:
         windows = cut_windows(model, TEXT, 64, 4)
@@ -130,7 +130,10 @@ def test_importance_is_what_the_quantizer_is_given() -> None:
 
 @pytest.mark.parametrize("arch", ["llama-moe", "phi3-dense"])
 def test_experts_and_matrices_read_in_parts_can_be_tried(arch: str) -> None:
-    """They are changed and restored as a whole. These files have no tokenizer, so the windows are set by hand."""
+    """Fused matrices and experts are changed and restored as a whole.
+
+    These models have no tokenizer, so the windows are random.
+    """
     path = reference("archs", f"{arch}.gguf")
     windows = Windows(np.random.RandomState(2).randint(0, 128, (2, 32)).astype(np.int32))
     with Trial(path, windows, ctx_size=32) as trial:

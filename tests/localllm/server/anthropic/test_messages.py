@@ -1,4 +1,6 @@
-"""Messages: the exact object of a whole answer, and the event order of a stream as in Anthropic's reference."""
+"""Anthropic's /v1/messages: the exact object of a whole answer, and a stream's event order as in Anthropic's
+reference.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,7 @@ def test_pings_stand_for_progress_with_the_prompt() -> None:
         (done("end"), "end_turn", None),
         (done("length"), "max_tokens", None),
         (done("stop", stop="END"), "stop_sequence", "END"),
-        (done("stop", stop="<|template|>"), "end_turn", None),  # not one of the client's stop strings
+        (done("stop", stop="<|template|>"), "end_turn", None),  # the template's stop string, not one of the request
         (done("cancelled"), "max_tokens", None),
     ],
 )
@@ -179,11 +181,11 @@ def test_an_error_within_a_stream_is_an_event() -> None:
     assert service.closed == 1
 
 
-# -- the real client -------------------------------------------------------------------------------------------------
+# -- the official client ---------------------------------------------------------------------------------------------
 
 
 def use(service: ScriptedService, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Run `work` with the real client and the application; skip without the package."""
+    """Run `work` with the `anthropic` client over the application, or skip the test if the package is missing."""
     anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
     import anthropic._base_client as base
 

@@ -1,4 +1,4 @@
-"""Anthropic's messages, tools and thinking as the service receives them."""
+"""Anthropic's messages, tools and thinking, converted to the service's requests."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_wrong_fields_are_refused(body: dict[str, Any], param: str) -> None:
     assert refused(**body).param == param
 
 
-# -- the other fields ------------------------------------------------------------------------------------------------
+# -- other fields ----------------------------------------------------------------------------------------------------
 
 
 def test_generation() -> None:

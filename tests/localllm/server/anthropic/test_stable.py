@@ -1,4 +1,4 @@
-"""Text that agents change with every request is removed, and nothing else."""
+"""Text that agents change with every request is removed from the prompt, and nothing else is."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ REST = "You are Claude Code, Anthropic's official CLI for Claude."
         (HEADER.format("a5145") + "\n" + REST, REST),
         ("x-anthropic-billing-header: cc_version=2; cch=a5145\n" + REST, REST),
         ("x-anthropic-billing-header:\n" + REST, REST),
-        (REST + "\n" + HEADER.format("a5145"), REST + "\n" + HEADER.format("a5145")),  # not at the start
+        # a header is removed only at the start
+        (REST + "\n" + HEADER.format("a5145"), REST + "\n" + HEADER.format("a5145")),
         ("done\n<total_tokens>184921 tokens left</total_tokens>\n", "done\n"),
         ("a <total_tokens>1,234</total_tokens> b", "a b"),
         ("<total_tokens>7 remaining</total_tokens>", ""),
-        ("<total_tokens>{{ count }}</total_tokens>", "<total_tokens>{{ count }}</total_tokens>"),  # from a program
+        # template source code, not a token count
+        ("<total_tokens>{{ count }}</total_tokens>", "<total_tokens>{{ count }}</total_tokens>"),
         ("the tag <total_tokens> counts", "the tag <total_tokens> counts"),
     ],
 )
@@ -55,5 +57,5 @@ def test_two_requests_of_an_agent_have_one_prompt() -> None:
     ids=range(8),
 )
 def test_hostile_texts_take_linear_time(text: str, expected: str) -> None:
-    """With quadratic time, each text would take minutes."""
+    """Removal takes linear time. Quadratic time would be minutes for each text."""
     assert stable_prompt(text) == expected

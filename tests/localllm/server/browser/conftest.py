@@ -1,4 +1,4 @@
-"""Headless Chromium. Skipped without the `playwright` package, or Chromium on the PATH (Debian's `chromium`)."""
+"""Fixtures for headless Chromium. Tests skip without the `playwright` package or without Chromium on the PATH."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.localllm.server.calls import served
 from tests.localllm.server.scripted import ScriptedService, Step
 
 
-@pytest.fixture(scope="module")  # not longer: its event loop would disturb other tests
+@pytest.fixture(scope="module")  # module scope, because Playwright's event loop would disturb other tests
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -28,7 +28,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def site(browser: Any) -> Iterator[Callable[..., Site]]:
-    """Yield a function that starts a server with answers and settings. At the end no page may have had an error."""
+    """Yield a function that starts a server with scripted answers. Afterwards, check that no page had an error."""
     opened: list[tuple[Any, Site]] = []
 
     def start(answers: Answers | Sequence[Step], settings: ServerSettings | None = None, **more: Any) -> Site:

@@ -1,4 +1,4 @@
-"""A server with scripted answers, the pages of one browser profile, and helpers for tests on them."""
+"""A server with scripted answers, the pages of one browser profile, and helpers for browser tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localllm.server.turn import Turn
 from tests.localllm.server.scripted import ScriptedService, Step, script
 
 Answers = Callable[[Any], Sequence[Step]]
-LONG = 60.0  # seconds that a paused answer waits: longer than any test
+LONG = 60.0  # pause of a held answer in seconds, longer than any test
 SCROLLS = """(frame) => {  // what is too wide scrolls in a frame that is in sight
     const found = document.querySelector(frame);
     return found.scrollWidth > found.clientWidth && found.getBoundingClientRect().right <= innerWidth;
@@ -19,7 +19,7 @@ TABLE += ("|" + "|".join("wide" for _ in range(80)) + "|\n") * 50
 
 
 class Site:
-    """A server whose answers are scripted, and the pages of one browser profile."""
+    """Server with scripted answers, and the pages of one browser profile."""
 
     def __init__(self, browser: Any, service: ScriptedService, port: int) -> None:
         self.service = service
@@ -27,7 +27,7 @@ class Site:
         self.context = browser.new_context()
         self.context.set_default_timeout(10_000)
         self.problems: list[str] = []
-        self.asked: list[str] = []  # the URLs of all requests
+        self.asked: list[str] = []  # URLs of all requests of the pages
 
     def page(self, address: str = "", ready: bool = True, **viewport: int) -> Any:
         page = self.context.new_page()
@@ -47,7 +47,10 @@ def send(page: Any, text: str) -> None:
 
 
 def until(page: Any, expression: str) -> None:
-    """Wait until an expression is true. The page's policy forbids eval, which Playwright's function needs."""
+    """Wait until a JavaScript expression is true.
+
+    Playwright's wait_for_function needs eval, which the page's CSP forbids.
+    """
     for _ in range(500):
         if page.evaluate(expression):
             return
@@ -56,7 +59,7 @@ def until(page: Any, expression: str) -> None:
 
 
 def answered(page: Any, count: int = 1) -> None:
-    """Wait until `count` answers are complete."""
+    """Wait until the page shows `count` complete answers."""
     until(
         page,
         f"document.querySelectorAll('.answer[aria-busy=false] .stats').length === {count}"
@@ -69,7 +72,7 @@ def texts(page: Any, selector: str) -> list[str]:
 
 
 def echo(turn: Turn) -> list[Step]:
-    """Answer with the number of requests so far and the last message, as the conversation shows it."""
+    """Return an answer with the number of messages in the request and the last message."""
     return script(f"Heard {len(turn.messages)}: {turn.messages[-1]['content']}")
 
 

@@ -1,4 +1,4 @@
-"""Conversations on the web page: streaming, stopping, branches, reloads, two tabs, keys and a phone."""
+"""Conversations on the web page: streaming, stopping, branches, reloads, two tabs, keyboard, and small screens."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_an_answer_streams_with_markdown_code_thoughts_and_numbers(site: Callabl
     it = site([*thought("Let me ", "see."), *said("**Bold** and\n\n```python\n"), 0.7, *end])
     page = it.page()
     send(page, "Hello")
-    page.wait_for_selector(".markdown strong")  # shown before the answer has ended
+    page.wait_for_selector(".markdown strong")  # Markdown is rendered before the answer is complete
     assert page.locator(".answer").get_attribute("aria-busy") == "true"
     assert page.locator("#stop").is_visible()
-    page.wait_for_selector(".note >> text=/3 tokens · [0-9.]+ tokens.s/")  # while it streams
+    page.wait_for_selector(".note >> text=/3 tokens · [0-9.]+ tokens.s/")  # statistics while the answer streams
     answered(page)
     assert texts(page, ".markdown strong") == ["Bold"]
     assert texts(page, ".note") == [""]
@@ -94,7 +94,7 @@ def test_edits_and_regenerations_are_branches_that_the_arrows_switch(site: Calla
     page.reload()
     page.wait_for_selector("html[data-ready]")
     assert texts(page, ".plain-text") == ["one"]
-    assert len(texts(page, ".branches")) == 2  # both forks outlive the reload
+    assert len(texts(page, ".branches")) == 2  # both branches survive the reload
     assert count == 3
 
 
@@ -119,7 +119,7 @@ def test_two_tabs_see_the_same_and_neither_loses_anything(site: Callable[..., Si
     send(one, "first")
     one.wait_for_selector("text=slow")
     two = it.page(one.url)
-    two.wait_for_selector("text=Heard 1: first")  # written by the other tab
+    two.wait_for_selector("text=Heard 1: first")  # the other tab saved the answer
     answered(one)
     answered(two)
     assert two.locator("text=Cut off").count() == 0
@@ -130,11 +130,11 @@ def test_two_tabs_see_the_same_and_neither_loses_anything(site: Callable[..., Si
     send(one, "first")
     one.wait_for_selector("[aria-busy=true]")
     two.hover("#conversations li")
-    two.click("[aria-label='Delete first']")  # while the other tab writes in it
+    two.click("[aria-label='Delete first']")  # while the answer streams in the other tab
     two.click("#ask-yes")
     one.wait_for_selector("text=No conversations yet")
     assert one.locator("#welcome").is_visible()
-    one.wait_for_timeout(600)  # longer than the interval of the tab's saves
+    one.wait_for_timeout(600)  # longer than the tab's save interval
     assert one.evaluate(COUNT) == 0
     assert it.service.closed == 3
 
@@ -147,7 +147,8 @@ def test_an_answer_that_ends_while_another_tab_opens_it_is_not_taken_for_a_cut_o
     page.reload()
     page.wait_for_selector("text=the beginning")
     page.evaluate(WRITE, [["messages", ANSWER | {"content": "the beginning and the end", "status": "done"}]])
-    page.wait_for_selector("text=the beginning and the end")  # it checked for 700 ms whether another tab writes it
+    # the page checks for 700 ms whether another tab still writes the answer
+    page.wait_for_selector("text=the beginning and the end")
     assert page.locator("text=Cut off").count() == 0
 
 
@@ -165,7 +166,7 @@ def test_a_phones_width_has_no_sideways_scrolling(site: Callable[..., Site]) -> 
     page.keyboard.press("Escape")
     page.wait_for_selector("#sidebar", state="hidden")
     page.click("#open-sidebar")
-    page.set_viewport_size({"width": 1000, "height": 640})  # turned to landscape with the list open
+    page.set_viewport_size({"width": 1000, "height": 640})  # rotate to landscape while the list is open
     page.wait_for_selector("#sidebar")
     send(page, "again")
     answered(page, 2)
@@ -181,7 +182,7 @@ def test_everything_can_be_done_with_the_keyboard(site: Callable[..., Site]) -> 
     keys.press("Enter")
     answered(page)
     assert texts(page, ".plain-text") == ["first line\nsecond line"]
-    keys.press("ArrowUp")  # in an empty box: edit the last message
+    keys.press("ArrowUp")  # in an empty input box: edit the last message
     page.wait_for_selector(".you textarea:focus")
     keys.type(" more")
     keys.press("Enter")

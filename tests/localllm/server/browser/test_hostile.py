@@ -1,4 +1,4 @@
-"""Hostile answers, names and files change nothing on the web page."""
+"""Hostile answers, model names and files cannot inject markup or scripts into the web page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_hostile_answer_changes_nothing(site: Callable[..., Site]) -> None:
     )
     rel = "noopener noreferrer nofollow"
     assert links == [["https://example.org/a", rel], ["https://example.org/leak.png", rel]]
-    assert "<script>window.hacked = 1</script>" in texts(page, ".markdown")[0]  # shown as it was written
+    assert "<script>window.hacked = 1</script>" in texts(page, ".markdown")[0]  # shown as plain text
     assert page.locator("#prompt").is_visible()
     send(page, "still works")
     answered(page, 2)

@@ -1,4 +1,4 @@
-"""Requests and storage of the web page: keys, settings, files, tools, errors, exports."""
+"""The web page's requests and local storage: API keys, settings, attachments, tools, errors, exports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_settings_files_and_the_model_are_sent(site: Callable[..., Site], tmp_pa
     page.select_option("#model", "other")
     page.click("#open-settings")
     page.fill("#set-system", "Be brief.")
-    page.wait_for_selector("#set-top_k[placeholder='40']")  # the server's default for an empty field
+    page.wait_for_selector("#set-top_k[placeholder='40']")  # an empty field shows the server's default
     assert page.get_attribute("#set-seed", "placeholder") == "random"
     assert page.get_attribute("#set-max_tokens", "placeholder") == "no limit"
     page.fill("#set-temperature", "0.25")
@@ -122,4 +122,4 @@ def test_exports_come_back_whole(site: Callable[..., Site], tmp_path: Path) -> N
     until(page, "document.querySelectorAll('#conversations .open').length === 1")
     page.click("#conversations .open")
     page.wait_for_selector("text=Heard 1: banana")
-    assert texts(page, ".plain-text") == ["banana"]  # the question is above its answer
+    assert texts(page, ".plain-text") == ["banana"]  # the question above the answer that the search found

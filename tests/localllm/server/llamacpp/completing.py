@@ -1,4 +1,4 @@
-"""Requests to /completion, and their effects."""
+"""Helpers that send requests to /completion and return the response or the service's request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def complete(steps: Any = None, path: str = "/completion", **body: Any) -> Any:
 
 
 def asked(**body: Any) -> Completion:
-    """Return the service's request for a body."""
+    """Return the Completion that the service receives for a request body."""
     service = ScriptedService(script("a"))
     response = call(service, "/completion", {"prompt": "x"} | body)
     assert response.status_code == 200, response.text

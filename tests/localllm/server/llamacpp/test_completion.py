@@ -1,4 +1,4 @@
-"""/completion in llama.cpp's format (its tools/server/README.md and tests/unit/test_completion.py)."""
+"""/completion in llama.cpp's format (tools/server/README.md and tests/unit/test_completion.py of llama.cpp)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-# -- the answer ------------------------------------------------------------------------------------------------------
+# -- whole answers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/completion", "/completions"])
@@ -85,7 +85,7 @@ def test_a_text_that_was_held_back_belongs_to_it() -> None:
     stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "stream": True}))
     assert [each["content"] for each in stream] == ["a", "bc", ""]
     assert [each["tokens"] for each in stream] == [[7], [9], []]
-    steps.remove(steps[2])  # no token is left to carry the text, so the end carries it
+    steps.remove(steps[2])  # no token follows the text, so the final event carries it
     stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "stream": True}))
     assert [(each["content"], each["tokens"]) for each in stream] == [("a", [7]), ("bc", [])]
 
@@ -102,7 +102,7 @@ def test_response_fields() -> None:
 def test_a_stream() -> None:
     response = call(ScriptedService(script("Hello", "", " world")), "/completion", {"prompt": "x", "stream": True})
     found = events(response)
-    assert "[DONE]" not in response.text  # as in llama.cpp's protocol
+    assert "[DONE]" not in response.text  # llama.cpp's streams do not end with [DONE]
     assert [each["content"] for each in found] == ["Hello", " world", ""]
     assert [each["tokens"] for each in found] == [[7], [8, 9], []]
     assert [each["stop"] for each in found] == [False, False, True]
@@ -205,7 +205,7 @@ def test_several_answers() -> None:
     assert [(each["index"], each["content"]) for each in body] == [(0, "b"), (1, "a")]
     both = complete(steps, prompt=["x", "y"], n=2)
     assert [(each["index"], each["content"]) for each in both] == [(0, "b"), (1, "a"), (2, "b"), (3, "a")]
-    assert refusal(n=5)[0] == 400  # exceeds --parallel
+    assert refusal(n=5)[0] == 400  # more than --parallel
     stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "n": 2, "stream": True}))
     assert sorted(each["index"] for each in stream if each["stop"]) == [0, 1]
 

@@ -1,5 +1,5 @@
-"""/infill and the /completion fields of editors, in llama.cpp's format; log-probabilities (its
-tools/server/README.md).
+"""/infill, the /completion fields that editors use, and log-probabilities, in llama.cpp's format
+(tools/server/README.md).
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def test_the_tokens_of_a_stop_string_have_none() -> None:
     assert complete(steps, n_probs=2)["completion_probabilities"] == [SHOWN]
 
 
-# -- fields of editors
-# ----------------------------------------------------------------------------------------------------
+# -- fields that editors use -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

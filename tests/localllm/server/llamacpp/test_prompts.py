@@ -1,6 +1,6 @@
 """Prompts of MiniMax M3 and DeepSeek 3.2, equal to llama-server's (2026-10-01) for the same templates.
 
-prompts.json holds the requests, and llama-server's answers with the model in the box:
+prompts.json holds the requests and llama-server's prompts, made with the bundled model:
 
     llama-server -m localllm/models/demo/demo.gguf --jinja --chat-template-file ../shared/data/templates/NAME.jinja
     curl -d REQUEST http://127.0.0.1:8080/apply-template
@@ -22,7 +22,7 @@ from tests.conftest import reference
 from tests.localllm.server.test_together import DEMO, client, opened
 
 STORED: dict[str, Any] = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
-START = "<|endoftext|>"  # left to the tokenizer by llama-server
+START = "<|endoftext|>"  # BOS, which llama-server leaves to the tokenizer
 FAMILIES = sorted({name.split()[0] for name in STORED["prompts"]})
 
 
@@ -37,7 +37,7 @@ def test_prompts_are_those_of_llama_server(family: str) -> None:
 
     async def run() -> None:
         async with client(ModelRegistry([("demo", DEMO)], load)) as http:
-            await http.post("/tokenize", json={"content": "x"})  # loads the model
+            await http.post("/tokenize", json={"content": "x"})  # this request loads the model
             for case, request in STORED["requests"].items():
                 answer = await http.post("/apply-template", json=request)
                 prompt = answer.json()["prompt"].removeprefix(START)

@@ -1,4 +1,4 @@
-"""POST /slots/{id}: saves, restores and erases a slot's last sequence; hostile file names cannot leave the folder."""
+"""POST /slots/{id} saves, restores and erases a slot's KV cache; hostile file names cannot leave the directory."""
 
 from __future__ import annotations
 
@@ -77,10 +77,11 @@ def test_a_slot_is_saved_erased_restored_and_continued(tmp_path: Path) -> None:
             first = await post("/completion", asked)
             evaluated = first["timings"]["prompt_n"]
             saved = await post("/slots/1?action=save", {"filename": "story.bin"})
-            assert saved["n_saved"] == evaluated + 11  # the last token is not evaluated
+            assert saved["n_saved"] == evaluated + 11  # the last generated token is not in the KV cache
             assert saved["n_written"] == (tmp_path / "slots" / "story.bin").stat().st_size
             assert (await post("/slots/1?action=erase"))["n_erased"] == saved["n_saved"]
-            assert (await post("/completion", asked))["timings"]["prompt_n"] == evaluated  # evaluated again in full
+            # nothing is reused after the erase
+            assert (await post("/completion", asked))["timings"]["prompt_n"] == evaluated
             await post("/slots/1?action=erase")
             restored = await post("/slots/0?action=restore", {"filename": "story.bin"})
             assert restored["n_restored"] == saved["n_saved"]
@@ -93,7 +94,7 @@ def test_a_slot_is_saved_erased_restored_and_continued(tmp_path: Path) -> None:
                     assert wrong["status"] == 400
                     assert str(tmp_path) not in str(wrong)
             empty = await post("/slots/1?action=erase")
-            assert empty["n_erased"] == saved["n_saved"]  # the length of slot 1's last request
+            assert empty["n_erased"] == saved["n_saved"]  # number of cached tokens of slot 1's last request
             assert (await post("/slots/1?action=erase"))["n_erased"] == 0
             assert (await post("/slots/1?action=save", {"filename": "empty"}))["n_saved"] == 0
             assert (await post("/slots/1?action=restore", {"filename": "empty"}))["n_restored"] == 0

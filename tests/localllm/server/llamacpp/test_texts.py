@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize, /apply-template."""
+"""llama.cpp's /tokenize, /detokenize and /apply-template."""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ def test_only_the_usual_norm_is_the_services(norm: int | None, normalized: bool)
 def test_pooling_none_gives_a_vector_for_each_token() -> None:
     settings = ServerSettings(pooling="none")
     body = call(ScriptedService(), "/embedding", {"content": ["abc", "d"]}, settings=settings).json()
-    assert [each["embedding"] for each in body] == [[[4.0, 2.0]] * 4, [[2.0, 2.0]] * 2]  # each with the preceding BOS
+    # one vector per token, including BOS
+    assert [each["embedding"] for each in body] == [[[4.0, 2.0]] * 4, [[2.0, 2.0]] * 2]
     for path, name in (("/v1/embeddings", "input"), ("/api/embed", "input"), ("/api/embeddings", "prompt")):
         response = call(ScriptedService(), path, {"model": "tiny", name: "abc"}, settings=settings)
         assert response.status_code == 400, path

@@ -1,4 +1,4 @@
-"""/api/chat and /api/generate in Ollama's format (its docs/api.md)."""
+"""/api/chat and /api/generate in Ollama's format (docs/api.md of Ollama)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def streamed(steps: Any, path: str = "/api/chat", **body: Any) -> list[Any]:
 
 
 def turn(**body: Any) -> Turn:
-    """Return the service's request for a chat."""
+    """Return the Turn that the service receives for a chat request."""
     service = ScriptedService(script("a"))
     response = call(service, "/api/chat", {"model": "tiny", "messages": USER, "stream": False} | body)
     assert response.status_code == 200, response.text
@@ -48,7 +48,7 @@ def refusal(path: str = "/api/chat", **body: Any) -> tuple[int, str]:
     return response.status_code, response.json()["error"]
 
 
-# -- the answer ------------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------------------------
 
 
 def test_chat() -> None:
@@ -169,8 +169,7 @@ def test_logprobs() -> None:
     assert turn(top_logprobs=2).generation.logprobs is None
 
 
-# -- requests
-# -----------------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------------------------
 
 
 def test_options() -> None:

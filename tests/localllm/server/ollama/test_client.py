@@ -1,4 +1,4 @@
-"""The `ollama` package's client against a real server on 127.0.0.1."""
+"""The `ollama` package's client over HTTP, with a server on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ollama = pytest.importorskip("ollama", reason="the package ollama is not install
 
 
 def answer(asked: Turn | Completion) -> list[Step]:
-    """Return the scripted model's answer: a tool call, then its result; or an error on request."""
+    """Script the model: call a tool, then report its result. A request for an error raises one."""
     if isinstance(asked, Completion):
         return script("raw")
     last = asked.messages[-1]

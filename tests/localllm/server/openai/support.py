@@ -1,4 +1,4 @@
-"""Requests to the application with a scripted service, and the events of its streams."""
+"""Send requests to the application with a scripted service, and parse its event streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USER = [{"role": "user", "content": "Hi"}]
 
 
 def send(service: ScriptedService, path: str, body: Any = None, method: str = "POST") -> httpx.Response:
-    """Send one request to the application. An exception in it becomes a response with status 500."""
+    """Send one request to the application. An exception in the application becomes status 500."""
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(make_app(service, ServerSettings()), raise_app_exceptions=False)  # type: ignore[arg-type]
@@ -28,7 +28,7 @@ def send(service: ScriptedService, path: str, body: Any = None, method: str = "P
 
 
 def ok(service: ScriptedService, path: str, **body: Any) -> dict[str, Any]:
-    """Return the object of a successful response."""
+    """Send a request, check for status 200, and return the JSON object."""
     response = send(service, path, body)
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()
@@ -36,7 +36,7 @@ def ok(service: ScriptedService, path: str, **body: Any) -> dict[str, Any]:
 
 
 def stream(service: ScriptedService, path: str, **body: Any) -> list[tuple[str, Any]]:
-    """Return the events of a stream: their names ("" without one) and their data; "[DONE]" stays a text."""
+    """Return (event name, data) of each server-sent event. The name may be "", and "[DONE]" stays a string."""
     response = send(service, path, {"stream": True, **body})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -44,7 +44,7 @@ def stream(service: ScriptedService, path: str, **body: Any) -> list[tuple[str, 
 
 
 def parse_events(text: str) -> list[tuple[str, Any]]:
-    """Parse the events of a text by the standard of server-sent events."""
+    """Parse server-sent events as the HTML standard defines them."""
     found = []
     for block in text.split("\n\n"):
         lines = [line.partition(": ") for line in block.split("\n") if line and not line.startswith(":")]
@@ -56,7 +56,7 @@ def parse_events(text: str) -> list[tuple[str, Any]]:
 
 
 def chunks(service: ScriptedService, path: str, **body: Any) -> list[dict[str, Any]]:
-    """Return the chunks of a stream that ends with [DONE]."""
+    """Return the chunks of a stream, after checking that it ends with [DONE]."""
     events = stream(service, path, **body)
     assert events[-1] == ("", "[DONE]")
     assert {name for name, _ in events} == {""}
@@ -64,7 +64,7 @@ def chunks(service: ScriptedService, path: str, **body: Any) -> list[dict[str, A
 
 
 def refusal(service: ScriptedService, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
-    """Return the status and the error of a request that is rejected before the model is asked."""
+    """Return status and error of a request, after checking that it never reached the service."""
     response = send(service, path, body)
     assert response.status_code >= 400, response.text
     assert service.asked == []

@@ -1,6 +1,6 @@
-"""Chat completions: the exact objects of a whole answer, and the order and format of a stream's chunks.
+"""/v1/chat/completions: the exact objects of a whole answer, and the order and format of a stream's chunks.
 
-Formats follow OpenAI's reference (the chat completion object, the chunk object) and llama.cpp's server tests.
+The formats follow OpenAI's reference (chat completion object, chunk object) and llama.cpp's server tests.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_a_whole_answer(path: str) -> None:
     assert body["timings"]["prompt_ms"] == pytest.approx(10)
     assert body["timings"]["prompt_per_second"] == pytest.approx(300)
     assert body["timings"]["predicted_n"] == 2
-    assert body["timings"]["predicted_per_second"] == pytest.approx(50)  # one interval of 20 ms between two tokens
+    assert body["timings"]["predicted_per_second"] == pytest.approx(50)  # 20 ms between the two tokens
     assert service.closed == 1
 
 
@@ -242,7 +242,9 @@ def test_several_answers_in_one_stream() -> None:
 
 
 def with_logprobs() -> list[Step]:
-    """Return an answer of two tokens for one character (bytes 0xC3 0xBC), then one that ends within a possible stop."""
+    """Return an answer of three tokens with log-probabilities: two that form one character (bytes 0xC3 0xBC), and one
+    whose text is held back as a possible stop string.
+    """
     return [
         Started(5, 0),
         wrote((), 0xC3, likely(0xC3, -0.5, ((0xC3, -0.5), (65, -1.0)))),

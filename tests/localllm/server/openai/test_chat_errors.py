@@ -1,4 +1,4 @@
-"""Chat completions that fail, and related features: model names, token counts, the rendered prompt."""
+"""Failing chat completions, and related features: model names, token counts, the rendered prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real `openai` client with the application: its types accept the responses, whole and streamed."""
+"""The official `openai` client over the application: its types accept the responses, whole and streamed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"typ
 
 
 def use(service: ScriptedService, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Run `work` with a client of the application."""
+    """Run `work` with an `openai` client over the application."""
     transports = pytest.importorskip(_http())
 
     async def run() -> T:
@@ -39,14 +39,14 @@ def use(service: ScriptedService, work: Callable[[Any], Awaitable[T]]) -> T:
 
 
 def _http() -> str:
-    """The HTTP package of this client's version: httpx, or httpx2 from 3.0 on."""
+    """Return the HTTP package that this client version uses: httpx, or httpx2 from 3.0 on."""
     import openai._base_client as base
 
     return "httpx2" if hasattr(base, "httpx2") else "httpx"
 
 
 def strict(value: Any) -> None:
-    """Validate a response again with pydantic, because the client itself accepts anything."""
+    """Validate a response with pydantic again, because the client itself accepts anything."""
     type(value).model_validate(value.model_dump(by_alias=True, exclude_unset=True))
 
 

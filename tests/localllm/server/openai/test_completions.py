@@ -1,4 +1,4 @@
-"""Completions: prompts in all forms, echo, the four lists of log-probabilities, several prompts in one stream."""
+"""/v1/completions: every form of prompt, echo, the four log-probability lists, and several prompts in one stream."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_a_whole_completion() -> None:
         ([5, 6], [[5, 6]]),
         ([[5, 6], [7]], [[5, 6], [7]]),
         ([[5], "c"], [[5], "c"]),
-        ([5, "c", 6], [[5, 99, 6]]),  # a token of the scripted service is a byte
-        ([["c", 6]], [[1, 99, 6]]),  # BOS precedes a text at the start
+        ([5, "c", 6], [[5, 99, 6]]),  # the scripted tokenizer's tokens are bytes
+        ([["c", 6]], [[1, 99, 6]]),  # BOS is added, because the prompt starts with text
         ({"prompt_string": "ab"}, ["ab"]),
         ([[5], {"prompt_string": "ab"}], [[5], "ab"]),
     ],
@@ -135,7 +135,7 @@ def test_suffix_and_best_of() -> None:
 
 
 def scored(completion: Any) -> list[Step]:
-    """An answer to a prompt of tokens: each one after the first has a log-probability, and so has "!"."""
+    """Script an answer "!" with log-probabilities for "!" and, with echo, for each prompt token after the first."""
     prompt = list(completion.prompt)
     known = tuple(likely(token, -float(token), ((token, -float(token)),)) for token in prompt[1:])
     mark = ord("!")
@@ -158,7 +158,9 @@ def test_the_lists_of_logprobs() -> None:
 
 
 def test_logprobs_of_the_prompt_start_with_null() -> None:
-    """lm-evaluation-harness reads `echo`, `logprobs`, and ids as the prompt in this form."""
+    """Echoed prompts have log-probabilities, with null for the first token. lm-evaluation-harness sends token ids and
+    reads this form.
+    """
     expected = {
         "tokens": ["O", "n", "!"],
         "token_logprobs": [None, -110.0, -0.5],
@@ -191,7 +193,7 @@ def test_logprobs_have_a_limit() -> None:
     assert refusal(ScriptedService(), PATH, prompt="a", logprobs=True)[1]["param"] == "logprobs"
 
 
-# -- several streams merged -------------------------------------------------------------------------------------------
+# -- merged streams ---------------------------------------------------------------------------------------------------
 
 
 def test_an_error_of_one_prompt_ends_all() -> None:

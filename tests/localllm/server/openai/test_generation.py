@@ -1,4 +1,4 @@
-"""The common fields of requests: their meaning, and values that are rejected by name."""
+"""The generation fields that all endpoints share: their meaning, and refusals that name the field."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ def test_priority_and_reuse() -> None:
     [
         ({"7": -100}, {7: -100.0}),
         ([[7, 1.5], [8, False]], {7: 1.5, 8: -math.inf}),
-        ([["ab", -1]], {97: -1.0, 98: -1.0}),  # a token of the scripted service is a byte
+        ([["ab", -1]], {97: -1.0, 98: -1.0}),  # the scripted tokenizer's tokens are bytes
         ({"ab": -1, "7": 2}, {7: 2.0, 97: -1.0, 98: -1.0}),
-        ({"255": 1, "256": 1, "99999999999": 1}, {255: 1.0}),  # the model has 256 tokens
+        ({"255": 1, "256": 1, "99999999999": 1}, {255: 1.0}),  # the vocabulary has 256 tokens
         ([[-1, 5]], {}),
     ],
 )

@@ -1,6 +1,6 @@
-"""Hostile bodies: for any content of a field the answer is a 200 or a refusal, never a server error.
+"""Hostile bodies: any field content gives status 200 or a refusal, never a server error.
 
-A valid body is modified: values are replaced, removed or added, at random with a fixed seed.
+The tests change a valid body: they replace, remove or add values at random, with a fixed seed.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Return every location within a value: a container, and a key or an index."""
+    """Return every location within a JSON value as (container, key or index)."""
     found: list[tuple[Any, Any]] = []
     keys: Any = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
@@ -150,7 +150,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def changed(body: dict[str, Any], chance: random.Random) -> dict[str, Any]:
-    """Return a body with one or two values replaced, removed or duplicated."""
+    """Return a body with one or two values replaced, removed or duplicated at random."""
     body = copy.deepcopy(body)
     for _ in range(chance.choice((1, 1, 2))):
         container, key = chance.choice(places(body))

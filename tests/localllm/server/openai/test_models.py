@@ -1,4 +1,4 @@
-"""The list of models, embeddings and ranking."""
+"""OpenAI's list of models, embeddings, and reranking."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_wrong_options_of_embeddings(body: dict[str, Any], param: str) -> None:
     assert refusal(ScriptedService(), EMBEDDINGS, input="x", **body)[1]["param"] == param
 
 
-# -- ranking ---------------------------------------------------------------------------------------------------------
+# -- reranking -------------------------------------------------------------------------------------------------------
 
 DOCUMENTS = ["a machine", "learning is", "machine learning is", "Paris"]
 

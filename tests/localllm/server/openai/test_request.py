@@ -1,4 +1,4 @@
-"""Messages, tools and thinking of chat completions as the service receives them."""
+"""Messages, tools and thinking of chat completions, converted to the service's requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses: the whole object, and the event order of a stream as in OpenAI's reference."""
+"""/v1/responses: the whole object, and the event order of a stream as in OpenAI's reference."""
 
 from __future__ import annotations
 

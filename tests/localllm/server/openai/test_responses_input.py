@@ -1,4 +1,4 @@
-"""The input of responses: items as messages, tools, and refusals."""
+"""The input of /v1/responses: items that become messages, tools, and refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_text_and_instructions() -> None:
 
 
 def test_the_items_of_an_agent() -> None:
-    """Reasoning, text and two calls of a turn of Codex become one assistant message."""
+    """Codex sends one turn as reasoning, text and two calls. They become one assistant message."""
     items = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
         {"role": "user", "content": "fix it"},
