@@ -1,6 +1,6 @@
-"""Helpers of the whole test suite: the path of the reference data, or a skip if it is missing, and a full disk.
+"""Set up the whole suite. Provide the reference data, and a simulated full disk.
 
-Tests and the programs that they start ignore the user's configuration and conversations.
+Tests, and the programs they start, ignore the user's configuration and saved chats.
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ from tests import pocl
 
 for _name in [name for name in os.environ if name.startswith("LOCALLLM_")]:
     del os.environ[_name]
-os.environ["LOCALLLM_CONFIG"] = os.devnull  # hide the user's configuration
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="localllm-state-")  # hide the user's chats
+os.environ["LOCALLLM_CONFIG"] = os.devnull  # the user's configuration must not affect tests
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="localllm-state-")  # tests must not touch the user's saved chats
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
-# Hide the user's terminal too: a dumb one has at most 80 columns, and some variables switch colors on or off.
+# The user's terminal must not affect tests either: a dumb terminal has at most 80 columns, and these variables switch
+# colors on or off.
 os.environ["TERM"] = "xterm"
 for _name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "CLICOLOR", "CLICOLOR_FORCE"):
     os.environ.pop(_name, None)
-if not os.path.isdir(os.path.expanduser("~")):  # without it compiled code is not kept, and every start warns
+if not os.path.isdir(os.path.expanduser("~")):  # otherwise kernels are not cached, and a warning appears
     os.environ["HOME"] = tempfile.mkdtemp(prefix="localllm-home-")
     atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
-# NumPy multiplies small matrices here. OpenBLAS threads spin while they wait, so two threads per process take four
-# times the processor time if every core is busy, as with two workers of pytest-xdist on two cores.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is loaded, which is later
+# NumPy multiplies only small matrices here. OpenBLAS threads spin while they wait. With two threads per process and
+# every core busy (two pytest-xdist workers on two cores), tests take four times the CPU time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported, which happens later
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs with SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Programs that the tests start import the package hundreds of times. If bytecode cannot be written next to the sources,
-# as in containers, they share a folder for the run; the workers of pytest-xdist inherit it.
+# Tests start programs that import the package hundreds of times. If bytecode cannot be written next to the sources, as
+# in some containers, all of them share a bytecode folder, which pytest-xdist workers inherit.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not in os.environ:
     os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="localllm-bytecode-")
     atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
 
-# Twelve thousand tests are a million long-lived objects, and a garbage collection over them takes 0.7 s. So collection
-# is off while tests are collected, and later collections skip these objects.
+# Twelve thousand tests are a million long-lived objects, and one garbage collection over them takes 0.7 s. The
+# collector is off while pytest collects tests, and later runs skip these objects.
 gc.disable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide GPUs and the system's OpenCL drivers from the tests, and from the programs that they start.
+    """Hide GPUs and the system's OpenCL drivers from the tests and from the programs they start.
 
-    PoCL, which is a Python package, stays. With `-m gpu` nothing is hidden.
+    PoCL stays available, because it is installed as a Python package. With `-m gpu` nothing is hidden.
     """
     if re.search(r"(?<!not )\bgpu\b", config.option.markexpr) or find_spec("pocl_binary_distribution") is None:
         return
@@ -70,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skip tests that fail because PoCL cannot compile even an empty kernel for this processor."""
+    """Skip a failed test if PoCL cannot compile even an empty kernel for this processor."""
     report = yield
     if report.failed and pocl.UNKNOWN in _said(report) and not pocl.compiles():
         report.outcome = "skipped"
@@ -79,7 +80,9 @@ def pytest_runtest_makereport(
 
 
 def _said(report: pytest.TestReport) -> str:
-    """Return the error's message and the captured stderr, without the source, which may contain the searched words."""
+    """Return the error message and the captured stderr, without the source code, which may contain the searched
+    words.
+    """
     crash = getattr(report.longrepr, "reprcrash", None)
     return f"{crash.message if crash else ''}\n{report.capstderr}"
 
@@ -103,7 +106,7 @@ def reference(*parts: str) -> Path:
 
 @contextmanager
 def full_disk(room: int) -> Iterator[None]:
-    """Simulate a full disk by a limit on file sizes: in this process, a write beyond `room` bytes fails."""
+    """Simulate a full disk with a limit on file size: in this process, a write beyond `room` bytes fails."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:

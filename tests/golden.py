@@ -1,10 +1,10 @@
-"""Golden bits: hashes of logits and tokens of small models. `golden.json` keeps them, test_golden.py checks them.
+"""Golden tests: hashes of the logits and tokens of small models, stored in `golden.json` and checked by test_golden.py.
 
-    python -m tests.golden             remake the file, and print the entries that change
+    python -m tests.golden             recreate golden.json, and print the entries that change
     python -m tests.golden NAME...     only these models
 
-The bits of a token depend on the model and the tokens before it, and on nothing else. So each model has one entry, and
-every condition must give it: alone, in chunks, in a batch, after drafts, on one and two threads, on AVX2.
+The bits of a token depend only on the model and the preceding tokens. So each model has one entry, and every condition
+must reproduce it: alone, in chunks, in a batch, after drafts, on one thread and on two, on AVX2.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from tests.localllm.generation.speculation.support import Told, drafting_by
 from tests.models.kit import EMBEDDERS, KIT
 
 PATH = Path(__file__).with_suffix(".json")
-COUNT, LONG = 80, 300  # tokens with logits: more than a block of the cache, and more than attention reads at once
-VOCABULARY, MASK = 127, 127  # prompt tokens are below the first; the second is the mask token of diffusion
-WRITTEN = 20  # tokens of the greedy answer
+COUNT, LONG = 80, 300  # tokens with logits: longer than a KV cache block, and than a chunk of attention
+VOCABULARY, MASK = 127, 127  # prompt tokens are below VOCABULARY; MASK is the mask token of diffusion models
+WRITTEN = 20  # tokens to generate with greedy decoding
 ALONE = "alone"  # the condition whose hashes are stored: one sequence, one thread
 AVX2 = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": ""}
-Found = dict[str, dict[str, str]]  # condition -> what was hashed -> hash
+Found = dict[str, dict[str, str]]  # condition -> "logits", "tokens" or "embeddings" -> hash
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model of the kit, with its matrices in another format or another cache type."""
+    """A test model, optionally with another weight format or KV cache type."""
 
     kit: str
     format: str = ""
@@ -78,7 +78,7 @@ RECURRENT = [
     "plamo2-dense", "lfm2-dense", "qwen35-dense", "qwen3next-moe", "kimi-linear-moe", "minimax-01-moe", "rwkv6",
     "rwkv7", "kimi-k3-moe",
 ]  # fmt: skip
-ENCODED = ["t5-gated", "t5-relu"]  # the text goes to the encoder, the answer to the decoder
+ENCODED = ["t5-gated", "t5-relu"]  # encoder-decoder models: ids before the start token go to the encoder
 DIFFUSION = ["dream-dense", "rnd1-moe"]
 EMBEDDED = ["bert-mean", "modern-bert", "nomic-bert-moe", "qwen3-embedding", "t5encoder", "jina-bert-v2"]
 FORMATS = [
@@ -116,9 +116,7 @@ CASES = {case.name: case for case in _cases()}
 
 
 def write(case: Case, folder: Path) -> Path:
-    """Write the model to a file. Matrices in another format are random blocks, so that no quantizer affects the
-    bits.
-    """
+    """Write the model to a GGUF. Weights in another format are random blocks, so the bits depend on no quantizer."""
     path = (KIT | EMBEDDERS)[case.kit].write(folder / "model.gguf")
     if not case.format and case.kit not in DIFFUSION:
         return path
@@ -171,14 +169,16 @@ def opened(case: Case, path: Path, threads: int, **more: object) -> localllm.Mod
 
 
 class Steps:
-    """Sequences of a model that one step extends together."""
+    """Sequences of one model that a step extends together."""
 
     def __init__(self, model: localllm.Model, sequences: int = 1) -> None:
         self.engine = model.engine
         self.sequences = [self.engine.add() for _ in range(sequences)]
 
     def step(self, parts: Sequence[tuple[int, Sequence[int]]], skip: int = 0) -> np.ndarray:
-        """Append tokens to the numbered sequences; return the logits of sequence 0, without its first `skip` rows."""
+        """Append tokens to the numbered sequences. Return the logits of sequence 0, without the first `skip` of
+        them.
+        """
         rows = [
             SequenceRows(self.sequences[number], list(more), "last" if number else tuple(range(skip, len(more))))
             for number, more in parts
@@ -187,7 +187,7 @@ class Steps:
         return self.engine.step(rows)[own].logits.copy()
 
     def keep(self, length: int) -> int:
-        """Rewind sequence 0; return its length, or 0 if it must be evaluated again from the start."""
+        """Rewind sequence 0 and return its length, or 0 if it must be evaluated from the start."""
         return self.engine.truncate(self.sequences[0], length)
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class Steps:
 
 
 def embeddings(model: localllm.Model, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Return the embeddings of every token of each text."""
+    """Return the token embeddings of each text."""
     return list(model.embedder.vectors(texts, "none"))
 
 
@@ -205,7 +205,9 @@ def answer(model: localllm.Model, prompt: Sequence[int]) -> list[int]:
 
 
 def drafted_answer(model: localllm.Model, prompt: Sequence[int], told: Sequence[int]) -> list[int]:
-    """Answer with verified drafts: the tokens given, with every fifth one replaced by a wrong token."""
+    """Generate with speculative decoding. Drafts are the tokens `told`, with every fifth one replaced by a
+    wrong token.
+    """
     text = [*prompt, *told]
 
     def guess(seen: Sequence[int], sampler: object) -> DraftToken:
@@ -229,7 +231,7 @@ def filled(model: localllm.Model, prompt: Sequence[int]) -> list[int]:
 
 
 def measure(case: Case, conditions: bool = True) -> Found:
-    """Return the hashes of a model under every condition, or only the stored ones."""
+    """Return a model's hashes under every condition, or only those that are stored."""
     with tempfile.TemporaryDirectory() as folder:
         path = write(case, Path(folder))
         served = 0 if case.kit in DIFFUSION or case.kit in EMBEDDED else 3
@@ -275,7 +277,7 @@ def _with_two(case: Case, model: localllm.Model) -> Found:
 
 
 def _begin(case: Case, model: localllm.Model, ids: list[int]) -> tuple[int, list[int]]:
-    """Return the number of tokens that an encoder reads (in one step, without logits), and all tokens."""
+    """Return all tokens, and how many of them the encoder reads in one step, without logits."""
     if case.kit not in ENCODED:
         return 0, ids
     start = model.engine.start
@@ -322,7 +324,9 @@ def _in_a_batch(model: localllm.Model, ids: list[int], first: int) -> str:
 
 
 def _after_drafts(model: localllm.Model, ids: list[int], first: int) -> str:
-    """Step as speculation does: accepted and rejected tokens in one step, then rewind the rejected ones."""
+    """Evaluate as speculative decoding does: accepted and rejected tokens in one step, then rewind the rejected
+    ones.
+    """
     steps, found, at = Steps(model), [], first + 11
     found.append(steps.step([(0, ids[:at])], first))
     while at < len(ids):
@@ -339,12 +343,12 @@ def _after_drafts(model: localllm.Model, ids: list[int], first: int) -> str:
 
 
 def stored_alone(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the entries of these models, computed in this process."""
+    """Compute the stored entries of the named models in this process."""
     return {name: measure(CASES[name], conditions=False)[ALONE] for name in names}
 
 
 def on_avx2(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the entries of these models, computed in a process whose kernels are compiled for AVX2."""
+    """Compute the stored entries of the named models in a process whose kernels are compiled for AVX2."""
     command = [sys.executable, "-m", "tests.golden", "--print", *names]
     root = Path(__file__).parent.parent
     done = subprocess.run(command, env=os.environ | AVX2, cwd=root, capture_output=True, text=True, check=True)

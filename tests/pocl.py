@@ -1,4 +1,6 @@
-"""Whether PoCL can compile for this processor: its bundled LLVM knows none released after 2022, such as Zen 5."""
+"""Check whether PoCL can compile for this processor. Its bundled LLVM knows no CPU released after 2022, such as
+Zen 5.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from functools import cache
 import pytest
 
 REASON = "PoCL's compiler does not know this processor"
-UNKNOWN = "unknown target CPU"  # PoCL's message in that case
+UNKNOWN = "unknown target CPU"  # PoCL's error message for an unknown processor
 _ENVIRONMENT = dict(os.environ)  # before any test changes it
 
-# The smallest kernel, independent of this project.
+# The smallest kernel, unrelated to this project.
 _PROGRAM = """
 import pyopencl as cl
 
@@ -26,9 +28,9 @@ for platform in cl.get_platforms():
 
 @cache
 def compiles() -> bool:
-    """Return False if PoCL does not know the processor, which no bug of this project can cause.
+    """Return False if PoCL does not know the processor, which cannot be a bug of this project.
 
-    A separate process checks, so that no test, and no code under test, can change the result.
+    The check runs in a separate process, so no test and no code under test can change its result.
     """
     asked = [sys.executable, "-I", "-c", _PROGRAM]
     done = subprocess.run(asked, env=_ENVIRONMENT, capture_output=True, text=True, check=False)
@@ -36,6 +38,6 @@ def compiles() -> bool:
 
 
 def needed() -> None:
-    """Skip the calling test if PoCL cannot compile."""
+    """Skip the calling test if PoCL cannot compile for this processor."""
     if not compiles():
         pytest.skip(REASON)

@@ -1,4 +1,4 @@
-"""docs/architecture.md: the files of each walk exist, and are connected by imports."""
+"""The files that docs/architecture.md names exist, and imports connect the files of each walk-through."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WALKS = {
 
 @pytest.fixture(scope="module")
 def imported() -> dict[str, set[str]]:
-    """What each module imports: also what it gets by the name of a package."""
+    """Return the modules that each module imports, including modules reached by the name of a package."""
     edges = graph({module(path): path for path in FILES})
     packages = {module(path) for path in FILES if path.name == "__init__.py"}
     return {name: found.union(*(edges[each] for each in found & packages)) for name, found in edges.items()}

@@ -1,4 +1,4 @@
-"""The figures of README and docs/ equal the stored measurements, and the benchmark programs work as described."""
+"""The figures in README and docs/ equal the stored measurements, and the benchmark programs work as described."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def shown(page: str, name: str) -> str:
-    """Return the table of a page between the markers of its name."""
+    """Return the table between the markers `name` on a page."""
     return (ROOT / page).read_text().split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0].strip()
 
 
@@ -59,7 +59,7 @@ def test_the_page_on_the_server_shows_the_stored_attacks(monkeypatch) -> None:  
     assert {row.attack for row in rows} >= attacked.ATTACKS.keys()
     now = [row for row in rows if row.label == "now"]
     assert all(row.beyond <= attacked.MOST and not row.failures for row in now)
-    for attack in attacked.ATTACKS.values():  # each can be built; none is sent
+    for attack in attacked.ATTACKS.values():  # the request can be built; it is not sent
         if isinstance(attack, attacked.Sent):
             path, body = next(attack.requests())
             assert path.startswith("/")
@@ -199,7 +199,7 @@ def test_llama_cpp_python_is_timed_as_llama_bench_times(monkeypatch) -> None:  #
     found = llama_cpp_bench.samples(Peer(), prompt=0, answer=3, depth=5, repetitions=2)  # type: ignore[arg-type]
     assert len(found) == 2
     assert all(found)
-    assert [call for call in calls if call] == [1, *["clear", 5, 1, 1, 1] * 2]  # the first call warms up
+    assert [call for call in calls if call] == [1, *["clear", 5, 1, 1, 1] * 2]  # the first evaluation is the warm-up
     sys.modules.pop("llama_cpp_bench", None)
 
 
@@ -218,26 +218,28 @@ def test_the_page_on_architectures_shows_the_stored_depths(monkeypatch) -> None:
 
     assert shown("docs/architectures.md", "deep") == deep.table(deep.stored())
     row = deep.Row("m", "tg32@64", 2, ours=[30.0, 90.0, 40.0], flash=[10.0, 20.0, 20.0], plain=[15.0])
-    assert row.best == [15.0, 20.0, 20.0]  # only ways that ran in a round
+    assert row.best == [15.0, 20.0, 20.0]  # the best of the llama.cpp variants measured in each round
     assert row.ratio == 2.0
     cases = [
         (model, depth, whole) for model in ("deepseek32", "deepseek4") for depth in (16384, 65536) for whole in (0, 1)
     ]
     rows = [deep.row_of(model, f"tg32@{depth}", 2, bool(whole)) for model, depth, whole in cases]
     assert [row.whole for row in rows] == [False, True, False, True, True, True, False, True]
-    assert [row.test for row in rows if row.alone] == ["tg32@65536"]  # the model without row copies
+    assert [row.test for row in rows if row.alone] == ["tg32@65536"]  # only this model runs without copied KV rows
     alone = next(row for row in rows if row.alone)
     alone.ours, alone.cache_per_token = [40.0, 60.0], 1_500_000
     assert deep.table([alone]).splitlines()[-1] == "| deepseek4 | tg32@65536 | copies | 50.0 |  |  | 1.5 |  |"
     assert not deep.hopeless(row, "plain")
     assert deep.hopeless(deep.Row("m", "t", 2, flash=[21.0], plain=[10.0]), "plain")
-    assert not deep.hopeless(deep.Row("m", "t", 2, flash=[21.0]), "flash")  # the other way was skipped
+    assert not deep.hopeless(deep.Row("m", "t", 2, flash=[21.0]), "flash")  # the other variant was skipped
     for name in ("deep", "compare"):
         sys.modules.pop(name, None)
 
 
 def test_a_state_of_llama_cpp_gets_more_cells(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """The fixture has two caches, of latent rows without values and of index keys, and one with values in columns."""
+    """The first state holds two caches without values: MLA latents and indexer keys. The second has transposed
+    values.
+    """
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import llama_cpp_state
 

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py completes on PoCL, and gives a reason for everything that it does not measure."""
+"""benchmarks/gpu.py completes on PoCL, and states a reason for each measurement it skips."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_card_and_no_time_are_said(gpu, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_kernel_is_compiled() -> None:
-    """`benchmarks/gpu_compile.py` covers every kernel that a plan may need."""
+    """`benchmarks/gpu_compile.py` covers every kernel that a plan may use."""
     for module in iter_modules(kernels.__path__, f"{kernels.__name__}."):
         importlib.import_module(module.name)
     compiled = {type(kernel).__name__ for _, kernel in every_kernel("sm_80")}

@@ -1,4 +1,4 @@
-"""The bits of 105 small models equal `golden.json` under every condition."""
+"""The hashes of 105 small models equal `golden.json` under every condition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source: the rules of the layout (CONTRIBUTING.md) hold in every file."""
+"""The import rules of the layout (CONTRIBUTING.md) hold in every source file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOP = ("quant", "plan", "models", "backends")  # rooms that are folders of the repository
 PACKAGES = ("localllm", *TOP)
 
-# Rooms, bottom up. A room imports only rooms in the lines above its own; `base` imports none.
+# Rooms from the bottom up. A room imports only rooms listed above it; `base` imports none.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("base",),
     ("quant",),
@@ -36,10 +36,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("quantize", "server"),
     ("cli",),
 )
-SHARED = ("localllm.base.printable", "localllm.base.notices", "localllm.base.files")  # the parts of base for TOP
+SHARED = ("localllm.base.printable", "localllm.base.notices", "localllm.base.files")  # modules TOP may import
 ARROWS = 168  # imports from one room to another; lower this when the number falls
 
-# Third-party packages besides NumPy. The longest prefix of a file's path decides; other files import none.
+# Third-party packages besides NumPy. The longest matching path prefix decides; other files import none.
 FOREIGN: dict[str, set[str]] = {
     "quant/compiled": {"numba", "llvmlite"},
     "backends/cpu": {"llvmlite"},
@@ -61,7 +61,7 @@ FILES = sorted(
     path
     for package in PACKAGES
     for path in (ROOT / package).rglob("*.py")
-    if path.relative_to(ROOT).parts[1] not in PACKAGES  # links
+    if path.relative_to(ROOT).parts[1] not in PACKAGES  # skip the links inside localllm/
 )
 
 
@@ -70,20 +70,22 @@ def name(path: Path) -> str:
 
 
 def module(path: Path, root: Path = ROOT) -> str:
-    """The name by which a file is imported: all rooms are in localllm."""
+    """Return the import name of a file. All rooms are subpackages of localllm."""
     parts = path.relative_to(root).with_suffix("").parts
     inside = root == ROOT and parts[0] != "localllm"
     return ".".join(("localllm", *parts) if inside else parts).removesuffix(".__init__")
 
 
 def room(module: str) -> str:
-    """The room of a module: a folder or a file in localllm; "" for `localllm` itself and `__main__`."""
+    """Return the room of a module: a folder or file in localllm, or "" for `localllm` and `__main__`."""
     found = f"{module}.".split(".")[1] if module.startswith("localllm.") else ""
     return "" if found == "__main__" else found
 
 
 def imports(path: Path, *, only_at_import: bool = False) -> set[str]:
-    """Modules that a file names in its imports; with `only_at_import`, only imports that run at its import."""
+    """Return the modules that a file imports. With `only_at_import`, only imports that run when the file is
+    imported.
+    """
     found = set()
     nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while nodes:
@@ -111,7 +113,7 @@ def imports(path: Path, *, only_at_import: bool = False) -> set[str]:
 
 
 def arrows() -> dict[str, set[str]]:
-    """The rooms that each room imports, including lazy imports and those for type checkers."""
+    """Return the rooms that each room imports, including lazy imports and imports for type checkers."""
     found: dict[str, set[str]] = {}
     for path in FILES:
         here = room(module(path))
@@ -230,7 +232,7 @@ def test_imports_are_found_wherever_they_stand(tmp_path: Path, code: str, found:
 
 
 def graph(files: Mapping[str, Path]) -> dict[str, set[str]]:
-    """The modules among `files` that each imports: when it is called and for type checkers, too."""
+    """Return the modules among `files` that each file imports, including lazy imports and imports for type checkers."""
     found: dict[str, set[str]] = {}
     for importer, path in files.items():
         names: set[str] = set()
@@ -245,7 +247,7 @@ def graph(files: Mapping[str, Path]) -> dict[str, set[str]]:
 
 
 def circle(files: Mapping[str, Path]) -> list[str]:
-    """Modules that import one another in a circle; an empty list without a circle."""
+    """Return modules that form an import cycle, or an empty list."""
     try:
         TopologicalSorter(graph(files)).prepare()
     except CycleError as error:
@@ -256,8 +258,8 @@ def circle(files: Mapping[str, Path]) -> list[str]:
 def test_no_modules_import_one_another_in_a_circle() -> None:
     files = {module(path): path for path in FILES}
     edges = graph(files)
-    assert {"localllm.engine", "localllm.tokenizer"} <= edges["localllm.generation.core"]  # names of packages
-    assert "localllm.generation.speculation.setup" in edges["localllm.loading.predictor"]  # for type checkers alone
+    assert {"localllm.engine", "localllm.tokenizer"} <= edges["localllm.generation.core"]  # imported by package name
+    assert "localllm.generation.speculation.setup" in edges["localllm.loading.predictor"]  # for type checkers only
     assert circle(files) == []
 
 

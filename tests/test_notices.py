@@ -1,4 +1,4 @@
-"""Messages that name options: every option they name exists, and no module below the command line names a flag."""
+"""Every option named in a message exists, and no module below the command line names a flag."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.test_imports import FILES, name
 BELOW = [path for path in FILES if not name(path).startswith(("localllm/cli/", "localllm/options/"))]
 OPTIONS = [each for command in COMMANDS.values() for group in command.groups for each in declared(group)]
 FLAGS = {flag for each in OPTIONS for flag in each.option.flags}
-FOREIGN = {  # looks like a flag of ours but is not
-    ("backends/cuda/nvrtc.py", "-v"),  # an option of NVIDIA's assembler
+FOREIGN = {  # strings that look like our flags but are not
+    ("backends/cuda/nvrtc.py", "-v"),  # an option of ptxas, NVIDIA's assembler
     ("localllm/__main__.py", "-m"),  # an option of Python
     ("localllm/sandbox/process.py", "-c"),  # an option of Python
     ("localllm/base/machine/system.py", "-n"),  # an option of sysctl
-    ("localllm/base/notices.py", "--backend"),  # an example
-    ("quant/formats/q1_q2.py", "-d"),  # minus d
+    ("localllm/base/notices.py", "--backend"),  # an example in a docstring
+    ("quant/formats/q1_q2.py", "-d"),  # the expression "minus d"
 }
 
 
 def texts(path: Path) -> Iterator[str]:
-    """Yield the string literals of a file, with docstrings."""
+    """Yield the string literals of a file, including docstrings."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -65,7 +65,7 @@ def test_every_option_that_a_message_names_exists() -> None:
     named = {each for path in FILES for each in settings(path)}
     known = {each.name for group in GROUPS for each in declared(group)}
     assert len(named) > 10
-    assert named - {""} <= known  # "": a variable holds the name
+    assert named - {""} <= known  # "": the name is in a variable
     for each in sorted(named - {""}):
         assert flag_of(each) in FLAGS
 

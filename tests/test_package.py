@@ -1,5 +1,5 @@
-"""The installed files are one import package, complete from the wheel, the sdist, and checkouts with and without
-links.
+"""The installed files form one import package, complete from the wheel, the sdist, and checkouts with and without
+symbolic links.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ for name in sys.argv[1:]:
 
 
 def tracked() -> list[str]:
-    """Return the repository's files that make up the package."""
+    """Return the repository's files that belong to the package."""
     listed = subprocess.run(["git", "ls-files", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True)
     return [name for name in listed.stdout.splitlines() if not (ROOT / name).is_symlink()]
 
@@ -52,7 +52,7 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a checkout of the package's files without links."""
+    """Return a checkout of the package's files without symbolic links."""
     copy = tmp_path_factory.mktemp("checkout")
     try:
         names = tracked()
@@ -66,7 +66,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with the links as git checks them out on Windows: text files that name the target."""
+    """Return a checkout as git creates it on Windows, where links become text files that name their target."""
     copy = tmp_path_factory.mktemp("texts") / "localllm"
     shutil.copytree(checkout, copy)
     git = ["git", "-c", "core.symlinks=false", "checkout-index", f"--prefix={copy}/", "-f", "--"]
@@ -76,7 +76,7 @@ def texts(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def linked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a checkout of the package's files with links, as git creates them on most systems."""
+    """Return a checkout with symbolic links, as git creates it on most systems."""
     copy = tmp_path_factory.mktemp("linked") / "localllm"
     shutil.copytree(checkout, copy)
     for room in ROOMS:
@@ -85,26 +85,26 @@ def linked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def modules(names: list[str]) -> list[str]:
-    ours = [name for name in names if name.startswith("localllm/")]  # without the metadata, which repeats the licences
+    ours = [name for name in names if name.startswith("localllm/")]  # not the metadata
     return sorted(name for name in ours if name.endswith(SUFFIXES))
 
 
 def expected(checkout: Path) -> list[str]:
-    """Return the files that must be in the wheel: the checkout's files, with every room inside localllm."""
+    """Return the files that the wheel must contain: the checkout's files, with every room inside localllm."""
     files = [path.relative_to(checkout) for path in checkout.rglob("*") if path.is_file()]
     inside = [Path("localllm", f) if f.parts[0] in ROOMS else f for f in files]
     return modules([path.as_posix() for path in inside])
 
 
 def talk(home: Path, folder: Path) -> str:
-    """Run the model in the box with `home` as the installed package, next to an unrelated package named `models`."""
+    """Run the bundled model with the package in `home`, next to an unrelated package named `models`."""
     (folder / "models").mkdir(exist_ok=True)
     (folder / "models" / "__init__.py").write_text("MINE = True\n")
     return python(HELLO, path=[folder, home], folder=folder)
 
 
 def found(home: Path, folder: Path) -> dict[str, Path]:
-    """The rooms and the other folders that can be imported from localllm in `home`, and the folder of each."""
+    """Return the rooms and other folders that can be imported from localllm in `home`, each with its path."""
     for name in OTHERS:
         (home / name).mkdir(exist_ok=True)
     (home / "mine" / "__init__.py").touch()
@@ -113,7 +113,7 @@ def found(home: Path, folder: Path) -> dict[str, Path]:
 
 
 def python(code: str, *arguments: str, path: Sequence[Path], folder: Path) -> str:
-    """Run `code` in a Python that finds packages in `path` and its own, and return what it prints."""
+    """Run `code` in a Python whose import path starts with `path`, and return its output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Tests are skipped only if PoCL cannot compile even an empty kernel; no bug of this project causes a skip."""
+"""A test is skipped only if PoCL cannot compile even an empty kernel. A bug of this project never causes a skip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import conftest, pocl
 UNKNOWN = "clBuildProgram failed: BUILD_PROGRAM_FAILURE\nerror: unknown target CPU 'generic'"
 
 
-# Reports by name, which keep the words out of a failing test's own report: message, source, stderr.
+# The reports are named, so that the searched words do not appear in the report of a failing test.
 REPORTS = {
     "the processor": (UNKNOWN, "", ""),
     "the processor, in a program": ("assert 1 == 0", "", UNKNOWN),
@@ -24,7 +24,7 @@ REPORTS = {
 
 
 class Report:
-    """The part of a test's report that the hook reads and changes."""
+    """The part of a pytest report that the hook reads and changes."""
 
     failed = True
 
@@ -43,7 +43,7 @@ def test_only_what_fails_for_the_processor_is_skipped(
     monkeypatch: pytest.MonkeyPatch, name: str, compiles: bool
 ) -> None:
     hook: Any = conftest.pytest_runtest_makereport
-    with monkeypatch.context() as patched:  # the patch must end before this test's own report
+    with monkeypatch.context() as patched:  # the patch must end before the report of this test itself
         patched.setattr(pocl, "compiles", lambda: compiles)
         steps = hook(Item(), None)
         next(steps)

@@ -1,4 +1,4 @@
-"""docs/ as a site: mkdocs builds it without warnings, and its pages load nothing from other hosts."""
+"""mkdocs builds docs/ without warnings, and the pages load nothing from other hosts."""
 
 from __future__ import annotations
 

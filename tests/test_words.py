@@ -1,4 +1,6 @@
-"""Each room keeps its words at or below its own figure. Rewrite a sentence rather than raise a figure."""
+"""The count of unidiomatic phrases in each room stays at or below its limit. Rewrite a sentence rather than
+raise it.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,24 @@ import pytest
 from tests.words import count, rate
 
 ROOT = Path(__file__).resolve().parent.parent
-SLACK = 3.0  # how far a figure may be above the count; lower the figure when a room is rewritten
+SLACK = 3.0  # largest gap between limit and count; lower the limit after a room is rewritten
 
-# Phrases per 10,000 words, with strings that users see.
+# Limits in phrases per 10,000 words, including strings that users see.
 FIGURES = {
     "localllm": 8.0,
     "localllm/base": 10.5,
-    "localllm/cli": 22.5,  # without the texts that users see: 5
+    "localllm/cli": 22.5,  # 5 without the strings that users see
     "localllm/constrained": 0.0,
     "localllm/convert": 7.0,
     "localllm/diffusion": 0.0,
     "localllm/engine": 4.0,
     "localllm/evaluation": 0.0,
-    "localllm/explain": 23.5,  # without the texts that users see: 0
+    "localllm/explain": 23.5,  # 0 without the strings that users see
     "localllm/generation": 0.0,
     "localllm/gguf": 10.5,
     "localllm/hub": 4.5,
-    "localllm/loading": 12.5,  # without the texts that users see: 0
-    "localllm/options": 19.5,  # without the texts that users see: 0
+    "localllm/loading": 12.5,  # 0 without the strings that users see
+    "localllm/options": 19.5,  # 0 without the strings that users see
     "localllm/output": 5.5,
     "localllm/quantize": 4.0,
     "localllm/sampling": 5.0,
@@ -46,7 +48,7 @@ FIGURES = {
 
 
 def paths(room: str) -> list[Path]:
-    """The files and folders of a room; `localllm` means its modules that are not in a room."""
+    """Return the files and folders of a room; `localllm` means the modules outside all rooms."""
     return sorted((ROOT / room).glob("*.py")) if room == "localllm" else [ROOT / room]
 
 
@@ -66,7 +68,7 @@ def test_every_room_has_a_figure() -> None:
 
 
 def test_phrases_are_counted_in_prose_only(tmp_path: Path) -> None:
-    odd = "It is the {} rows.".format("be" + "side")  # spelled so that this file does not count
+    odd = "It is the {} rows.".format("be" + "side")  # split so that the phrase is not counted in this file
     (tmp_path / "a.py").write_text(f'"""{odd}"""\n{odd[10:12]}side = 1  # {odd} One row.\n')
     words, found = count([tmp_path])
     assert words == 12

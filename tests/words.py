@@ -1,9 +1,9 @@
-"""Counts phrases that engineers rarely write, per 10,000 words of docstrings, comments, longer strings and pages.
+"""Count phrases that engineers rarely write, per 10,000 words of docstrings, comments, longer strings and pages.
 
     python -m tests.words [--list] [PATH ...]      # files or folders; --list prints each sentence with such a phrase
 
-The phrases are grammatical, but sound translated. They point to sentences worth rewriting for a reader who knows the
-field and not this project. Other projects have 3 to 13 per 10,000 words. `test_words.py` holds each room to a figure.
+The phrases are grammatical but sound translated. They mark sentences to rewrite for a reader who knows the field but
+not this project. Other projects have 3 to 13 per 10,000 words. `test_words.py` sets a limit for each room.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def texts(path: Path) -> Iterator[str]:
 
 
 def files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files to read, without links and this one."""
+    """Yield the files to read, except symbolic links and this file."""
     for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             inside = file.suffix in SUFFIXES and not any(part in SKIPPED for part in file.parts)
@@ -70,7 +70,7 @@ def files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def count(paths: Iterable[Path]) -> tuple[int, list[tuple[Path, str, int]]]:
-    """Return the number of words, and each sentence with phrases: file, sentence, their number."""
+    """Return the word count and the sentences with phrases, each as (file, sentence, number of phrases)."""
     words, found = 0, []
     for file in files(paths):
         for text in texts(file):
@@ -82,7 +82,7 @@ def count(paths: Iterable[Path]) -> tuple[int, list[tuple[Path, str, int]]]:
 
 
 def rate(paths: Iterable[Path]) -> float:
-    """Return the phrases per 10,000 words."""
+    """Return the number of phrases per 10,000 words."""
     words, found = count(paths)
     return 1e4 * sum(hits for _, _, hits in found) / max(words, 1)
 

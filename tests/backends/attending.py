@@ -1,4 +1,4 @@
-"""Plans of attention for tests: head shapes, cache types, and the bound on the rounding."""
+"""Build attention plans for tests: head shapes, KV cache types, and the rounding bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.models.support import MemoryWeight
 
 @dataclass(frozen=True)
 class Heads:
-    """Query heads, key-value heads, width of a key, and optional features of attention."""
+    """The shape of an attention operation: heads, KV heads, head dimension, and optional features."""
 
     heads: int
     kv_heads: int
@@ -26,18 +26,18 @@ class Heads:
     sinks: bool = False
     slopes: bool = False
     chunked: bool = False
-    value_dim: int = 0  # 0: as wide as a key
+    value_dim: int = 0  # 0: the same as head_dim
     causal: bool = True
-    reach: int = 0  # number of learned biases by distance; 0: none
+    reach: int = 0  # learned biases for distances up to this; 0: none
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """The widths of queries, keys and values in a row."""
+        """Return the widths of the queries, keys and values of one token."""
         value_dim = self.value_dim or self.head_dim
         return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * value_dim
 
 
-HEADS = (  # groups of 1 to 9, 16, 32; widths that fill no vector; windows within a block, over one and over many
+HEADS = (  # head groups of 1 to 9, 16, 32; widths that fill no SIMD vector; windows of a part of a block to several
     Heads(1, 1, 8),
     Heads(3, 3, 7),
     Heads(2, 1, 64),
@@ -64,11 +64,11 @@ HEADS = (  # groups of 1 to 9, 16, 32; widths that fill no vector; windows withi
     Heads(3, 1, 20, reach=40, softcap=2.0),
     Heads(64, 2, 16, sinks=True, slopes=True),
 )
-WIDE = (Heads(5, 1, 1088, value_dim=1024),)  # latent rows of dots3note's windows, too wide for GPUs
+WIDE = (Heads(5, 1, 1088, value_dim=1024),)  # the MLA latents of dots3note's sliding-window layers, too wide for GPUs
 
 
 def attend(h: Heads) -> Build:
-    """Build attention over a row that holds queries, keys and values, in this order."""
+    """Build attention over a value that holds queries, keys and values, in this order."""
     cuts = np.cumsum([0, *h.widths])
     sinks = MemoryWeight.of("sinks", 2 * np.random.RandomState(4).standard_normal(h.heads)) if h.sinks else None
 
@@ -84,7 +84,7 @@ def attend(h: Heads) -> Build:
 
 
 def distances(h: Heads) -> MemoryWeight | None:
-    """Return a learned bias for every head and distance."""
+    """Return a learned bias for every head and relative position."""
     if not h.reach:
         return None
     numbers = np.random.RandomState(5).standard_normal((h.heads, 2 * h.reach + 1))
@@ -92,7 +92,7 @@ def distances(h: Heads) -> MemoryWeight | None:
 
 
 def attend_twice(h: Heads) -> Build:
-    """Build two attentions with different queries over the same cache layer; only the first writes it."""
+    """Build two attentions with different queries that share a KV cache layer. Only the first writes the cache."""
     once = attend(h)
 
     def build(r: Recorder, x: Value) -> Value:
@@ -104,12 +104,12 @@ def attend_twice(h: Heads) -> Build:
 
 
 def attention_slack(values: np.ndarray, h: Heads, seen: int, blocks: bool = False) -> float:
-    """Return the bound on the error of attention.
+    """Return a bound on the error of attention.
 
-    A score errs by (D + 3) u of its terms (twice their root mean square), a capped one by the error of tanh. Every
-    weight changes by twice that and by the error of exp. Then come sums of at most `seen` terms. For values in blocks,
-    weights are rounded by 2^-15 of the largest of 64, up or down; the errors of a sum grow with the root of their
-    number.
+    A score errs by (D + 3) u times its terms, taken as twice their root mean square. A soft-capped score also errs by
+    the error of tanh. Each weight errs by twice the error of its score plus the error of exp. The sums have at most
+    `seen` terms. For block-quantized values, weights are rounded to 2^-15 of the largest of 64 weights. These rounding
+    errors are random in sign, so their sum grows with the square root of their number.
     """
     q, k, v = np.split(np.abs(values.astype(np.float64)), np.cumsum(h.widths[:2]), axis=1)
     terms = 2 * h.head_dim**0.5 * np.sqrt((q**2).mean() * (k**2).mean())
@@ -118,7 +118,7 @@ def attention_slack(values: np.ndarray, h: Heads, seen: int, blocks: bool = Fals
     return float((2 * score + 4e-7 + 2 * seen * UNIT + rounded) * v.max())
 
 
-CACHES = (  # all types of keys and values; heads narrower than a block, of one block, of several; one and many rotated
+CACHES = (  # every key and value type; heads shorter than a quantization block, one block long, and longer
     *((Heads(4, 2, width), CacheTypes(name, name)) for width in (20, 64) for name in CACHE_TYPES if name != "f16"),
     (Heads(7, 1, 96), CacheTypes("q8_0", "q4_0")),
     (Heads(8, 1, 80), CacheTypes("q5_1", "f16")),
@@ -137,7 +137,7 @@ MANY = (
     Heads(263, 1, 4, sinks=True),
     Heads(37, 1, 4, slopes=True),
     Heads(37, 1, 4, reach=20),
-)  # groups that kernels loop over
+)  # head groups that kernels process in a loop
 
 
 BOTH_WAYS = (
@@ -152,7 +152,7 @@ BOTH_WAYS = (
 
 
 def attend_wanted(h: Heads, early: bool) -> Build:
-    """Build attention for the rows whose logits are wanted, selected before the rotation or after attention."""
+    """Build attention with logits for some tokens only, which are selected before the rotation or after attention."""
     width = (h.heads + 2 * h.kv_heads) * h.head_dim
     cuts = np.cumsum([0, h.heads * h.head_dim, h.kv_heads * h.head_dim, h.kv_heads * h.head_dim])
     rope = Rope("neox", h.head_dim, tuple(0.8**i for i in range(h.head_dim // 2)))

@@ -1,4 +1,4 @@
-"""The conformance table: plans of one operation, each with its rounding bound; and plans of recurrent layers."""
+"""The conformance table: plans of one operation, each with its rounding bound, and plans of recurrent layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def vector(width: int, name: str = "v") -> MemoryWeight:
 
 
 def table(width: int) -> MemoryWeight:
-    """Return embedding rows; the first contain the range limits of exp and similar functions."""
+    """Return an embedding table. The first row contains the range limits of exp and similar functions."""
     values = 4.0 * random.standard_normal((VOCABULARY, width)).astype(np.float32)
     edges = (-200.0, -100.0, -88.0, -87.0, -1e-30, 0.0, 1e-30, 60.0, 88.0, 200.0)
     values[0, :] = np.resize(edges, width)
@@ -53,7 +53,7 @@ def table(width: int) -> MemoryWeight:
 
 
 def turned_ends(r: Recorder, x: Value, style: RopeStyle, size: int, n_rot: int, again: bool) -> Value:
-    """Build a rotation at the end of each of three heads. `again`: x is read afterwards too."""
+    """Rotate the last `n_rot` dimensions of each of three heads. With `again`, x is also read afterwards."""
     rope = Rope(style, n_rot, tuple(500.0 ** (-2 * i / n_rot) for i in range(n_rot // 2)), 1.25, 0.1, 7)
     ends = r.rotate(r.slice(x, size - n_rot, size, 3), n_rot, rope)
     y = r.concat(r.slice(x, 0, size - n_rot, 3), ends, 3)
@@ -68,12 +68,12 @@ class Case:
 
 
 def first(width: int) -> MemoryWeight:
-    """Return the matrix (1, width) that selects the first number of a row."""
+    """Return the matrix (1, width) that selects the first element of a vector."""
     return MemoryWeight.of("first", np.eye(1, width))
 
 
 def connect(r: Recorder, x: Value, streams: int, parts: int) -> Value:
-    """Return hyper-connection coefficients from the first numbers of a row."""
+    """Build hyper-connection coefficients from the first elements of x."""
     width, name = hyper_connection_width(streams, parts), f"of {streams} in {parts}"
     scale = MemoryWeight.of(f"scale {name}", [0.5, 1.0, -0.75][:parts])
     bias = MemoryWeight.of(f"bias {name}", np.sin(np.arange(width)))
@@ -196,7 +196,7 @@ for format, heads, rows, columns in (
     )
 SQUARE, OTHER = stored("square", "F32", (48, 48)), stored("other", "F16", (48, 48))
 BIAS = vector(48, "b")
-# One format for every kind of unpacking: head matrices differ from a matrix only in their addresses.
+# One format per unpacking routine: head matrices differ from a matrix only in their addresses.
 HEAD_FORMATS = (
     "F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4", "NVFP4", "IQ2_XS",
     "IQ1_S", "TQ2_0",
@@ -229,7 +229,7 @@ def convolution(r: Recorder, x: Value) -> Value:
 
 
 def products(r: Recorder, x: Value, **widths: int) -> list[Value]:
-    """Return small products of x, one per width. If x is as wide as all of them, return slices of x."""
+    """Return small products of x, one per width, or slices of x if its width is the sum of all widths."""
     if x.width == sum(widths.values()):
         cuts = np.cumsum([0, *widths.values()])
         return [r.slice(x, int(start), int(stop)) for start, stop in pairwise(cuts)]
@@ -246,7 +246,7 @@ def linear_attention(
         q, k, v, g, b = products(r, x, q=keys, k=keys, v=heads * dim, g=decays, b=heads)
         k = r.rms_norm(k, MemoryWeight.of("unit", np.full(key_dim, key_dim**-0.5)), 1e-6, key_heads)
         steps, strength, rate = r.activate(g, "softplus"), r.activate(b, "sigmoid"), -vectors("rate", heads)
-        rate[0] *= 8.0 if channels else 1.0  # a head that decays to nothing within a few rows
+        rate[0] *= 8.0 if channels else 1.0  # a head whose state decays to nothing within a few tokens
         skip = None if delta else vectors("skip", heads)
         negative = MemoryWeight.of("rate", rate)
         return r.linear_attention(
@@ -258,7 +258,7 @@ def linear_attention(
 
 
 def lightning(heads: int, key_dim: int, dim: int) -> Build:
-    """Build lightning attention: steps and strengths are all 1."""
+    """Build lightning attention: linear attention in which all steps and strengths are 1."""
 
     def build(r: Recorder, x: Value) -> Value:
         q, k, v = products(r, x, q=heads * key_dim, k=heads * key_dim, v=heads * dim)
@@ -278,7 +278,7 @@ def pool(width: int, size: int, parts: int) -> Build:
 
 
 def ngrams(format: str, width: int, tokens: int, heads: int, end: int = 5) -> Build:
-    """Build n-gram embeddings of texts that end with an ordinary token, from a table with rows that no hash selects."""
+    """Build n-gram embeddings in which an ordinary token ends a text. Some rows of the table belong to no hash."""
     sizes = [(7, 11, 13, 17, 19, 23)[n % 6] for n in range(heads * (tokens - 1))]
     firsts, multipliers = (1 + np.cumsum([0, *sizes[:-1]])).tolist(), [(3 << 50) + 1, 5 << 40, 1, 999][:tokens]
     values = stored(f"n-grams {format}", format, (sum(sizes) + 5, width))

@@ -1,4 +1,4 @@
-"""Backends that tests share: opening one starts threads, and binding compiles kernels that are not cached."""
+"""Provide backends that tests share. Opening a backend starts threads and compiles kernels that are not cached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.backends.cpu.backend import CpuBackend
 
 @pytest.fixture(scope="session")
 def cpu() -> Iterator[CpuBackend]:
-    """Two threads, this machine's best instruction set, and kernels from the user's cache as in the program."""
+    """Provide a CPU backend with two threads, this machine's best instruction set, and the user's kernel cache."""
     backend = CpuBackend(threads=2)
     yield backend
     backend.close()
@@ -19,7 +19,7 @@ def cpu() -> Iterator[CpuBackend]:
 
 @pytest.fixture(scope="module")
 def backends() -> Iterator[list[CpuBackend]]:
-    """Backends with one, two and three threads: more than a small machine has processors."""
+    """Provide backends with one, two and three threads, which is more threads than a small machine has cores."""
     made = [CpuBackend(threads) for threads in (1, 2, 3)]
     yield made
     for backend in made:

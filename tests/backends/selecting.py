@@ -1,4 +1,4 @@
-"""Plans of attention to selected positions, and to pools of positions, for tests."""
+"""Build plans of sparse attention for tests: over selected positions, and over pooled positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.models.support import MemoryWeight
 
 @dataclass(frozen=True)
 class Selecting:
-    """Heads of attention and of the indexer, and the number of positions that it selects."""
+    """The heads of attention and of its indexer, and the number of positions that the indexer selects."""
 
     heads: Heads
     index_heads: int
@@ -28,12 +28,12 @@ class Selecting:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The widths of queries, keys and values in a row; then of queries, keys and weights of the indexer."""
+        """Return the widths of queries, keys and values, followed by the indexer's queries, keys and weights."""
         return (*self.heads.widths, self.index_heads * self.index_dim, self.index_dim, self.index_heads)
 
     @property
     def most(self) -> int:
-        """Maximum number of positions that a row selects."""
+        """Return the largest number of positions that a query can select."""
         return self.count * self.block + (self.block - 1 if self.pooled else 0)
 
     @property
@@ -41,7 +41,8 @@ class Selecting:
         return 1 if self.weighted else self.index_heads
 
 
-SELECTING = (  # partial vectors; one head; counts within a block, of one and of several; blocks of positions
+# Partly filled SIMD vectors; one head; selections within a block, of a block and of several; blocks of positions.
+SELECTING = (
     Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 9),
     Selecting(Heads(2, 1, 72, value_dim=64), 1, 32, 70),
     Selecting(Heads(6, 2, 16), 8, 16, 64),
@@ -57,7 +58,7 @@ SELECTING = (  # partial vectors; one head; counts within a block, of one and of
 
 
 def select(s: Selecting) -> Build:
-    """Build the selection alone."""
+    """Build only the selection."""
     cuts = np.cumsum([0, *s.widths])
 
     def build(r: Recorder, x: Value) -> Value:
@@ -69,7 +70,9 @@ def select(s: Selecting) -> Build:
 
 
 def attend_selected(s: Selecting, values: str = "own") -> Build:
-    """Build attention to the selection; values are "own", "copied" from the beginning of keys, or a known "prefix"."""
+    """Build attention over selected positions. Values are "own", "copied" from the first part of the keys, or a
+    "prefix" of the keys that the plan declares.
+    """
     cuts, h = np.cumsum([0, *s.widths]), s.heads
 
     def build(r: Recorder, x: Value) -> Value:
@@ -85,25 +88,30 @@ def attend_selected(s: Selecting, values: str = "own") -> Build:
 
 @dataclass(frozen=True)
 class Pooling:
-    """Heads with a window, the positions per pool, and the number of pools that an indexer selects."""
+    """Attention heads with a sliding window, the positions per pool, and the number of pools that an indexer
+    selects.
+    """
 
     heads: Heads
     every: int
-    count: int = 0  # pools that the indexer selects; 0: rows read all
-    prefix: bool = False  # values are the first numbers of the keys
+    count: int = 0  # pools that the indexer selects; 0: attention reads all pools
+    prefix: bool = False  # values are the first elements of the keys
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The widths of queries, keys, values; keys and values of pools; queries, keys and weights of the indexer."""
+        """Return the widths of queries, keys and values; pooled keys and values; the indexer's queries, keys and
+        weights.
+        """
         return (*self.heads.widths, *self.heads.widths[1:], 2 * 20, 20, 2)
 
     def listed(self, position: int) -> int:
-        """Return the number of cache rows that the row at a position reads."""
+        """Return the number of cache entries that a query at this position reads."""
         pools = (position + 1) // self.every
         return min(position + 1, self.heads.window) + min(pools, self.count or pools)
 
 
-POOLING = (  # pools within, equal to and over several blocks; windows within a block and over some; all pools, and some
+# Pools of a part of a block to several blocks; windows within a block and over several; all pools, or a selection.
+POOLING = (
     Pooling(Heads(4, 1, 24, window=9, value_dim=16), 4, 5),
     Pooling(Heads(2, 2, 20, window=70, sinks=True), 2, 33),
     Pooling(Heads(8, 1, 72, window=33, value_dim=64), 4),
@@ -116,7 +124,7 @@ POOLING = (  # pools within, equal to and over several blocks; windows within a 
 
 
 def attend_pools(p: Pooling) -> Build:
-    """Build attention to a window and to pools."""
+    """Build attention over a sliding window and pools."""
     cuts, h = np.cumsum([0, *p.widths]), p.heads
     sinks = MemoryWeight.of("sinks", np.linspace(-1.0, 1.0, h.heads)) if h.sinks else None
 
@@ -137,5 +145,5 @@ def attend_pools(p: Pooling) -> Build:
 
 
 def rows_of(s: Selecting | Pooling, vocabulary: int) -> np.ndarray:
-    """Return an embedding table for which no two scores are equal, unless all positions of a token have them."""
+    """Return an embedding table with random scores, which tie only between positions of the same token."""
     return np.random.RandomState(s.widths[-2]).standard_normal((vocabulary, sum(s.widths))).astype(np.float32)

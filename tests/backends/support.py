@@ -17,13 +17,14 @@ from localllm.plan import BLOCK, Plan, Recorder, Value
 from tests.models.support import Driver, MemoryWeight, plan_of
 
 Build = Callable[[Recorder, Value], Value]
-UNIT = 2.0**-24  # largest relative error of one rounding to float32
+UNIT = 2.0**-24  # largest relative error of rounding to float32
 
 
 def stored(name: str, format: str, shape: tuple[int, int], low: float = 0.5, high: float = 64.0) -> MemoryWeight:
-    """Return a matrix of random bytes, uniform over the blocks whose largest magnitude is from `low` to `high`.
+    """Return a matrix of random bytes. Blocks are uniform among the blocks with a largest magnitude from `low` to
+    `high`.
 
-    So every bit of the format is used, with scales and minimums of both signs. Equal arguments give equal matrices.
+    Every bit of the format is used, and scales and minimums have both signs. Equal arguments give equal matrices.
     """
     rows, columns = shape
     fmt = quant.FORMATS[format]
@@ -36,13 +37,13 @@ def stored(name: str, format: str, shape: tuple[int, int], low: float = 0.5, hig
     while len(found) < wanted:
         blocks = random.randint(0, 256, (8 * wanted, fmt.block_bytes), np.uint8)
         largest = np.abs(quant.dequantize(blocks, format)).max(axis=1)
-        with np.errstate(invalid="ignore"):  # NaN is out of range
+        with np.errstate(invalid="ignore"):  # a NaN counts as out of range
             found = np.concatenate([found, blocks[(largest >= low) & (largest <= high)]])
     return MemoryWeight(name, format, shape, found[:wanted].reshape(rows, -1))
 
 
 def record(table: MemoryWeight, build: Build) -> Plan:
-    """Return the plan of build(embedding of a token)."""
+    """Return the plan that applies `build` to the embedding of a token."""
     r = Recorder()
     return r.finish(build(r, r.embed(table)))
 
@@ -52,7 +53,7 @@ def bind(backend: Backend, plan: Plan, rows: int = 80, blocks: int = 8, cache: C
 
 
 def chunks(total: int, sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """Return (start, stop) of chunks with the given sizes, the remainder as one; sizes past the end are dropped."""
+    """Return (start, stop) of chunks with these sizes, then one chunk for the rest. Sizes past the end are dropped."""
     cuts = [0]
     for size in sizes:
         cuts.append(min(cuts[-1] + size, total))
@@ -61,14 +62,14 @@ def chunks(total: int, sizes: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def feed(executable: Executable, tokens: np.ndarray, sizes: Iterable[int] = ()) -> np.ndarray:
-    """Return the results of every row of a new sequence, fed in chunks of these sizes and then the remainder."""
+    """Return the results of every token of a new sequence, evaluated in chunks of these sizes and one for the rest."""
     driver = Driver(executable)
     return np.concatenate([driver.step([(0, tokens[a:b])]) for a, b in chunks(len(tokens), sizes)])
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A small llama or qwen3. Widths are multiples of 32 so that most formats apply."""
+    """The shape of a small llama or qwen3. Widths are multiples of 32, so that most formats apply."""
 
     architecture: str = "llama"
     width: int = 64
@@ -84,12 +85,12 @@ class Shape:
 
 
 LLAMA = Shape()
-Formats = str | Callable[[str], str]  # one for all matrices, or by tensor name
+Formats = str | Callable[[str], str]  # one format for all matrices, or a function of the tensor name
 Model = tuple[dict[str, Any], dict[str, MemoryWeight]]
 
 
 def model(format: Formats, shape: Shape = LLAMA, seed: int = 1) -> Model:
-    """Return metadata and tensors of a random model."""
+    """Return the metadata and tensors of a random model."""
     s, random = shape, np.random.RandomState(seed)
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     matrices = {"token_embd": (s.vocabulary, s.width)}
@@ -113,7 +114,7 @@ def model(format: Formats, shape: Shape = LLAMA, seed: int = 1) -> Model:
     choose = format if callable(format) else lambda name: format
     tensors = {}
     for name, (rows, columns) in matrices.items():
-        gain = 2.0 if name.endswith(("attn_q", "attn_k")) else 1.0  # sharp attention, so that positions matter
+        gain = 2.0 if name.endswith(("attn_q", "attn_k")) else 1.0  # makes attention sharp, so that positions matter
         values = random.standard_normal((rows, columns)) * (gain / math.sqrt(columns))
         tensors[name + ".weight"] = MemoryWeight.of(name + ".weight", values, choose(name + ".weight"))
         if s.biased and name.endswith(("attn_q", "attn_k", "attn_v", "ffn_down")):
@@ -145,10 +146,9 @@ def tokens(count: int, vocabulary: int = 97, seed: int = 5) -> np.ndarray:
 
 
 def check_company(backends: Sequence[Backend], plan: Plan, cache: CacheTypes, tokens: np.ndarray) -> np.ndarray:
-    """Evaluate a long prompt at once, then its last rows in other chunks together with another sequence, on three
-    backends.
+    """Check on three backends that a token's logits do not depend on its batch, and return the logits (T, vocabulary).
 
-    Check that all bits are equal. Return the logits (T, vocabulary).
+    A long prompt runs at once. Then its last tokens run in other chunks, together with another sequence.
     """
     blocks, long = 2 * (len(tokens) // BLOCK + 1), len(tokens)
     bound = [bind(backend, plan, rows=long + 50, blocks=blocks, cache=cache) for backend in backends]

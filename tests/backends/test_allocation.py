@@ -1,4 +1,4 @@
-"""Lifetimes of values and the buffers that hold them, without a device."""
+"""Lifetimes of values, and the buffers assigned to them, without a device."""
 
 from __future__ import annotations
 

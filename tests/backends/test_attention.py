@@ -1,4 +1,4 @@
-"""Attention on the CPU backend against the reference backend, for every kind of heads and cache type."""
+"""Attention on the CPU backend against the reference backend, for every head shape and KV cache type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from tests.models.support import Driver, MemoryWeight
 
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + WIDE + MANY + BOTH_WAYS), *CACHES], ids=str)
 def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
-    """Two sequences share a batch, cut anywhere, over several blocks; then one continues from a copy of the other's."""
+    """Two sequences share batches, split at any token, over several blocks. Then one continues from a copy of the
+    other's blocks.
+    """
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
     ours, theirs = (Driver(bind(b, plan, rows=128, cache=cache), sequences=2) for b in (cpu, ReferenceBackend()))
@@ -51,12 +53,12 @@ def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
 
 @pytest.mark.parametrize("name", [name for name, type_ in CACHE_TYPES.items() if type_.rotated])
 def test_what_the_rotation_makes_too_large_is_clamped(cpu: CpuBackend, name: str) -> None:
-    """Rotation turns a head of equal numbers into one number, larger by the root of their count than the scale's
-    range.
+    """The rotation turns a head of equal elements into a single nonzero element. It is larger by the square root of
+    their number, and exceeds the range of the scale.
     """
     h, largest = Heads(1, 1, 512), CACHE_TYPES[name].largest
     values = np.zeros((VOCABULARY, sum(h.widths)), np.float32)
-    values[:, h.widths[0] :] = -largest  # keys and values; zero queries weigh all positions alike
+    values[:, h.widths[0] :] = -largest  # keys and values; zero queries give all positions the same weight
     plan, cache = record(MemoryWeight.of("table", values), attend(h)), CacheTypes(name, name)
     for backend in (cpu, ReferenceBackend()):
         found = feed(bind(backend, plan, cache=cache), np.arange(3))
@@ -65,7 +67,7 @@ def test_what_the_rotation_makes_too_large_is_clamped(cpu: CpuBackend, name: str
 
 @pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 2, 16, window=9)], ids=str)
 def test_a_layer_may_read_the_cache_of_another(cpu: CpuBackend, h: Heads) -> None:
-    """An error of the first attention shifts the second one's queries, so ten times the bound of one is allowed."""
+    """An error of the first attention shifts the queries of the second, so the bound is ten times the bound of one."""
     values = np.random.RandomState(6).standard_normal((VOCABULARY, 128)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend_twice(h))
     assert len(plan.layers) == 1
@@ -74,13 +76,13 @@ def test_a_layer_may_read_the_cache_of_another(cpu: CpuBackend, h: Heads) -> Non
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=10 * attention_slack(values, h, 2 * BLOCK))
 
 
-WANTED = (  # of 60 rows of one sequence and 20 of another: all, none, few, out of order, one repeated
+WANTED = (  # of 60 tokens of one sequence and 20 of another: all, none, few, out of order, repeated
     list(range(80)), [], [79], [3, 17, 59, 60, 61], [70, 2, 40, 1], [33] * 30, [*range(79, 40, -1)],
 )  # fmt: skip
 
 
 def wanted_rows(backend: Backend, h: Heads, early: bool, cache: CacheTypes = F16_CACHE) -> list[np.ndarray]:
-    """Return results of `attend_wanted` for each of WANTED, after a block of other positions."""
+    """Return the results of `attend_wanted` for each entry of WANTED, after a block of other positions."""
     width = (h.heads + 2 * h.kv_heads) * h.head_dim
     values = np.random.RandomState(6).standard_normal((VOCABULARY, width)).astype(np.float32)
     tokens, found = np.random.RandomState(1).randint(0, VOCABULARY, 180), []
@@ -96,7 +98,7 @@ def wanted_rows(backend: Backend, h: Heads, early: bool, cache: CacheTypes = F16
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
 @pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 1, 32, window=9)], ids=str)
 def test_rows_that_are_wanted_keep_their_positions(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
-    """The bits are the same whether rows are selected before rotation and attention, or after."""
+    """The results have the same bits whether tokens are selected before rotation and attention or after."""
     for early, late in zip(wanted_rows(cpu, h, True, cache), wanted_rows(cpu, h, False, cache), strict=True):
         np.testing.assert_array_equal(early, late)
 
@@ -104,7 +106,7 @@ def test_rows_that_are_wanted_keep_their_positions(cpu: CpuBackend, h: Heads, ca
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
 @pytest.mark.parametrize("heads", [37, 263])
 def test_a_head_among_many_has_the_bits_that_it_has_alone(cpu: CpuBackend, heads: int, cache: CacheTypes) -> None:
-    """Kernels loop over many query heads of one key-value head; a few are unrolled."""
+    """Kernels loop over the query heads of a KV head if there are many. Few heads are unrolled."""
     h = Heads(heads, 1, 8)
     values = np.random.RandomState(8).standard_normal((VOCABULARY, (heads + 2) * 8)).astype(np.float32)
 
@@ -121,14 +123,15 @@ def test_a_head_among_many_has_the_bits_that_it_has_alone(cpu: CpuBackend, heads
 
 @pytest.mark.parametrize("name", [name for name, type_ in CACHE_TYPES.items() if type_.blocks])
 def test_a_sink_coarsens_no_other_weight(cpu: CpuBackend, name: str) -> None:
-    """One position takes nearly all weight and has almost no value, as first tokens do.
+    """One position, an attention sink, takes nearly all weight and has a value near zero, like the first token of a
+    text.
 
-    The other weights are rounded relative to their own sum, so the answer is as exact as without the sink.
+    The other weights are rounded relative to their own sum, so the result is as exact as without the sink.
     """
     values = np.random.RandomState(0).standard_normal((8, 96)).astype(np.float32)
     values[:, :64] = 0.0
     values[:, 0] = 1.0  # queries
-    values[0, 32], values[0, 64:] = 7.0 * 32**0.5, 1e-6  # the sink: 1100 times the weight of any other position
+    values[0, 32], values[0, 64:] = 7.0 * 32**0.5, 1e-6  # the sink's weight is 1100 times any other
     plan = record(MemoryWeight.of("table", values), attend(Heads(1, 1, 32)))
     tokens = np.concatenate([[0], np.random.RandomState(1).randint(1, 8, 40)])
     ours, theirs = (feed(bind(b, plan, cache=CacheTypes("f16", name)), tokens)[40] for b in (cpu, ReferenceBackend()))
@@ -137,7 +140,7 @@ def test_a_sink_coarsens_no_other_weight(cpu: CpuBackend, name: str) -> None:
 
 
 def test_large_keys_and_values_stay_in_the_range_of_halves(cpu: CpuBackend) -> None:
-    """Half precision ends at 65504. Larger values are clamped, not stored as infinity, so the answer stays finite."""
+    """float16 ends at 65504. Larger values are clamped and not stored as infinity, so the result stays finite."""
     values = np.zeros((4, 24), np.float32)
     values[:, 16:] = np.array([1e6, -1e6, 65504, 3.0])[:, None]
     executable = bind(cpu, record(MemoryWeight.of("table", values), attend(Heads(1, 1, 8))))

@@ -1,7 +1,7 @@
-"""Every operation of a plan on the CPU backend, against the reference backend.
+"""Compare every operation of a plan on the CPU backend with the reference backend.
 
-Both bind the same plan and get the same batches. Results may differ by the rounding of float32 (`rounding.py`).
-Attention and the product with quantized weights have separate files, `test_attention.py` and `test_linear.py`.
+Both backends bind the same plan and run the same batches. Results may differ by float32 rounding (`rounding.py`).
+Attention and products with quantized weights have their own files, `test_attention.py` and `test_linear.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROWS = (1, 3, 13, 17, 70)  # batch sizes: tiles of one size and of several, pack
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows(cpu: CpuBackend, name: str) -> None:
-    """Every row is within the rounding of float32, and its bits do not depend on the number of rows in the batch."""
+    """Every token is within float32 rounding, and its bits do not depend on the size of the batch."""
     case = CASES[name]
     embedding = table(case.width)
     plan = record(embedding, case.build)
@@ -43,13 +43,13 @@ def test_rows(cpu: CpuBackend, name: str) -> None:
 
 
 def head_matrices(format: str, rows: int) -> MemoryWeight:
-    """Return two matrices (rows, columns) of a format, as one stack."""
+    """Return a stack of two matrices (rows, columns) in a format."""
     columns = max(quant.FORMATS[format].block_values, 30)
     return replace(stored("heads", format, (2 * rows, columns)), shape=(2, rows, columns))
 
 
 def side_by_side(weight: MemoryWeight) -> Build:
-    """Return `head_linear` as a product for each head."""
+    """Build `head_linear` as one product per head."""
     _, rows, columns = weight.shape
 
     def build(r: Recorder, x: Value) -> Value:
@@ -76,8 +76,8 @@ def test_a_head_has_the_bits_of_a_product_of_its_own(cpu: CpuBackend, format: st
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_embed_gives_the_numbers_of_the_file(cpu: CpuBackend, format: str) -> None:
-    """They are equal to the bit, for blocks of every size from subnormal up; 37 tokens leave the last panel partly
-    empty.
+    """Embeddings equal the dequantized values bit for bit, for blocks of every magnitude from subnormal numbers up.
+    With 37 tokens, the last panel is partly empty.
     """
     columns = 2 * quant.FORMATS[format].block_values if quant.FORMATS[format].block_values > 1 else 21
     weight = stored("table", format, (VOCABULARY, columns), low=0.0, high=3e38)
@@ -97,7 +97,9 @@ def test_select_rows(cpu: CpuBackend) -> None:
 
 
 def test_positions_have_rows_of_a_table(cpu: CpuBackend) -> None:
-    """Rows depend on the position only, not on the token. Positions past the table's end get its last row."""
+    """A position embedding depends only on the position, not on the token. Positions past the end of the table get its
+    last row.
+    """
     embedding, positions = table(40), MemoryWeight.of("positions", random.standard_normal((50, 40)))
     plan = record(embedding, lambda r, x: r.add(x, r.embed(positions, positions=True)))
     tokens = np.resize(np.arange(VOCABULARY)[::-1], 70)
@@ -107,10 +109,11 @@ def test_positions_have_rows_of_a_table(cpu: CpuBackend) -> None:
 
 
 def check_recurrent(backend: Backend, name: str) -> None:
-    """Evaluate rows within a block, to a block's end, and over several blocks; then rewind and continue with other
-    tokens.
+    """Evaluate tokens within a block, to the end of a block, and over several blocks. Then rewind and continue with
+    other tokens.
 
-    The stores round every row to float32 and the chains are short: allow 2e-6, 30 units, of the largest result.
+    States are rounded to float32 after every token, and the chains are short. The allowed error is 2e-6, or 30 units,
+    of the largest result.
     """
     plan = record(MemoryWeight.of("table", np.random.RandomState(6).standard_normal((VOCABULARY, 48))), RECURRENT[name])
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, 400)
@@ -167,7 +170,7 @@ NONE: dict[str, Build] = {
 
 @pytest.mark.parametrize("name", NONE)
 def test_what_is_no_number_is_not_lost(cpu: CpuBackend, name: str) -> None:
-    """A NaN, perhaps from a damaged file, reaches the sampler; in attention, also one in a query."""
+    """A NaN, perhaps from a damaged GGUF, must reach the sampler. In attention this includes a NaN in a query."""
     values = np.ones((2, 24), np.float32)
     values[0, 3] = np.nan
     rows = feed(bind(cpu, record(MemoryWeight.of("table", values), NONE[name])), np.array([1, 0, 1]))
@@ -175,7 +178,7 @@ def test_what_is_no_number_is_not_lost(cpu: CpuBackend, name: str) -> None:
 
 
 def test_every_operation_is_in_the_table() -> None:
-    """The plans above cover every operation except experts, which are in `test_experts.py`."""
+    """The plans above cover every operation except experts, which `test_experts.py` covers."""
     plans = [record(table(case.width), case.build) for case in CASES.values()]
     plans.append(record(table(24), attend(Heads(1, 1, 8))))
     plans.append(record(table(24), lambda r, x: r.select_rows(x)))

@@ -1,4 +1,4 @@
-"""T5 on the CPU and on OpenCL: texts and answers in one batch, over several cache blocks, cut anywhere."""
+"""T5 on the CPU and on OpenCL: texts and answers in one batch, over several cache blocks, split at any token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def driver(backend: Backend, plan: Plan, cache: str = "f16") -> Driver:
 
 
 def alone(driver: Driver, number: int, cuts: tuple[int, ...] = (90,)) -> np.ndarray:
-    """Return the logits of an answer. Its tokens come in steps of these sizes, the first with the text."""
+    """Return the logits of an answer that runs without other sequences. Its tokens come in steps of these sizes, and
+    the first step includes the text.
+    """
     text, answer, found, at = TEXTS[number], ANSWERS[number], [], 0
     for count in cuts:
         before = text if not at else []
@@ -71,7 +73,9 @@ def test_answers_agree_with_the_reference(backend: Backend, plan: Plan, expected
 @pytest.mark.parametrize("cache", ["f16", "q8_0"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_bits_depend_on_nothing_else(plan: Plan, threads: int, cache: str) -> None:
-    """Bits do not depend on how an answer is cut, on other texts and answers in the batch, or on threads."""
+    """The bits of an answer do not depend on how it is split, on other texts and answers in the batch, or on
+    threads.
+    """
     with_two, backend = CpuBackend(2), CpuBackend(threads)
     try:
         whole = [alone(driver(with_two, plan, cache), number) for number in range(3)]
@@ -99,7 +103,7 @@ def test_bits_depend_on_nothing_else(plan: Plan, threads: int, cache: str) -> No
 
 
 def test_what_was_in_the_blocks_before_does_not_matter(plan: Plan, expected: list[np.ndarray]) -> None:
-    """An answer must not see the text's positions in its own layers, even if their blocks contain data."""
+    """In an answer's own layers, attention must not see positions of the text, even if their blocks contain data."""
     ours = driver(ReferenceBackend(), plan, "f32")
     alone(ours, 0)
     ours.lengths[0], ours.borders = 0, [len(TEXTS[2]), *[len(text) for text in TEXTS[1:]]]
@@ -140,7 +144,7 @@ def test_a_decoded_row_reads_the_decoder_alone(plan: Plan) -> None:
     names = {read.weight.name for read in plan.reads}
     assert not any(name.startswith("enc.") for name in names)
     assert {"dec.blk.1.cross_attn_q.weight", "dec.blk.0.ffn_up.weight", "output.weight"} <= names
-    assert not any("cross_attn_k" in name for name in names)  # of the text, projected once
+    assert not any("cross_attn_k" in name for name in names)  # of the text, projected only once
 
 
 def test_keys_of_the_decoder() -> None:
@@ -159,7 +163,7 @@ def test_keys_of_the_decoder() -> None:
 
 
 def test_tied_outputs_are_scaled(plan: Plan) -> None:
-    """A file without an output matrix uses the embeddings, divided by the root of the width."""
+    """A GGUF without an output matrix uses the embedding matrix, and divides by the square root of the width."""
     metadata, tensors = KIT["t5-gated"].loaded()
     output = tensors.pop("output.weight")
     tied = driver(ReferenceBackend(), plan_of(metadata, tensors))

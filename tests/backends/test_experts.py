@@ -1,4 +1,6 @@
-"""Mixture of experts: choice and weights against the reference backend, products to the bit against single matrices."""
+"""Mixture of experts: the chosen experts and their weights equal the reference backend's, and products have the same
+bits as with separate matrices.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ VALUES = {name: random.standard_normal((EXPERTS, *shape)) / 8 for name, shape in
 SCALES = {name: 0.5 + random.random_sample(EXPERTS) for name in SHAPES}
 BIASES = {name: random.standard_normal((EXPERTS, shape[0])) for name, shape in SHAPES.items()}
 
-GIVEN = np.array([random.permutation(EXPERTS) for _ in range(TOKENS)], np.float64)  # experts by token
+GIVEN = np.array([random.permutation(EXPERTS) for _ in range(TOKENS)], np.float64)  # the experts of each token
 
 
 def matrix(name: str, format: str, expert: int) -> MemoryWeight:
@@ -100,7 +102,7 @@ def mixture(
     ],
 )
 def test_choice_weights_and_sum(cpu: CpuBackend, build: Build) -> None:
-    """Three float32 products of up to 96 terms each have a few hundred roundings of 6e-8 on numbers near 1."""
+    """Three float32 products of up to 96 terms have a few hundred roundings of 6e-8 each, of values near 1."""
     plan = record(TABLE, build)
     ours, theirs = (bind(backend, plan) for backend in (cpu, ReferenceBackend()))
     tokens = np.arange(TOKENS)
@@ -113,7 +115,9 @@ def test_choice_weights_and_sum(cpu: CpuBackend, build: Build) -> None:
 @pytest.mark.parametrize("formats", [("F32",) * 3, ("Q8_0",) * 3, ("Q4_0", "F16", "Q8_0"), ("BF16", "Q4_1", "BF16")])
 @pytest.mark.parametrize("extras", [False, True])
 def test_products_are_those_of_the_matrices_alone(cpu: CpuBackend, formats: tuple[str, ...], extras: bool) -> None:
-    """A mixture of one expert per row, whose weight is then 1, gives the bits that a larger mixture adds up."""
+    """A mixture with one expert per token, whose weight is 1, gives the terms that a larger mixture adds up, bit for
+    bit.
+    """
     of = dict(zip(SHAPES, formats, strict=True))
 
     def alone(expert: int) -> Build:
@@ -132,7 +136,7 @@ def test_products_are_those_of_the_matrices_alone(cpu: CpuBackend, formats: tupl
     mixed = feed(bind(cpu, record(TABLE, only)), tokens)
     chosen = (TABLE.values().astype(np.float64) @ ROUTER.values().astype(np.float64).T).argmax(axis=1)
     assert len(np.unique(chosen)) > 8
-    assert np.bincount(chosen).max() > 4  # an expert with more rows than the kernels for packed weights take
+    assert np.bincount(chosen).max() > 4  # an expert with more tokens than the kernels for packed weights accept
     for expert in np.unique(chosen):
         rows = tokens[chosen == expert]
         np.testing.assert_array_equal(mixed[rows], feed(bind(cpu, record(TABLE, alone(expert))), rows))

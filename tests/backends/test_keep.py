@@ -1,6 +1,6 @@
-"""Kept values: the CPU backend stores the reference's values, of every row and every expert.
+"""Kept intermediate values: the CPU backend keeps the same values as the reference, for every token and every expert.
 
-Also tests that matrices can get new numbers after they were bound.
+Matrices can also get new weights after they were bound.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def bound(backend: Any, plan: Plan, keep: list[Value], rows: int = ROWS) -> Any:
 
 
 def test_inputs_of_matrices_are_left_readable(cpu: CpuBackend) -> None:
-    """For float matrices, results differ only by rounding, also of the cache to F16."""
+    """For float matrices, the kept values differ only by rounding, including the rounding of the KV cache to F16."""
     made = plan("F32")
     keep = inputs(made)
     ours, theirs = bound(cpu, made, keep), bound(ReferenceBackend(), made, [])
@@ -41,7 +41,8 @@ def test_inputs_of_matrices_are_left_readable(cpu: CpuBackend) -> None:
         driver = Driver(executable)
         driver.step([(0, tokens(9))])
         driver.step([(0, tokens(5, seed=6))])
-    assert len(keep) == 9  # per layer: into q, k, v; output; gate, up; down. And into the output matrix
+    # Per layer: inputs of q, k, v; of the attention output; of gate and up; of down. And of the output matrix.
+    assert len(keep) == 9
     for value in keep:
         a, b = ours.value(value), theirs.value(value)
         assert a.shape == b.shape == (5, value.width)

@@ -1,6 +1,6 @@
 """Tiny models of every architecture on the CPU against llama.cpp's logits, prefilled in one batch and decoded.
 
-The logits were computed with a float32 cache, and GELU read from a table of halves.
+llama.cpp computed the logits with a float32 KV cache, and with GELU from a float16 table.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ def test_every_position(cpu: CpuBackend, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, model in KIT.items() if model.limit() > LIMIT])
 def test_exact_gelu(cpu: CpuBackend, name: str) -> None:
-    """Models that are sensitive to GELU's table are compared with the reference backend and exact GELU."""
+    """Some models are sensitive to llama.cpp's GELU table. They are compared with the reference backend and
+    exact GELU.
+    """
     ours, theirs = (logits(backend, KIT[name]) for backend in (cpu, ReferenceBackend()))
     assert nmse(ours, theirs).max() < LIMIT
 
 
 @pytest.mark.parametrize("name", DEPARTURES)
 def test_where_llama_cpp_computes_something_else(cpu: CpuBackend, name: str) -> None:
-    """`tests.models` compares the reference backend's results with the model as it was trained."""
+    """`tests.models` compares the reference backend with the model as it was trained."""
     ours, theirs = (logits(backend, DEPARTURES[name]) for backend in (cpu, ReferenceBackend()))
     assert nmse(ours, theirs).max() < LIMIT
 
@@ -61,7 +63,9 @@ def test_experts_that_groups_share(cpu: CpuBackend) -> None:
 def test_rows_are_dropped_after_the_last_layer_that_stores_keys(
     cpu: CpuBackend, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later layers see the wanted rows only; the logits have the bits of a plan that drops rows in the last layer."""
+    """Later layers process only the tokens whose logits are wanted. The bits equal a plan that drops tokens in the last
+    layer.
+    """
     model, results = KIT[name], []
     parts, wanted = (model.tokens[:20], model.tokens[20:33], model.tokens[33:34]), ([19], [0, 5, 12], [0])
     for last in (False, True):

@@ -1,8 +1,8 @@
-"""Next-token heads against llama.cpp's: row t reads token t + 1 and the hidden row of token t.
+"""Next-token prediction heads against llama.cpp's: position t gets token t + 1 and the hidden state of token t.
 
-The models are the kit's models with heads, and others with a head added behind their layers (`tests.models.headed`).
-The stored logits come from llama.cpp's context for heads with a float32 cache, fed with the hidden rows of its context
-for the model: 32 rows in one batch, then one by one. A second head gets the same rows as the first.
+The models are the test models with heads, and models to which `tests.models.headed` adds a head. The stored logits come
+from llama.cpp's context for heads, with a float32 KV cache. Its input are the hidden states of llama.cpp's context for
+the model: 32 in one batch, then one by one. A second head gets the same hidden states as the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.models.kit import KIT, LIMIT, KitModel
 from tests.models.support import Driver, MemoryWeight, nmse
 
 with np.load(Path(__file__).parents[1] / "models" / "data" / "head_logits.npz") as file:
-    STORED = dict(file)  # (heads, rows, vocabulary)
+    STORED = dict(file)  # (heads, tokens, vocabulary)
 HEADS = [(name, number + 1) for name, stored in STORED.items() for number in range(len(stored))]
 LIMITS, CACHE = Limits(rows=64, logit_rows=64, blocks=1, positions=BLOCK), CacheTypes("f32", "f32")
 THEIRS = [32] + [1] * 7
@@ -37,9 +37,7 @@ def model_of(name: str) -> KitModel | Headed:
 
 
 def plans(name: str, number: int = 1, without: tuple[str, ...] = ()) -> tuple[Plan, Plan]:
-    """Return plans of the model, with the hidden rows of all tokens, and of a head, without some tensors of its
-    layer.
-    """
+    """Return two plans: the model, which also returns hidden states, and a head, without some tensors of its layer."""
     metadata, held = model_of(name).loaded()
     tensors = {name: tensor for name, tensor in held.items() if not name.endswith(without)} if without else held
     architecture = architecture_of(metadata)
@@ -49,7 +47,7 @@ def plans(name: str, number: int = 1, without: tuple[str, ...] = ()) -> tuple[Pl
 
 
 def hidden(backend: Backend, plan: Plan, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hidden rows of all tokens. Only the last token's logits are computed."""
+    """Return the hidden states of all tokens. Only the logits of the last token are computed."""
     assert plan.hidden is not None
     executable = backend.bind(plan, LIMITS, CACHE, keep=[plan.hidden])
     try:
@@ -60,7 +58,7 @@ def hidden(backend: Backend, plan: Plan, tokens: list[int]) -> tuple[np.ndarray,
 
 
 def fed(backend: Backend, plan: Plan, tokens: list[int], rows: np.ndarray, sizes: Iterable[int]) -> np.ndarray:
-    """Return the head's logits after every row, fed in chunks of these sizes and then the remainder."""
+    """Return the head's logits after every token, evaluated in chunks of these sizes and one for the rest."""
     executable, results = backend.bind(plan, LIMITS, CACHE), []
     try:
         for start, stop in chunks(len(tokens), sizes):
@@ -83,7 +81,8 @@ def test_every_row(cpu: CpuBackend, name: str, number: int, on: str) -> None:
     rows, _ = hidden(backend, model, tokens)
     ours = fed(backend, head, tokens[1:], rows[:-1], THEIRS)
     assert nmse(ours, STORED[name][number - 1]).max() < LIMIT
-    assert nmse(ours, fed(backend, head, tokens[1:], rows[1:], THEIRS)).min() > LIMIT  # the hidden rows matter
+    # Proof that the hidden states matter.
+    assert nmse(ours, fed(backend, head, tokens[1:], rows[1:], THEIRS)).min() > LIMIT
     if on == "cpu":
         for sizes in OTHERS:
             np.testing.assert_array_equal(fed(backend, head, tokens[1:], rows[:-1], sizes), ours)
@@ -108,7 +107,7 @@ def test_hidden_rows_of_all_tokens_change_no_logits(cpu: CpuBackend, name: str) 
 
 
 def test_what_a_head_lacks_is_the_model_s(cpu: CpuBackend) -> None:
-    """A head with its own table and matrices equals a head with the model's."""
+    """A head with its own embedding and output matrices equals a head that uses the model's."""
     name, model, layer = "glm4moe-mtp", KIT["glm4moe-mtp"], "blk.3.nextn."
     pairs = {"embed_tokens": "token_embd", "shared_head_norm": "output_norm", "shared_head_head": "output"}
     metadata, held = model.loaded()

@@ -1,4 +1,4 @@
-"""N-gram embeddings: their hashes computed text by text, and the rows of the table that a step reads."""
+"""N-gram embeddings: hashes computed separately for each text, and the table rows that a step reads."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def counted() -> Counted:
 
 
 def plan(table: MemoryWeight | None = None, scaled: bool = False) -> Plan:
-    """Return a plan of the n-grams.
+    """Return a plan of n-gram embeddings.
 
-    `scaled`: they are added to 6 times the token ids, whose buffers are freed first.
+    With `scaled`, they are added to 6 times the token ids, whose buffers are freed first.
     """
     r = Recorder()
     if not scaled:
@@ -59,7 +59,7 @@ def backend(request: pytest.FixtureRequest, cpu: CpuBackend) -> Iterator[Backend
 
 
 def rows_by_hand(tokens: list[int]) -> np.ndarray:
-    """Return the table's rows. END ends a text, and also fills the positions before it."""
+    """Return the expected rows of the table. END ends a text, and also fills the positions before a text."""
     texts: list[list[int]] = [[]]
     rows = []
     for token in tokens:
@@ -85,7 +85,7 @@ def test_n_grams_reach_back_to_the_beginning_of_a_text(backend: Backend, sizes: 
 
 
 def test_sequences_in_one_step_look_back_at_their_own_tokens(backend: Backend) -> None:
-    """Long chunks run together with decoded rows and a rewound sequence; a GPU runs them in pieces."""
+    """Long chunks run together with decoded tokens and a rewound sequence. A GPU runs the chunks in parts."""
     driver, random = (
         Driver(bind(backend, plan(scaled=True), rows=150, blocks=12), sequences=4),
         np.random.RandomState(2),
@@ -133,12 +133,13 @@ def test_a_batch_without_its_tokens_is_refused(backend: Backend, histories: list
     bound = bind(backend, plan(scaled=True))
     with pytest.raises(BackendError, match="batch: histories must hold"):
         bound.step(step_of([7, 9], [1, 2], histories=histories))
-    assert bound.step(step_of([7, 9], [1, 2], histories=[[5, 7, 9, 1]])).shape[1] == 12  # a longer history is allowed
+    # A longer history than needed is allowed.
+    assert bound.step(step_of([7, 9], [1, 2], histories=[[5, 7, 9, 1]])).shape[1] == 12
     bound.close()
 
 
 def test_a_table_that_cannot_be_read_stops_a_step_before_it_begins(backend: Backend) -> None:
-    """The cache contents and the next step are as if the failed step had not been requested."""
+    """The KV cache and the next step are the same as if the failed step had never been requested."""
 
     @dataclass(frozen=True)
     class Broken(MemoryWeight):

@@ -1,4 +1,6 @@
-"""Attention to a window and to pools of positions: on the CPU against the reference, and bit for bit."""
+"""Attention over a sliding window and pooled positions on the CPU: close to the reference, and with
+reproducible bits.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ from tests.backends.support import bind, check_company, record
 from tests.backends.test_selection import STEPS, batches
 from tests.models.support import Driver, MemoryWeight
 
-LONG = 1920  # positions: the last one ends a pool of 4, the only row of a third partition with a window of 33
-MANY = replace(POOLING[0], heads=replace(POOLING[0].heads, window=40), count=220)  # more than one partition
+# Positions: the last position completes a pool of 4, the only entry of a third partition with a window of 33.
+LONG = 1920
+# A window and a selection that together exceed a partition.
+MANY = replace(POOLING[0], heads=replace(POOLING[0].heads, window=40), count=220)
 MORE = [(POOLING[0], CacheTypes(name, name)) for name in CACHE_TYPES if name != "f16"]
 
 
@@ -44,7 +48,9 @@ def test_attention_is_that_of_the_reference(cpu: CpuBackend, p: Pooling, cache: 
 
 @pytest.mark.parametrize("p", [POOLING[0], POOLING[3]], ids=str)
 def test_a_row_that_sees_no_pool_has_the_bits_of_a_window(cpu: CpuBackend, p: Pooling) -> None:
-    """Positions are before the end of the first pool, in a window over all of them; gathered or not."""
+    """No pool is complete at these positions, and the window covers all of them. Pools are gathered or read in
+    place.
+    """
     wide = replace(p, heads=replace(p.heads, window=p.every))
     tokens = np.random.RandomState(2).randint(0, VOCABULARY, p.every - 1)
     plain = record(MemoryWeight.of("table", rows_of(p, VOCABULARY)), attend(wide.heads))
@@ -55,7 +61,9 @@ def test_a_row_that_sees_no_pool_has_the_bits_of_a_window(cpu: CpuBackend, p: Po
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
 @pytest.mark.parametrize("p", [MANY, *POOLING[2:5], *POOLING[6:]], ids=str)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: Pooling, name: str) -> None:
-    """A long prompt runs at once, then its last rows in batches with shared work, together with other sequences."""
+    """Threads, chunk sizes and other sequences do not change the bits. A long prompt runs at once, then its last tokens
+    run again in batches whose work is shared between threads.
+    """
     plan, cache = plan_of(p), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     truth = check_company(backends, plan, cache, tokens)
@@ -64,7 +72,9 @@ def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], p: 
 
 @pytest.mark.parametrize("p", [POOLING[0], POOLING[4], POOLING[6]], ids=str)
 def test_blocks_are_read_and_written(cpu: CpuBackend, p: Pooling) -> None:
-    """An executable continues from blocks that another one stored, and refuses non-finite numbers."""
+    """An executable continues from KV cache blocks that another executable stored. It refuses values that are not
+    finite.
+    """
     plan, tokens = plan_of(p), np.random.RandomState(1).randint(0, VOCABULARY, 180)
     for cache in (F16_CACHE, CacheTypes("q8_0", "q5_1")):
         for backend in (cpu, ReferenceBackend()):
@@ -82,17 +92,19 @@ def test_blocks_are_read_and_written(cpu: CpuBackend, p: Pooling) -> None:
 
 
 def test_a_layer_of_pools_takes_a_share_of_the_memory(cpu: CpuBackend) -> None:
-    """It includes an indexer's keys. A decode step reads the window, the selected pools, and the keys of all pools."""
-    p = POOLING[0]  # 4 positions to a pool, 5 pools selected; 24 and 16 numbers of 2 bytes
+    """The memory includes the indexer's keys. A decode step reads the window, the selected pools, and the indexer keys
+    of all pools.
+    """
+    p = POOLING[0]  # 4 positions per pool, 5 selected pools; keys and values of 24 and 16 elements of 2 bytes
     memory = cpu.bind(plan_of(p), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
-    of_row, of_key = 2 * (32 + 16), 2 * 20  # keys, with rows padded to whole vectors
+    of_row, of_key = 2 * (32 + 16), 2 * 20  # keys and values are padded to whole SIMD vectors
     assert memory.read_after(400) - memory.weights_per_token == 9 * of_row + 20 * of_row // 4 + 400 * of_key // 4
     blocks = [of_row * BLOCK, of_row * BLOCK // 4, of_key * BLOCK // 4]
     assert memory.cache == 10 * sum(blocks)
     everything = cpu.bind(plan_of(POOLING[4]), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
     assert everything.read_after(400) - everything.weights_per_token == 40 * 128 + 400 * (128 // 100)
     shared = cpu.bind(plan_of(POOLING[6]), Limits(8, 8, 10, 10 * BLOCK), F16_CACHE).memory
-    assert shared.cache == 10 * BLOCK * (2 * 96 + 2 * 96 // 4 + of_key // 4)  # values are stored in the keys
+    assert shared.cache == 10 * BLOCK * (2 * 96 + 2 * 96 // 4 + of_key // 4)  # values are stored as a part of the keys
     far = plan_of(POOLING[4]).layers[1]
     assert isinstance(far, CacheLayer)
     assert (far.every, far.selected, far.window) == (100, 0, 0)

@@ -1,4 +1,4 @@
-"""The reference backend: every operation against an independently computed number, and exact handling of batches."""
+"""The reference backend: every operation against independently computed results, and exact handling of batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.models.support import BOUNDARIES, EVERY_OPERATION, Driver, MemoryWeig
 random = np.random.RandomState(3)
 TABLE = random.standard_normal((11, 8)).astype(np.float32)
 TOKENS = [3, 1, 4, 1, 5]
-X = TABLE[TOKENS].astype(np.float64)  # (T, 8): what an embedding of TOKENS gives
+X = TABLE[TOKENS].astype(np.float64)  # (T, 8): the embeddings of TOKENS
 
 
 def weight(values: Any, name: str = "w", format: str = "F32") -> MemoryWeight:
@@ -29,7 +29,7 @@ def weight(values: Any, name: str = "w", format: str = "F32") -> MemoryWeight:
 
 
 def run(build: Callable[[Recorder, Value], Value], tokens: list[int] = TOKENS, cache_type: str = "f32") -> np.ndarray:
-    """Return the results of the recorded operations on the embedding of `tokens` at positions 0, 1, ..."""
+    """Return the results of the recorded operations for `tokens` at positions 0, 1, ..."""
     return Driver(bind(build, cache_type)).step([(0, tokens)])
 
 
@@ -40,7 +40,7 @@ def bind(build: Callable[[Recorder, Value], Value], cache_type: str = "f32") -> 
 
 
 def close(ours: np.ndarray, truth: np.ndarray) -> None:
-    np.testing.assert_allclose(ours, truth, rtol=2e-7, atol=1e-7)  # one rounding to float32 per operation
+    np.testing.assert_allclose(ours, truth, rtol=2e-7, atol=1e-7)  # one float32 rounding per operation
 
 
 def test_it_is_a_backend() -> None:
@@ -115,7 +115,7 @@ def test_linear_scales_the_product_and_not_the_bias() -> None:
 
 @pytest.mark.parametrize(("style", "pairs"), [("interleaved", [(0, 1), (2, 3)]), ("neox", [(0, 2), (1, 3)])])
 def test_rotate_turns_pairs_and_leaves_the_rest(style: Any, pairs: list[tuple[int, int]]) -> None:
-    """The head has 8 dimensions, 4 of them rotated."""
+    """The head has 8 dimensions. Four of them are rotated, and the others stay the same."""
     truth = X.copy()
     for position, row in enumerate(X):
         for (a, b), frequency in zip(pairs, (1.0, 0.3), strict=True):
@@ -142,7 +142,7 @@ def test_rope_temperature_grows_with_the_logarithm_of_whole_lengths() -> None:
 
 
 def attend(r: Recorder, x: Value, window: int = 0, softcap: float = 0.0, sinks: MemoryWeight | None = None) -> Value:
-    """Build four heads of 2 over two KV heads; keys are the first half of the row, values the second."""
+    """Build four heads of dimension 2 over two KV heads. Keys are the first half of the input, values the second."""
     half = np.eye(8)
     r.append(r.linear(x, weight(half[:4], "k")), r.linear(x, weight(half[4:], "v")), kv_heads=2)
     return r.attention(x, 0, heads=4, scale=0.7, window=window, softcap=softcap, sinks=sinks)
@@ -155,7 +155,7 @@ def attention_by_hand(
     cap: Callable[[float], float] = lambda score: score,
     sinks: Sequence[float] = (-math.inf,) * 4,
 ) -> np.ndarray:
-    """Return attention one softmax at a time: of queries x (T, 8) over their cache from position first(t) on."""
+    """Return attention computed one softmax at a time: queries x (T, 8) over their cache from position first(t) on."""
     cached = x if cached is None else cached
     out = np.zeros_like(x)
     for t in range(len(x)):
@@ -204,7 +204,8 @@ def test_a_softcap_bends_scores_after_scaling() -> None:
 
 
 def test_sinks_take_a_share_of_every_heads_softmax() -> None:
-    sinks = [-1.0, 0.5, 90.0, -90.0]  # a sink above every score leaves nothing, one far below changes nothing
+    # A sink above every score leaves almost no weight; a sink far below changes nothing.
+    sinks = [-1.0, 0.5, 90.0, -90.0]
     result = run(lambda r, x: attend(r, x, sinks=weight(sinks, "sinks")))
     close(result, attention_by_hand(X, sinks=sinks))
     assert np.abs(result[:, 4:6]).max() < 1e-30
@@ -245,7 +246,7 @@ def test_add_scale_and_select_rows() -> None:
 
 
 def test_copied_blocks_carry_a_fork_on() -> None:
-    """Sequence 1 starts from a copy of sequence 0's block; then both continue separately."""
+    """Sequence 1 starts from a copy of sequence 0's block. Then both continue separately."""
     driver = Driver(bind(attend), sequences=2)
     driver.step([(0, TOKENS)])
     driver.executable.copy_blocks(driver.tables[0, :1], driver.tables[1, :1])
@@ -288,7 +289,8 @@ BATCH = Batch(
         ({"sequence": [0, 1, 0], "slots": [64, 1, 66], "positions": [0, 1, 2]}, "must stand together"),
         ({"slots": [65, 64, 0], "positions": [1, 0, 0]}, "in order of position"),
         ({"tables": [[4], [0]]}, "a table names a block outside 0 to 3"),
-        ({"tables": [[1], [-1]]}, "a table names a block outside 0 to 3"),  # of the last row, which alone uses it
+        # The table of the last token's sequence, which no other token uses.
+        ({"tables": [[1], [-1]]}, "a table names a block outside 0 to 3"),
         ({"logit_rows": [3]}, "logit_rows must be from 0 to 2"),
         ({"logit_rows": [0, 1, 2]}, "3 rows of logits, bound for 2"),
         ({f: [] for f in ("tokens", "positions", "slots", "sequence", "logit_rows")}, "0 rows, bound for 1 to 4"),
@@ -337,7 +339,7 @@ ROW = Batch(
     ],
 )
 def test_a_single_row_that_does_not_fit_is_refused(name: str, values: list[Any]) -> None:
-    """It has a check of its own, for decoding."""
+    """A step of a single token has a separate check, for decode speed."""
     limits = Limits(rows=4, logit_rows=2, blocks=4, positions=128)
     check_batch(ROW, limits, 11)
     check_batch(replace(ROW, logit_rows=np.array([], np.int32)), limits, 11)
@@ -375,7 +377,7 @@ def test_memory_is_what_is_allocated() -> None:
 
 
 def test_what_has_fallen_out_of_a_window_is_not_looked_at() -> None:
-    """Position 200 sees positions from 136 on through a window of 65: blocks 2 and 3 of its table."""
+    """With a window of 65, position 200 sees positions from 136 on, in blocks 2 and 3 of its table."""
     limits = Limits(rows=1, logit_rows=1, blocks=4, positions=256, window_blocks=2)
     one = np.zeros(1, np.int32)
     batch = Batch(one, one + 200, one + 8, one, np.array([[3, 2, 1, 0]], np.int32), one, one + 8)

@@ -44,7 +44,7 @@ def mixture(
 def mixture_by_hand(
     weigh: Callable[[np.ndarray], dict[int, float]], extras: bool = False, routes: np.ndarray = ROUTER
 ) -> np.ndarray:
-    """Return the mixture. `weigh` maps a row of router logits to expert weights."""
+    """Return the mixture. `weigh` maps the router logits of a token to expert weights."""
     out = np.zeros_like(X)
     scales, biases = (SCALES, BIASES) if extras else (np.ones((3, EXPERTS)), [np.zeros((EXPERTS, 1))] * 3)
     for t, x in enumerate(X):
@@ -101,7 +101,7 @@ def test_of_equal_experts_the_lower_are_chosen() -> None:
 
 
 def test_weights_that_sum_to_nothing_stay_finite() -> None:
-    """Weights are divided by a sum of at least 2^-14."""
+    """The sum that divides the weights is at least 2^-14."""
 
     def build(r: Recorder, x: Value) -> Value:
         stacks = [stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
@@ -121,7 +121,9 @@ def test_memory_counts_the_experts_a_token_reads() -> None:
 
 
 def test_the_sparse_mixer_weighs_each_choice_among_the_close_experts_that_are_left() -> None:
-    """As in Phi MoE: a score counts only if its distance to the best is at most 2 % of the larger magnitude of both."""
+    """In Phi MoE, a score counts only if its distance to the best score is at most 2 % of the larger magnitude
+    of both.
+    """
 
     def share(z: np.ndarray) -> dict[int, float]:
         left, found = z.copy(), {}
@@ -135,7 +137,7 @@ def test_the_sparse_mixer_weighs_each_choice_among_the_close_experts_that_are_le
     shares: list[float] = []
     routes = (ROUTER[:1] + 0.04 * ROUTER).astype(np.float32)
     close(run(mixture("sparse_mixer", routes=routes)), mixture_by_hand(share, routes=routes))
-    assert {round(x, 1) for x in shares} >= {0.3, 0.5, 1.0}  # some are alone, some have company
+    assert {round(x, 1) for x in shares} >= {0.3, 0.5, 1.0}  # some tokens have one close expert, some have several
 
 
 def test_experts_weighted_by_the_root_of_softplus() -> None:

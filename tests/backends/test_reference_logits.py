@@ -1,4 +1,4 @@
-"""llama.cpp's logits for the reference models, through our file reader, forward, kernels and cache."""
+"""Compare our GGUF reader, forward pass, kernels and KV cache with llama.cpp's logits for the reference models."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from localllm.gguf import NewTensor, open_gguf, write_gguf
 from tests.conftest import reference
 from tests.models.support import nmse
 
-# Models with a file in ../shared/data/archs; tests/models/kit_models has one of every architecture.
+# Architectures with a GGUF in ../shared/data/archs; tests/models/kit_models has a model of every architecture.
 ARCHITECTURES = (
     "falcon", "gemma", "gemma2", "gemma3", "glm4", "glm4moe", "gpt-oss", "gptneox", "granite", "llama", "mistral3",
     "olmo2", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
-PROMPT = 32  # of 40 tokens: these in one batch, the others one by one
-NOISE = 2.3e-5  # relative error of normal numbers rounded to int8 in blocks of 32: (2.1 / 127)^2 / 12
+PROMPT = 32  # of 40 tokens, these are evaluated in one batch and the others one by one
+NOISE = 2.3e-5  # relative error of normally distributed values quantized to int8 in blocks of 32: (2.1 / 127)^2 / 12
 
 
 def paths(architecture: str) -> Iterator[Path]:
-    """Yield the reference models of an architecture: dense, mixture of experts, or both."""
+    """Yield the paths of an architecture's reference models: dense, mixture of experts, or both."""
     folder = reference("archs")
     yield from (p for kind in ("dense", "moe") if (p := folder / f"{architecture}-{kind}.gguf").exists())
 
@@ -42,7 +42,7 @@ def logits(path: Path, backend: str = "cpu", chunks: tuple[int, ...] = (PROMPT,)
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_position(architecture: str) -> None:
-    """llama.cpp rounds activations to F16, an error of at most 1.4e-6; an error of 1e-4 would be ours."""
+    """llama.cpp rounds activations to F16, an error of at most 1.4e-6. An error of 1e-4 would be our mistake."""
     found = list(paths(architecture))
     assert found
     for path in found:
@@ -56,10 +56,10 @@ def test_every_position(architecture: str) -> None:
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "smollm3", "mistral3"])
 def test_quantized_files(tmp_path: Path, architecture: str, format: str) -> None:
-    """The error against dequantized weights in float64 comes from int8 activations.
+    """The error against the model with dequantized weights in float64 comes from int8 activations.
 
-    Its bound is the noise of every product in sequence, times ten for softmax and gates. The distance from llama.cpp is
-    bounded by the weights' error.
+    It is bounded by the noise of every product in sequence, times ten for softmax and gates. The difference from
+    llama.cpp is bounded by the quantization error of the weights.
     """
     (path,) = (p for p in paths(architecture) if p.stem.endswith("-dense"))
     layers, written = quantize(path, tmp_path / path.name, format)
@@ -70,7 +70,7 @@ def test_quantized_files(tmp_path: Path, architecture: str, format: str) -> None
 
 
 def quantize(source: Path, target: Path, format: str) -> tuple[int, Path]:
-    """Return the model with its matrices in another format, written by our writer; and its number of layers."""
+    """Return the model with its matrices in another format, written by our GGUF writer, and its number of layers."""
     file = open_gguf(source)
     tensors, layers = [], 0
     for name, tensor in file.tensors.items():

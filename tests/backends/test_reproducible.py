@@ -1,4 +1,4 @@
-"""Bit for bit: a token's logits depend only on the tokens before it. The tests compare hashes of logits."""
+"""A token's logits depend only on the preceding tokens, bit for bit. The tests compare hashes of logits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ COUNT = 150  # tokens: three cache blocks
 FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0"]
 SHAPES = {
     "llama": Shape(biased=True),
-    "qwen3": Shape("qwen3", heads=12, kv_heads=4, head_dim=8, tied=True),  # groups of 3, heads that fill no vector
+    # Groups of 3 heads, whose dimension fills no SIMD vector.
+    "qwen3": Shape("qwen3", heads=12, kv_heads=4, head_dim=8, tied=True),
 }
 RECURRENT = [
     "lfm2-dense", "qwen35-mtp", "jamba-dense", "granitehybrid-dense", "kimi-linear-moe", "minimax-01-moe", "rwkv6",
     "rwkv7",
 ]  # fmt: skip
-SPARSE = [  # models that attend to few of many positions
+SPARSE = [  # models with sparse attention, which selects few of many positions
     "deepseek32-8of40", "hy_v4-8of40", "glm5-next-8of40", "qwen4exp-8of40", "deepseek4-8of50",
 ]  # fmt: skip
 MODELS = [
@@ -55,16 +56,16 @@ def executable(cpu: CpuBackend, model: Plan) -> Iterator[Executable]:
 
 @pytest.fixture(scope="module")
 def truth(executable: Executable) -> np.ndarray:
-    """Return the logits of all tokens in one pass on two threads."""
+    """Return the logits of all tokens in one forward pass on two threads."""
     logits = feed(executable, tokens(COUNT))
     assert np.isfinite(logits).all()
-    assert len(np.unique(logits[:, 0])) > COUNT // 2  # positions matter
+    assert len(np.unique(logits[:, 0])) > COUNT // 2  # positions matter: equal tokens have different logits
     return logits
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads(model: Plan, truth: np.ndarray, threads: int) -> None:
-    """The tests use one thread, and possibly more threads than processors, for a prompt and then token by token."""
+    """A prompt is evaluated at once, then token by token, on one thread up to more threads than cores."""
     backend = CpuBackend(threads)
     bound = bind(backend, model, rows=COUNT)
     assert digest(feed(bound, tokens(COUNT))) == digest(truth)
@@ -83,7 +84,9 @@ def test_which_rows_want_logits(executable: Executable, truth: np.ndarray) -> No
 
 
 def test_mates_in_the_batch(executable: Executable, truth: np.ndarray) -> None:
-    """Two other sequences come before and after, in batches cut differently, with their blocks in between."""
+    """Two other sequences come before and after this sequence, in batches that are split differently. Their KV cache
+    blocks are between its blocks.
+    """
     driver, mine, other = Driver(executable, sequences=3), tokens(COUNT), tokens(400, seed=9)
     found, at = [], 0
     for step, size in enumerate([1, 6, 30, 2, 1, 50, 1, 1, 40, 18]):
@@ -96,7 +99,7 @@ def test_mates_in_the_batch(executable: Executable, truth: np.ndarray) -> None:
 
 
 def scramble(executable: Executable) -> None:
-    """Fill every slot of the cache with another conversation's keys and values."""
+    """Fill every entry of the KV cache with keys and values of another conversation."""
     feed(executable, tokens(12 * BLOCK, seed=3), [COUNT] * 5)
 
 
@@ -104,13 +107,13 @@ def test_what_was_in_the_cache_before(executable: Executable, truth: np.ndarray)
     scramble(executable)
     driver = Driver(executable)
     driver.step([(0, tokens(12, seed=4))])
-    driver.lengths[0] = 0  # as after a rewind: the same blocks again
+    driver.lengths[0] = 0  # the state after a rewind: the same blocks are used again
     assert digest(driver.step([(0, tokens(COUNT))])) == digest(truth)
 
 
 @pytest.mark.parametrize("kept", [1, BLOCK - 1, BLOCK, BLOCK + 1, COUNT - 1])
 def test_a_prefix_that_is_reused(executable: Executable, truth: np.ndarray, kept: int) -> None:
-    """A sequence rewinds to `kept` tokens after another continuation, and continues as before."""
+    """A sequence continues differently, rewinds to `kept` tokens, and then continues as before."""
     scramble(executable)
     driver, mine = Driver(executable), tokens(COUNT)
     driver.step([(0, mine[:kept])])
@@ -121,7 +124,7 @@ def test_a_prefix_that_is_reused(executable: Executable, truth: np.ndarray, kept
 
 @pytest.mark.parametrize("shared", [BLOCK, BLOCK + 9])
 def test_a_fork_and_its_copy_on_write(executable: Executable, truth: np.ndarray, shared: int) -> None:
-    """The fork reads full blocks in place and gets a copy of the block that both write."""
+    """A fork shares full blocks, and gets a copy of the block that both sequences write."""
     scramble(executable)
     driver, mine = Driver(executable, sequences=2), tokens(COUNT)
     driver.step([(0, mine[:shared])])
@@ -135,7 +138,7 @@ def test_a_fork_and_its_copy_on_write(executable: Executable, truth: np.ndarray,
 
 
 def test_two_models_on_one_backend(cpu: CpuBackend, executable: Executable, truth: np.ndarray) -> None:
-    """Steps of a model and its draft alternate."""
+    """Steps of a model and of its draft model alternate."""
     other = bind(cpu, plan("Q8_0", Shape(layers=1), seed=2))
     driver, rival = Driver(executable), Driver(other)
     alone = feed(other, tokens(60, seed=2))
@@ -151,7 +154,7 @@ def test_two_models_on_one_backend(cpu: CpuBackend, executable: Executable, trut
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("size", [1e34, 1e37])
 def test_scores_below_any_usual_one_see_no_other_text(cpu: CpuBackend, kind: str, size: float) -> None:
-    """A score of -1e35, or one that overflows, still outweighs a position that the row must not see."""
+    """A score of -1e35, or an overflow, must still outweigh positions that the attention mask hides."""
     metadata, weights = support.model("F32", SHAPES["llama"])
     for name, weight in weights.items():
         if name.endswith("attn_q.weight"):

@@ -1,4 +1,6 @@
-"""Attention to positions that an indexer selects: on the CPU against the reference, and bit for bit."""
+"""Sparse attention over positions that an indexer selects, on the CPU: close to the reference, with
+reproducible bits.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def batches(steps: list[list[tuple[int, int]]]) -> Iterator[list[tuple[int, np.n
 
 @pytest.mark.parametrize(("s", "cache"), [*((s, F16_CACHE) for s in SELECTING), *MORE], ids=str)
 def test_the_selection_is_that_of_the_reference(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
-    """Both select the same positions. Equal scores of a repeated token go to the first."""
+    """Both backends select the same positions. Among equal scores of a repeated token, the first position wins."""
     ours, theirs = drivers(s, select(s), cache, cpu, ReferenceBackend())
     seen: list[float] = []
     for batch in batches(STEPS):
@@ -46,7 +48,7 @@ def test_the_selection_is_that_of_the_reference(cpu: CpuBackend, s: Selecting, c
     assert max(seen) <= s.most < 126
 
 
-FAR = [  # contexts of several blocks of positions, and rows that are scored together
+FAR = [  # contexts of several blocks of positions, and tokens whose scores are computed together
     Selecting(Heads(4, 2, 16), 2, 16, 2, 128, 1, weighted=False),
     Selecting(Heads(2, 1, 20), 1, 7, 2, 64, 0, weighted=False),
     Selecting(Heads(3, 3, 16), 3, 16, 1, 192, 0, weighted=False),
@@ -76,7 +78,7 @@ def test_far_positions_are_selected_as_by_the_reference(cpu: CpuBackend, s: Sele
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q5_1")], ids=str)
 @pytest.mark.parametrize("s", FAR[:3], ids=str)
 def test_attention_reads_whole_blocks_where_they_are(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
-    """Blocks of positions that are cache blocks are not gathered; rows and tables as above."""
+    """Blocks of positions that are cache blocks are read in place. Batches and block tables are the same as above."""
     plan = record(MemoryWeight.of("table", rows_of(s, 500)), attend_selected(s))
     ours, theirs = (Driver(bind(b, plan, rows=300, blocks=18, cache=cache), 2) for b in (cpu, ReferenceBackend()))
     values = rows_of(s, 500)[:, : sum(s.heads.widths)]
@@ -87,7 +89,9 @@ def test_attention_reads_whole_blocks_where_they_are(cpu: CpuBackend, s: Selecti
 
 @pytest.mark.parametrize("name", CACHE_TYPES)
 def test_values_that_begin_the_keys_are_stored_once(cpu: CpuBackend, name: str) -> None:
-    """The bits are the same as with separate values. Types that rotate heads by their width still store both."""
+    """Values that are a prefix of the keys need no memory and give the same bits as separate values. Cache types that
+    rotate heads by their width still store both.
+    """
     s, cache = replace(SELECTING[3], heads=Heads(5, 1, 576, value_dim=512)), CacheTypes(name, name)
     bound = []
     for values in ("copied", "prefix"):
@@ -121,7 +125,9 @@ def test_attention_reads_what_is_selected(cpu: CpuBackend, s: Selecting, cache: 
     ids=str,
 )  # fmt: skip
 def test_who_selects_everything_has_the_bits_of_who_selects_nothing(cpu: CpuBackend, s: Selecting, name: str) -> None:
-    """It holds over several partitions, in prefill and decode. Rows in the cache instead of panels change nothing."""
+    """A selection of all positions gives the bits of full attention, over several partitions, in prefill and decode.
+    The cache layout, rows or panels, changes nothing.
+    """
     everything, cache = replace(s, count=-(-640 // s.block)), CacheTypes(name, name)
     plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend(s.heads))
     plain = Driver(bind(cpu, plan, rows=128, blocks=10, cache=cache))
@@ -133,7 +139,7 @@ def test_who_selects_everything_has_the_bits_of_who_selects_nothing(cpu: CpuBack
         np.testing.assert_array_equal(every.step(batch), plain.step(batch))
 
 
-LONG = 1400  # positions: two work shares of an indexer
+LONG = 1400  # positions: two units of work of an indexer
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])
@@ -150,7 +156,9 @@ LONG = 1400  # positions: two work shares of an indexer
     ids=str,
 )
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: Selecting, name: str) -> None:
-    """A long prompt runs at once, then its last rows in batches with shared work, together with other sequences."""
+    """Threads, chunk sizes and other sequences do not change the bits. A long prompt runs at once, then its last tokens
+    run again in batches whose work is shared between threads.
+    """
     plan, cache = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s)), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     truth = check_company(backends, plan, cache, tokens)
@@ -158,7 +166,9 @@ def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], s: 
 
 
 def test_blocks_are_read_and_written(cpu: CpuBackend) -> None:
-    """An executable continues from blocks that another one stored, and refuses non-finite numbers."""
+    """An executable continues from KV cache blocks that another executable stored. It refuses values that are not
+    finite.
+    """
     s = SELECTING[2]
     for cache in (F16_CACHE, CacheTypes("q8_0", "q5_1")):
         (first, second) = drivers(s, attend_selected(s), cache, cpu, cpu)

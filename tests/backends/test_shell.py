@@ -1,4 +1,4 @@
-"""The shared shell of executables, on every backend of a test machine: refusals, rope tables, stages."""
+"""The common part of all executables, on every backend of a test machine: checks, RoPE tables, stages."""
 
 from __future__ import annotations
 

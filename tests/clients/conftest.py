@@ -1,4 +1,4 @@
-"""A server for all clients: the program in a separate process, and the model in the box with a template for tools."""
+"""Provide a server for all client tests: localllm in a separate process, with the bundled model and a tool template."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTEXT = 16384
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server's address. `log` is its stderr."""
+    """The address of a server. `log` is the path of its stderr."""
 
     url: str
     log: Path
@@ -34,7 +34,7 @@ class Server:
 
 
 def write_model(path: Path, template: Path = TEMPLATE) -> None:
-    """Copy the model in the box, with a template for tools and reasoning, and a context that fits agents."""
+    """Copy the bundled model, with a template for tools and reasoning, and with a context large enough for agents."""
     with open_gguf(resolve("demo")) as file:
         changed = {
             "general.name": NAME,
@@ -50,7 +50,7 @@ def write_model(path: Path, template: Path = TEMPLATE) -> None:
 
 @contextmanager
 def serving(folder: Path, *words: str) -> Iterator[Server]:
-    """Run the server. At the end it must exit on request, and its log must have no error of localllm."""
+    """Run a server. At the end it must exit on request, and its log must have no localllm error."""
     log = folder / "log"
     command = [sys.executable, "-m", "tests.clients.program", "serve", "--port", "0", "-t", "1", "--backend", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -69,7 +69,7 @@ def serving(folder: Path, *words: str) -> Iterator[Server]:
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Return the server's URL once it has logged it."""
+    """Wait until the server has logged its URL, and return the URL."""
     for _ in range(1200):
         if found := re.search(r"listening on (http://\S+)", log.read_text()):
             return found[1]
@@ -80,7 +80,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with one model."""
+    """Provide a server with one model."""
     folder = tmp_path_factory.mktemp("planned")
     write_model(folder / f"{NAME}.gguf")
     with serving(folder, str(folder / f"{NAME}.gguf"), "-c", str(CONTEXT)) as it:

@@ -1,12 +1,12 @@
-"""Plans: the script of the scripted model, written into the user's message, and read from the prompt.
+"""Plans for the scripted model. A plan is written into the user's message, and the model reads it from its prompt.
 
     text = plan(calls(add(a=2, b=3)), says("It is {result}."))
 
 A step is one answer. The model finds the last plan in its prompt and counts the answers after it. `{result}` is the
-last tool result, `{seen}` the number of answers and results in the prompt. So an answer is right only if the client
-sent everything back and the template put it into the prompt. In foreign templates the model cannot tell answers from
-results: there tools return `[[...]]`, and it counts these, so a step has one call. A call of a tool that the prompt
-does not describe is an error.
+last tool result, and `{seen}` the number of answers and results in the prompt. So an answer is right only if the client
+sent everything back and the template put it into the prompt. In templates of other families, the model cannot tell
+answers from results. There, tools return `[[...]]`, the model counts these marks, and a step has one call. A call of a
+tool that the prompt does not describe is an error.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class Call:
 
 
 def says(text: str, thought: str = "") -> Step:
-    """Answer with a text."""
+    """Plan an answer with text."""
     return {"text": text, "thought": thought}
 
 
 def calls(*made: Call, text: str = "", thought: str = "") -> Step:
-    """Answer with tool calls, after a text."""
+    """Plan an answer with text and then tool calls."""
     return {"text": text, "thought": thought, "calls": [[each.name, dict(each.arguments)] for each in made]}
 
 
 def plan(*steps: Step) -> str:
-    """Return a user's message that makes the model take these steps, one answer each."""
+    """Return a user message that makes the model take these steps, one answer each."""
     return f"Do what the plan says.\n{MARK} {json.dumps(steps)}\n"
 
 
 def answer_to(prompt: str, format_: AnswerFormat) -> str:
-    """Return the scripted model's answer to a prompt, in its own format of reasoning and tool calls."""
+    """Return the scripted model's answer to a prompt, in the model's format for reasoning and tool calls."""
     place = prompt.rfind(MARK)
     if place < 0:
         return UNPLANNED

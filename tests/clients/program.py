@@ -1,10 +1,10 @@
-"""`localllm serve` with tokens decided by the plans in its prompts (`plans.py`).
+"""`localllm serve` with tokens that plans in the prompts decide (`plans.py`).
 
     python -m tests.clients.program serve MODEL --port 0
 
-Only the sampler's result differs from the real program. The prompt goes through template and tokenizer, and the engine
-evaluates it; the planned answer is tokenized, and each token is the "choice" of one step. If a grammar constrains an
-answer, a token that it does not allow is an error.
+Only the sampler differs from the real program. The prompt goes through template and tokenizer, and the engine evaluates
+it. The planned answer is tokenized, and each step samples one token of it. A token that violates the answer's grammar
+is an error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.clients.plans import answer_to
 
 
 class Planned(Sampler):
-    """Samples the tokens of the planned answer, ignoring the logits."""
+    """A sampler that returns the tokens of the planned answer and ignores the logits."""
 
     def __init__(self, options: SamplingOptions, model: Model) -> None:
         super().__init__(options)
         self._model = model
-        self._left: list[int] | None = None  # remaining tokens of the answer, the next one last
+        self._left: list[int] | None = None  # remaining tokens of the answer in reverse order
 
     @property
     def required_top_k(self) -> int:

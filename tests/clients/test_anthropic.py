@@ -1,4 +1,4 @@
-"""The `anthropic` package: messages with tools and thinking, its tool runner, streamed and whole."""
+"""The `anthropic` package: messages with tools and thinking, and its tool runner, with and without streaming."""
 
 from __future__ import annotations
 

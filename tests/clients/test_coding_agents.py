@@ -1,4 +1,4 @@
-"""Coding agents on the PATH, `mini` (mini-swe-agent) and `aider`: each fixes a bug in a scratch repository."""
+"""Coding agents on the PATH, `mini` (mini-swe-agent) and `aider`, each fix a bug in a scratch repository."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECK = 'from shapes import area\n\nassert area(3, 4) == 12, f"area is {area(3, 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Return a repository whose check fails."""
+    """Provide a repository with a failing check."""
     folder = tmp_path / "repository"
     folder.mkdir()
     (folder / "shapes.py").write_text(BROKEN)
@@ -33,7 +33,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def run(server: Server, repository: Path, *words: str) -> str:
-    """Run a program in the repository, with a separate home; return its output."""
+    """Run a program in the repository with a separate home folder, and return its output."""
     found = shutil.which(words[0])
     if found is None:
         pytest.skip(f"the program {words[0]} is not installed")
@@ -88,9 +88,9 @@ def edit(old: str, new: str) -> str:
 
 @pytest.mark.parametrize("more", [(), ("--no-stream",)])
 def test_aider(server: Server, repository: Path, more: Sequence[str]) -> None:
-    """aider's first edit does not help. It sends back the check's output and gets the second edit.
+    """aider's first edit fixes nothing. aider sends the output of the check, and gets the second edit.
 
-    It inserts its own answers ("Ok.") in between, so the second edit is repeated in all later positions.
+    aider itself inserts answers ("Ok."), so the plan repeats the second edit in all later positions.
     """
     line = "    return width {} height\n"
     first = says("Here it is.\n\n" + edit(line.format("+"), line.format("-")))

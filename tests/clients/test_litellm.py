@@ -1,4 +1,4 @@
-"""The `litellm` package: the same tools through its providers for OpenAI, Anthropic and Ollama."""
+"""The `litellm` package: the same tool calls through its providers for OpenAI, Anthropic and Ollama."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ ADD: Any = {
     },
 }
 LAST = (calls(Call("add", {"a": 5, "b": 50})), says("It is {result}, after {seen} messages."))
-PROVIDERS = {"openai": "/v1", "hosted_vllm": "/v1", "anthropic": "", "ollama_chat": ""}  # provider: suffix of its URL
+PROVIDERS = {"openai": "/v1", "hosted_vllm": "/v1", "anthropic": "", "ollama_chat": ""}  # provider -> suffix of its URL
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_conversation_with_tools(server: Server, provider: str, stream: bool) -> None:
-    two = not (stream and provider == "ollama_chat")  # it joins the calls of a stream, with Ollama too
+    # litellm joins the calls of an Ollama stream, even with Ollama itself.
+    two = not (stream and provider == "ollama_chat")
     first = [Call("add", {"a": 2, "b": 3}), Call("add", {"a": 20, "b": 30})]
     steps = plan(calls(*first[: 1 + two], text="Let me see."), *LAST)
     messages: list[Any] = [{"role": "system", "content": "You add."}, {"role": "user", "content": steps}]

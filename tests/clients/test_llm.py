@@ -30,7 +30,7 @@ ANSWER = "It is 84, after 4."
 
 @pytest.fixture
 def folder(server: Server, tmp_path: Path) -> Path:
-    """Return the user's folder of `llm`, with our server as a model."""
+    """Return the user folder of `llm`, with our server as a model."""
     (tmp_path / "extra-openai-models.yaml").write_text(
         f"- model_id: ours\n  model_name: {server.model}\n  api_base: {server.url}/v1\n"
         "  supports_tools: true\n  supports_schema: true\n"

@@ -1,4 +1,4 @@
-"""The `ollama` package: chat with Python functions as tools, thinking and schemas, streamed and whole."""
+"""The `ollama` package: chat with Python functions as tools, thinking and schemas, with and without streaming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The `openai` package: its chat and responses clients, with tools, reasoning and schemas, streamed and whole."""
+"""The `openai` package: its chat and responses clients with tools, reasoning and schemas, with and without
+streaming.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ SUM = plan(
     calls(Call("add", {"a": 5, "b": 50})),
     says("It is {result}, after {seen} messages."),
 )
-ANSWER = "It is 55, after 5 messages."  # two answers with three results before it
+ANSWER = "It is 55, after 5 messages."  # two answers and three results precede it
 
 
 class City(pydantic.BaseModel):  # type: ignore[misc, name-defined]
@@ -94,7 +96,7 @@ def test_a_later_turn_finds_the_first_in_the_cache(client: Any) -> None:
 
 
 def test_a_forced_call(client: Any) -> None:
-    """The grammar of a forced call accepts the planned tokens, and no others."""
+    """The grammar of a forced call accepts the planned tokens and no others."""
     message = {"role": "user", "content": plan(calls(Call("add", {"a": 1, "b": 2})))}
     chosen: Any = {"type": "function", "function": {"name": "add"}}
     body = client.chat.completions.create(model="planned", messages=[message], tools=[ADD], tool_choice=chosen)

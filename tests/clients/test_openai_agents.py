@@ -1,4 +1,4 @@
-"""The `openai-agents` package: agents with tools over chat and over responses, streamed and whole, and a handoff."""
+"""The `openai-agents` package: agents with tools over both OpenAI APIs, with and without streaming, and a handoff."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def use(server: Server, route: str, work: Callable[[Any], Awaitable[T]]) -> T:
 
 
 def tools(ran: list[str]) -> list[Any]:
-    """Return two functions that record their calls."""
+    """Return two tools that record their calls."""
 
     @agents.function_tool  # type: ignore[untyped-decorator]
     def weather(city: str) -> str:
@@ -87,7 +87,7 @@ def test_a_second_run_continues_the_first(server: Server, route: str) -> None:
         first = await agents.Runner.run(agent, steps)
         return await agents.Runner.run(agent, [*first.to_input_list(), {"role": "user", "content": "Sure?"}])
 
-    assert use(server, route, work).final_output == "3"  # two answers and a result
+    assert use(server, route, work).final_output == "3"  # two answers and one tool result precede it
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -1,4 +1,6 @@
-"""Tool calls in the formats of other families, through the `openai` package: one server with a model for each."""
+"""Tool calls in the formats of other model families through the `openai` package, on one server with a model
+for each.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ ENDS = {"MiniMax-M3": "[e~[", "deepseek-ai-DeepSeek-V3.2": "<｜end▁of▁sente
 
 @pytest.mark.parametrize("family", ENDS)
 def test_a_call_as_llama_server_writes_it(families: Server, family: str) -> None:
-    """The answer is the text that llama-server generates for a call with the publisher's template."""
+    """The answer is the text that llama-server generates for a call with the original chat template."""
     before, whole = (WRITTEN["prompts"][f"{family} {case}"] for case in ("tools", "called"))
     written = (
         whole.removeprefix(before).split(ENDS[family])[0].partition("</think>" if "DeepSeek" in family else "nk>")[2]

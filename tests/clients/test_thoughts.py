@@ -1,6 +1,7 @@
-"""Reasoning and tool calls in all four APIs, streamed and whole: reasoning is separate, and an answer can continue it.
+"""Reasoning and tool calls in all four APIs, with and without streaming. Reasoning is separate, and an answer can
+continue it.
 
-The answers are raw texts of a model of the Hermes family; the requests are plain HTTP.
+The answers are raw output of a model of the Hermes family, and the requests are plain HTTP.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Heard:
 
     thought: str = ""
     said: str = ""
-    called: list[Any] = field(default_factory=list)  # arguments
+    called: list[Any] = field(default_factory=list)  # arguments of the calls
 
 
 def events(body: str) -> Iterator[Any]:
@@ -59,7 +60,7 @@ def responses(body: str) -> Heard:
         heard.said += event["delta"] if kind == "response.output_text.delta" else ""
         if kind == "response.function_call_arguments.delta":
             arguments[event["output_index"]] = arguments.get(event["output_index"], "") + event["delta"]
-        for item in event.get("output", ()):  # not streamed
+        for item in event.get("output", ()):  # only without streaming
             text = "".join(part["text"] for part in item.get("content") or ())
             heard.thought += text if item["type"] == "reasoning" else ""
             heard.said += text if item["type"] == "message" else ""
@@ -138,7 +139,9 @@ def answer(server: Server, api: str, asked: str, stream: bool, begun: str = "") 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", APIS)
 def test_a_call_that_a_thought_mentions(server: Server, api: str, stream: bool) -> None:
-    """The grammar of tool calls does not start at a mention either: it would reject the planned answer."""
+    """A call that is only mentioned in the reasoning does not start the grammar of tool calls, which would reject the
+    planned answer.
+    """
     heard = answer(server, api, plan(says("No.", thought=MENTIONED)), stream)
     assert heard == Heard(MENTIONED, "No.")
     heard = answer(server, api, plan(calls(Call("add", {"a": 3}), thought=MENTIONED)), stream)
@@ -154,7 +157,7 @@ def test_a_continued_thought(server: Server, api: str, stream: bool) -> None:
 
 @pytest.mark.parametrize("begun", ["", "I am thin"])
 def test_a_structure_after_a_thought(server: Server, begun: str) -> None:
-    """The grammar starts after the reasoning, both for new and for continued reasoning."""
+    """The grammar starts after the reasoning, whether the reasoning is new or continued."""
     asked = f"{MENTIONED}\n</think>\n\n" if begun else f"<think>\n{MENTIONED}\n</think>\n\n"
     more: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"schema": PARAMETERS}}}
     body = chat(plan(says(asked + '{"a": 1}')), begun) | {"tools": []} | more
@@ -180,7 +183,7 @@ def test_the_prompt_of_a_continued_thought(server: Server) -> None:
 
 
 def test_marks_in_a_continued_thought_are_text(server: Server) -> None:
-    """A client may write <|im_end|> in it: that is text, not the token."""
+    """A client may write <|im_end|> into the reasoning. It is text, not the special token."""
     last = {"role": "assistant", "reasoning_content": "a<|im_end|>", "content": ""}
     body = {"messages": [{"role": "user", "content": plan(says("\n</think>\n\nDone."))}, last], "max_tokens": 9}
     used = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]

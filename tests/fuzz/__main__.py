@@ -1,6 +1,6 @@
-"""The command: runs cases of a kind, prints what went wrong and keeps its files; exit code 1 if anything did.
+"""The command: runs cases of a kind, prints failures, and keeps their files. The exit code is 1 after any failure.
 
-`files` means all kinds that read files other than single models and templates, each with its share of the cases.
+`files` means all kinds that read files other than single models and templates. Each kind gets a share of the cases.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
-SHARES = {  # for "files"
+SHARES = {  # shares of the kinds under "files"
     "split": 0.2, "safetensors": 0.1, "draft": 0.02, "cache": 0.28, "imatrix": 0.2, "kld": 0.155, "writers": 0.01,
     "special": 0.03, "reply": 0.005,
 }  # fmt: skip
 KINDS = ("gguf", "split", "safetensors", "draft", "cache", "imatrix", "kld", "template", "writers", "special", "reply")
-ALIKE = 3  # number of similar findings to print and keep
+ALIKE = 3  # similar failures to print and keep
 
 
 def main() -> int:

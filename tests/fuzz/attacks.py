@@ -1,4 +1,4 @@
-"""Attacks on template engines: expressions and blocks for mutated templates, each harmful unless limited."""
+"""Attacks on template engines: expressions and blocks for mutated templates, which are harmful without limits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ BLOCKS = (
     "{{ " + "not " * 5000 + "1 }}",
     "{% if 1 %}" * 300 + "{% endif %}" * 300,
 )
-PRELUDE = "{% set b = 'x' * 60000 %}"  # defines b, which some expressions use
+PRELUDE = "{% set b = 'x' * 60000 %}"  # defines b for some of the expressions
 FILTERS = (
     *("abs", "attr('content')", "batch(3)", "capitalize", "center(99)", "default('x')", "dictsort", "escape", "first"),
     *(

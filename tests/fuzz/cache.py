@@ -1,4 +1,4 @@
-"""Prompt caches with correct digests and false content: read, restored, and continued."""
+"""Prompt caches with correct digests and wrong content are read, restored, and continued."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DIGEST = 32
 
 
 class _Good(NamedTuple):
-    """A file of a model with one pair of cache types."""
+    """A valid prompt cache of a model with one pair of KV cache types."""
 
     model: localllm.Model
     header: dict[str, Any]
@@ -91,7 +91,7 @@ def _change_header(random: Random, header: dict[str, Any]) -> str:
 
 
 def _fitted(random: Random, header: dict[str, Any], body: bytes) -> bytes:
-    """Return the body, usually with the length that the header requires, so that a false header passes size checks."""
+    """Return the body, usually with the length that the header requires, so that a wrong header passes size checks."""
     if random.random() < 0.3:
         return body
     try:

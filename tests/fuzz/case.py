@@ -1,4 +1,4 @@
-"""The interface of a fuzzer, and its correct outcomes: success, or a one-line error of localllm."""
+"""The interface of a fuzzer, and the two correct outcomes of a case: success, or a one-line localllm error."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case whose files are written. `run` uses the program and returns a word for the tally."""
+    """A case with its files written. `run` uses the program and returns a word for the tally."""
 
     changes: tuple[str, ...]
     run: Callable[[], str]
 
 
 class Kind(Protocol):
-    """A fuzzer. Its constructor prepares the shared files in `home`; children are forked afterwards."""
+    """A fuzzer. Its constructor prepares the shared files in `home`, before child processes are forked."""
 
-    together: ClassVar[int]  # cases per child
-    seconds: ClassVar[float]  # a case that takes longer counts as hanging
+    together: ClassVar[int]  # cases per child process
+    seconds: ClassVar[float]  # time after which a case counts as hanging
 
     def __init__(self, home: Path) -> None: ...
 
@@ -44,7 +44,7 @@ class Kind(Protocol):
 
 
 def random_of(kind: str, seed: int, number: int) -> Random:
-    """The only source of randomness of a case."""
+    """The case's only source of randomness."""
     return Random(f"{kind} {seed} {number}")
 
 

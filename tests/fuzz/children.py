@@ -1,4 +1,4 @@
-"""Confined children of the program with short limits, reused for many cases."""
+"""Confined child processes of the program, with short time limits, each used for many cases."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from localllm.sandbox import Confined, ResourceLimits
 class PerProcess:
     """One confined child for this process, and another for each process forked from it.
 
-    As a context manager it yields that child and keeps it running, unlike a single `Confined(...)`.
+    As a context manager it yields the child and keeps it running. A single `Confined(...)` would stop it.
     """
 
     def __init__(self, task: str, limits: ResourceLimits) -> None:
         self._task, self._limits = task, limits
-        self._child: tuple[int, Confined] | None = None  # with the id of the process that started it
+        self._child: tuple[int, Confined] | None = None  # with the id of the process that started the child
 
     def get(self) -> Confined:
         if self._child is None or self._child[0] != os.getpid():

@@ -1,4 +1,4 @@
-"""Damaged draft models with other vocabularies: for any drafts, the answer equals plain decoding."""
+"""Damaged draft models, and drafts with other vocabularies. For any draft, the answer must equal plain decoding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kind:
 
     def __init__(self, home: Path) -> None:
         fence.install()
-        costs.ENOUGH = 0.0  # seconds; so passes are timed only once
+        costs.ENOUGH = 0.0  # seconds; forward passes are timed only once
         self._target = write_model(home / "target.gguf")
         self._drafts = {"same": decode(self._target.read_bytes()), **bases(home)}
         self._answer = answer(self._target, None)

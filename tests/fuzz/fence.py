@@ -1,7 +1,7 @@
-"""Kernel buffers that end at an inaccessible page, so that any read or write beyond one raises a signal.
+"""Kernel buffers that end at an inaccessible page, so that an access beyond the end raises a signal.
 
-`install` replaces the memory allocation of the CPU backend in this process. Activations start as NaN, so that reading
-unwritten memory changes the logits. One engine serves all models: kernels are compiled and loaded once.
+`install` replaces the memory allocation of the CPU backend in this process. Activations start as NaN, so that a read of
+unwritten memory changes the logits. One engine serves all models, so kernels are compiled and loaded once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODULES = (
     localllm.backends.cpu.buffers,
     localllm.backends.cpu.cache_blocks,
     localllm.backends.cpu.weights,
-)  # modules that use Arena
+)  # modules that import Arena
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +46,7 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def fenced(size: int) -> int:
     """Return the address of `size` zero bytes, in whole cache lines, between two inaccessible pages.
 
-    They are never freed.
+    The memory is never freed.
     """
     size = aligned(max(size, 1))
     inside = -(-size // PAGE) * PAGE
@@ -61,7 +61,7 @@ def at(address: int, size: int) -> NDArray[np.uint8]:
 
 
 def moved(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of the array that ends at a fence."""
+    """Return a copy of the array that ends at an inaccessible page."""
     array = np.ascontiguousarray(array)
     target = at(fenced(array.nbytes), array.nbytes).view(array.dtype).reshape(array.shape)
     target[...] = array
@@ -69,7 +69,7 @@ def moved(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class FencedArena:
-    """Replaces `Arena`: every allocation gets a fence; without allocations the whole arena has one."""
+    """Replaces `Arena`: an inaccessible page follows every allocation, or the whole arena if it has no allocations."""
 
     def __init__(self, size: int, what: str) -> None:
         self.size, self._what, self._left = size, what, aligned(size)
@@ -99,7 +99,7 @@ class FencedArena:
 
 
 class _Zeros:
-    """Replaces NumPy in modules that pass addresses to kernels: arrays from its `zeros` are fenced."""
+    """Replaces NumPy in modules that pass addresses to kernels. An inaccessible page follows arrays from `zeros`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -109,7 +109,7 @@ class _Zeros:
 
 
 def install() -> None:
-    """Fence the CPU backend of this process and of its children."""
+    """Install the fences in the CPU backend of this process and of its children."""
     for module in MODULES:
         assert hasattr(module, "Arena"), module
         module.Arena = FencedArena  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ def install() -> None:
     Buffers.address = _address  # type: ignore[method-assign]
     for name in ("dense_vector", "expert_vectors"):
         setattr(localllm.backends.cpu.weights, name, _then_moved(getattr(localllm.backends.cpu.weights, name)))
-    localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows as stored in the file
+    localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # weight rows as stored in a GGUF
     for module in (localllm.backends.cpu.storage, localllm.backends.cpu.inputs, localllm.backends.cpu.sharing):
         module.np = _Zeros()  # type: ignore[attr-defined]
     localllm.backends.cpu.backend.Library = cache(Library)  # type: ignore[misc]

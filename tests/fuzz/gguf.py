@@ -1,4 +1,4 @@
-"""Models with false metadata: loaded, evaluated, tokenized with and used for generation, with fenced buffers."""
+"""Models with wrong metadata are loaded, evaluated, and used to tokenize and generate, with fenced buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.case import OURS, Case, Wrong
 from tests.fuzz.image import ARRAY, BOOL, FLOAT_TYPES, INTEGER_TYPES, STRING, Array, Entry, Image, Key
 from tests.fuzz.models import bases, odd
 
-# Few shapes, because each compiles its own attention kernels, which takes a second.
+# Few shapes, because attention kernels compile for a second per shape.
 _CACHES = (*(("f16", "f16"),) * 4, ("q8_0", "q4_0"), ("bf16", "fp8"), ("q5_1", "q5_0"), ("q4_1", "q8_0"))
 _SENTENCES = (
     "hello <|im_start|> é \x00 world   x",
@@ -36,7 +36,7 @@ _UNKNOWN_TYPES = (4, 5, 31, 36, 38, 43, 99, 2**32 - 1)
 
 class Kind:
     together: ClassVar[int] = 10
-    seconds: ClassVar[float] = 60.0  # kernels of new shapes must compile
+    seconds: ClassVar[float] = 60.0  # includes the compilation of kernels for new shapes
 
     def __init__(self, home: Path) -> None:
         fence.install()
@@ -68,7 +68,7 @@ class Kind:
 
 
 def change_key(random: Random, image: Image) -> str:
-    """Change a key that the forward reads: another value, type, name or a list per layer, or remove it."""
+    """Change a key that the model reads: another value, type or name, a list per layer, or no key."""
     own = [i for i, key in enumerate(image.keys) if not key.name.startswith((b"tokenizer.ggml", b"general.name"))]
     if not own:
         return "no keys"
@@ -143,9 +143,9 @@ def change_counts(random: Random, image: Image) -> str:
 
 
 def change_architecture(random: Random, image: Image) -> str:
-    """Rename the keys of one architecture to another's."""
+    """Rename the keys of the architecture to another architecture's keys."""
     old, new = image.get("general.architecture"), random.choice(sorted(ARCHITECTURES)).encode()
-    if not isinstance(old, bytes):  # an earlier change removed it
+    if not isinstance(old, bytes):  # an earlier change removed the key
         return "no architecture to change"
     image.keys = [
         key._replace(name=key.name.replace(old + b".", new + b".", 1)) if key.name.startswith(old + b".") else key
@@ -156,7 +156,7 @@ def change_architecture(random: Random, image: Image) -> str:
 
 
 def change_numbers(random: Random, image: Image) -> str:
-    """Put NaN, infinity and huge numbers among the weights."""
+    """Put NaN, infinity and huge values into the weights."""
     data = bytearray(image.data)
     for _ in range(random.choice((1, 5, 50))):
         at, size = random.randrange(len(data)) & ~3, random.choice((2, 4, 64))
@@ -252,7 +252,7 @@ def use(path: Path, random: Random) -> str:
 
 
 def _evaluate(model: localllm.Model, ids: list[int]) -> np.ndarray:
-    """Return the logits after a prompt and after one more token, from a new session."""
+    """Return the logits after a prompt and after one more token, in a new session."""
     session = model.session()
     try:
         found = [session.evaluate(ids, logits=len(ids) <= 16).copy()]

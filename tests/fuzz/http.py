@@ -1,8 +1,7 @@
-"""Fuzz a real server over a socket, while a second client asks for short answers.
+"""Fuzz a real server over a socket, while a second client requests short answers.
 
-A case fails if a response has a status that docs/serve.md does not list, an error that does not match its API, names a
-file or a traceback, or is late. A run fails if the server exits, logs an unexpected error, grows, or delays the second
-client.
+A case fails if the response has a status that docs/serve.md does not list or an error of another API, contains a path
+or traceback, or is late. A run fails if the server exits, logs an unexpected error, grows, or delays the second client.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from tests.fuzz.requests import Request, make
 from tests.localllm.support import REPOSITORY
 
 STATUSES = {200, 204, 400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 501}
-SECONDS = 60.0  # per response; the server itself rejects or ends slower requests
-IDLE = 0.6  # seconds of silence after which a connection with damaged bytes is abandoned
-GROWTH = 1.3  # maximum growth of the server's memory in the second half of the cases; the first half fills caches
+SECONDS = 60.0  # limit for a response; the server itself rejects or ends slower requests
+IDLE = 0.6  # seconds of silence after which the client abandons a connection with damaged bytes
+GROWTH = 1.3  # allowed growth of the server's memory in the second half of the cases; the first half fills caches
 ASKED = {"prompt": "Once upon a time", "n_predict": 4, "temperature": 0}
 LARGE = 32 << 20  # bytes of a body that is rejected unread
 LEAKS = re.compile(rb"Traceback \(most|File \"/|/site-packages/")
@@ -46,14 +45,14 @@ class Server:
 
     @property
     def memory(self) -> int:
-        """Return the resident bytes."""
+        """Return the resident memory in bytes."""
         found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
         return int(found[1]) << 10 if found else 0
 
 
 @contextmanager
 def serving(folder: Path, *words: str) -> Iterator[Server]:
-    """Run a server with the bundled model; `words` are additional options."""
+    """Run a server with the bundled model and additional options `words`."""
     log = folder / "log"
     command = [sys.executable, "-m", "localllm", "serve", "demo", "--port", "0", "-c", "512", *words]
     with log.open("wb") as to:
@@ -77,7 +76,7 @@ def exchange(port: int, data: bytes, address: str, wire: bool = False) -> bytes:
         end = time.monotonic() + SECONDS
         try:
             made.sendall(data)
-            if wire and len(data) % 8:  # usually end the request, so that the server need not wait
+            if wire and len(data) % 8:  # usually end the request, so that the server does not wait for more
                 with suppress(OSError):  # the server may have closed the connection
                     made.shutdown(socket.SHUT_WR)
             made.settimeout(IDLE if wire else SECONDS)
@@ -94,9 +93,10 @@ def exchange(port: int, data: bytes, address: str, wire: bool = False) -> bytes:
 
 
 def judge(request: Request, response: bytes) -> tuple[str, str]:
-    """Return the outcome for the tally, and the fault, or ""."""
+    """Return the outcome for the tally, and the failure or ""."""
     if not response:
-        refused = request.form == "wire" or len(request.data) > LARGE  # a 413 may be lost while the client still sends
+        # A 413 may be lost while the client is still sending.
+        refused = request.form == "wire" or len(request.data) > LARGE
         return "closed", "" if refused else "closed without a response"
     found = re.match(rb"HTTP/1\.[01] (\d{3}) ", response)
     if not found:
@@ -117,7 +117,7 @@ def judge(request: Request, response: bytes) -> tuple[str, str]:
 
 
 def _shape(path: str, status: int, head: bytes, body: bytes) -> str:
-    """Return the fault of an error's body, or ""."""
+    """Return what is wrong with the body of an error, or ""."""
     try:
         error = json.loads(body)["error"]
         message = error if path.startswith("/api/") else error["message"]
@@ -132,7 +132,7 @@ def _shape(path: str, status: int, head: bytes, body: bytes) -> str:
 
 @dataclass(slots=True)
 class Neighbour:
-    """A second client: short greedy answers one after another, and the seconds that each took."""
+    """A second client. It requests short greedy answers one after another, and measures the seconds of each."""
 
     port: int
     address: str = "127.0.0.2"
@@ -166,7 +166,7 @@ class Neighbour:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Run the cases over four connections. Print findings, the second client's waits and the memory."""
+    """Run the cases over four connections. Print failures, the second client's latencies and the memory."""
     tally: Counter[str] = Counter()
     findings: list[str] = []
     seen: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A GGUF file as editable parts: read from a correct file, changed, and written without any check.
+"""A GGUF as editable parts, which are read from a valid file, changed, and written without any check.
 
 Deliberately independent of `localllm.gguf`: the reader under test must not generate its test files.
 """
@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A tensor's description. `sizes` are in file order, columns first."""
+    """A tensor's entry in the header. `sizes` are in file order, columns first."""
 
     name: bytes
     sizes: tuple[int, ...]
@@ -41,7 +41,7 @@ class Image:
     entries: list[Entry] = field(default_factory=list)
     data: bytes = b""
     version: int = 3
-    counts: tuple[int, int] | None = None  # number of tensors and keys that the file states; None: the true ones
+    counts: tuple[int, int] | None = None  # tensor and key counts to write; None: the true counts
 
     def copy(self) -> Image:
         return replace(self, keys=list(self.keys), entries=list(self.entries))
@@ -58,7 +58,7 @@ class Image:
         self.keys.append(key)
 
     def add(self, name: str, shape: tuple[int, ...], kind: int, data: bytes) -> None:
-        """Add a tensor after the others."""
+        """Append a tensor."""
         self.entries.append(Entry(name.encode(), shape[::-1], kind, len(self.data)))
         self.data += data + bytes(-len(data) % 32)
 

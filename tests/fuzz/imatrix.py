@@ -1,4 +1,4 @@
-"""Damaged importance matrices of both formats: read, queried for tensors' weights, and written again."""
+"""Damaged importance matrices of both formats are read, queried for the weights of tensors, and written again."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Kind:
 
 
 def _numbers_of(data: bytes) -> list[int]:
-    """Return the offsets of the counts and lengths of the older format, entry by entry."""
+    """Return the offsets of the counts and lengths in the older format, entry by entry."""
     found, at = [0], 4
     for _ in range(struct.unpack_from("<i", data)[0]):
         length = struct.unpack_from("<i", data, at)[0]
@@ -84,7 +84,7 @@ def use(path: Path) -> str:
         for experts, columns in _SHAPES:
             try:
                 weights = found.importance(name, experts, columns)
-            except imatrix.LocalLLMError:  # made for a different model
+            except imatrix.LocalLLMError:  # an importance matrix of a different model
                 continue
             if weights is None or weights.shape != (experts, columns) or not (weights >= 0).all():
                 raise Wrong(f"{name!r}: weights that cannot be")

@@ -1,4 +1,4 @@
-"""Damaged files of base logits: read row by row as `perplexity --kl-divergence` does."""
+"""Damaged files of base logits are read row by row, as `perplexity --kl-divergence` does."""
 
 from __future__ import annotations
 

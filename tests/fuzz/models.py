@@ -1,4 +1,4 @@
-"""Base models: a tiny one of every architecture, with a tokenizer, and coherent models of odd shapes."""
+"""Base models for fuzzing: a tiny model of every architecture with a tokenizer, and consistent models of odd shapes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.models.tiny_families import FAMILIES
 
 _EXPECTED = re.compile(r"([\w.]+): .*expected shape \(([\d, ]+)\)")
 _NOT_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")
-# Head size, KV heads, query heads per KV head. Few, because every shape compiles its own attention kernels.
+# Head dimension, KV heads, query heads per KV head. Few, because attention kernels are compiled per shape.
 _HEADS = (
     *((2, 4, 2), (6, 1, 5), (8, 2, 2), (16, 1, 1), (17, 1, 3), (33, 2, 1), (40, 1, 8), (63, 1, 1), (64, 2, 4)),
     *((65, 3, 1), (80, 1, 2), (128, 1, 3), (256, 1, 1)),
 )
-_MOST_BYTES = 1 << 20  # maximum bytes of a tensor of an odd model
+_MOST_BYTES = 1 << 20  # largest tensor of an odd model, in bytes
 _STRING, _UINT32, _INT32, _FLOAT32, _BOOL = 8, 4, 5, 6, 7
 
 
 def sentencepiece(size: int) -> dict[str, Any]:
-    """Return a vocabulary of `size` tokens: letters, and byte tokens in the remaining ids."""
+    """Return a vocabulary of `size` tokens: letters, then byte tokens."""
     few = ["<unk>", "<s>", "</s>", "\u2581", "<|im_start|>", "<|im_end|>"]
     letters = [chr(c) for c in range(97, 123)] + ["th", "he", "\u2581t", "in", "er"]
     room = max(0, min(256, size - len(few) - len(letters)))
@@ -74,7 +74,7 @@ def tokenizer(random: Random, size: int) -> dict[str, Any]:
 
 
 def bases(home: Path) -> dict[str, Image]:
-    """Return the tiny models by name, each with a tokenizer and a template."""
+    """Return the tiny models by name, each with a tokenizer and a chat template."""
     found, random = {}, Random(0)
     for name, make in {**VARIANTS, **FAMILIES}.items():
         metadata, weights = make()
@@ -100,7 +100,7 @@ def image_of(model: Model, more: Mapping[str, Any], path: Path) -> Image:
 
 @dataclass
 class _Wanted:
-    """A tensor to create. Its values matter only if the plan requires finite ones."""
+    """A tensor to create. Its values matter only if the plan requires finite values."""
 
     name: str
     format: str
@@ -115,7 +115,9 @@ class _Wanted:
 
 
 class _Draw:
-    """One model: sizes drawn so that all checks pass, then the tensors that the forward reports missing."""
+    """One random model. Sizes are drawn so that all checks pass, then the tensors that the model code reports
+    missing.
+    """
 
     def __init__(self, random: Random) -> None:
         self.random, pick = random, random.choice
@@ -214,7 +216,7 @@ class _Draw:
 
 
 def odd(random: Random) -> tuple[Image, str]:
-    """Return a model with odd but coherent shapes and formats, and a line that describes it."""
+    """Return a model with odd but consistent shapes and formats, and a line that describes it."""
     while True:
         draw = _Draw(random)
         keys = draw.keys()
@@ -235,7 +237,7 @@ def odd(random: Random) -> tuple[Image, str]:
 
 
 def _complete(draw: _Draw, keys: Mapping[str, Any]) -> dict[str, _Wanted] | None:
-    """Return the tensors of a model, added as the forward reports them missing; None if no tensors fit."""
+    """Return the tensors of a model, added one at a time as the model code misses them; None if no tensors fit."""
     shapes = dict(entry for layer in range(draw.layers) for entry in draw.optional(layer))
     if draw.random.random() < 0.5:
         shapes["output.weight"] = (draw.vocabulary, draw.width)
@@ -259,7 +261,7 @@ def _complete(draw: _Draw, keys: Mapping[str, Any]) -> dict[str, _Wanted] | None
 
 
 def _typed(value: Any) -> tuple[int, Any]:
-    """Return the file's type of a value, and the value."""
+    """Return the GGUF type of a value, and the value."""
     if isinstance(value, bool):
         return _BOOL, value
     if isinstance(value, int):

@@ -1,6 +1,6 @@
-"""Replies of a compromised confined child: random bytes instead of the reply to a request.
+"""A compromised confined child process replies with random bytes.
 
-A call ends with the answer or a ConfinedError. The next call gets its own answer in any case.
+A call must end with the right answer or a ConfinedError. The next call gets the right answer in any case.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _use(child: Confined, parts: list[str]) -> str:
         try:
             found = child.call({"number": number})
         except ConfinedError as error:
-            if number:  # leftovers in the pipe may end one more call, but never give an answer
+            if number:  # bytes left in the pipe may fail the next call, but never give an answer
                 raise Wrong(f"a good child does not answer: {error}") from None
             continue
         if found != {"number": number}:
@@ -56,7 +56,7 @@ def _use(child: Confined, parts: list[str]) -> str:
 
 
 def _message(random: Random) -> bytes:
-    """Return a message. `reply_task` replaces a first byte of 1 by the request's number."""
+    """Return a message. `reply_task` replaces a first byte of 1 by the number of the request."""
     tree: Any = json.loads(json.dumps(HONEST))
     for _ in range(random.choice((0, 1, 1, 3))):
         values.change_json(random, tree)

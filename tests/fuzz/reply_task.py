@@ -1,4 +1,4 @@
-"""The task of a compromised child: sends the bytes that a request contains, bypassing the worker."""
+"""The task of a compromised child process: it sends the bytes in its request, bypassing the worker code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Hostile requests to the server, one per case: bodies of every API with changed fields, schemas, grammars, texts,
-bytes.
+"""Hostile requests to the server, one per case: API requests with changed fields, schemas, grammars, texts and bytes.
 
 `make` returns the bytes for one connection. They depend only on the random number generator.
 """
@@ -24,7 +23,7 @@ HOST = b"Host: 127.0.0.1\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A client's request. `form` decides how the response is judged: "json" bodies get one, "wire" may not."""
+    """A client's request. A "json" request gets a response, and a "wire" request may not."""
 
     kind: str
     path: str
@@ -40,7 +39,7 @@ def make(random: Random) -> Request:
 
 
 def post(kind: str, path: str, body: Any, random: Random | None = None) -> Request:
-    """Return a POST of a body. With `random`, a few percent are damaged."""
+    """Return a POST request with this body. With `random`, a few percent of the requests are damaged."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode("utf-8", "surrogatepass")
     if random is not None:
         data = _damaged(data, random)
@@ -91,7 +90,7 @@ def _body(random: Random) -> Request:
 
 
 def _short(path: str, body: Any) -> Any:
-    """Return a body that limits the length of an answer."""
+    """Return a body that limits the length of the answer."""
     name = "max_output_tokens" if "responses" in path else "options" if "/api/" in path else "max_tokens"
     return {**body, name: SHORT[name]} if isinstance(body, dict) and name not in body else body
 

@@ -1,7 +1,7 @@
-"""Run cases in forked children and report those with a wrong outcome.
+"""Run cases in forked child processes, and report every case with a wrong outcome.
 
-A child runs `together` cases in sequence and logs them. If it dies, the last case in the log runs again alone. A case
-that dies only after others is reported with the first case that must precede it.
+A child runs `together` cases in sequence and logs them. If it dies, the last case in the log runs again alone. If a
+case dies only after other cases, the report names the first case that must precede it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from time import monotonic
 
 from tests.fuzz.case import Case, Kind, outcome, random_of
 
-MEMORY = 1 << 30  # maximum bytes that a case may use in addition to its process
-_ADDRESSES = 6 << 30  # address space above the child's initial use; larger reservations fail
+MEMORY = 1 << 30  # bytes that a case may allocate in addition to the process's
+_ADDRESSES = 6 << 30  # address space in addition to the child's at its start; larger reservations fail
 _STATUS = Path("/proc/self/status")
 
 
@@ -37,20 +37,20 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a run; `tally` counts words and messages without their numbers."""
+    """The result of a run. `tally` counts outcomes by their words and messages, without numbers."""
 
     cases: int = 0
     seconds: float = 0.0
-    processor: float = 0.0  # seconds of processor time of all children
+    processor: float = 0.0  # seconds of CPU time of all children
     tally: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
-    peak: int = 0  # bytes of the case with the largest use
+    peak: int = 0  # bytes of the case that used the most memory
     longest: float = 0.0  # seconds of the slowest case
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A child's log: the finished cases, the case that it died in, if any, and the cause."""
+    """The log of a child: the finished cases, the case in which it died, if any, and the cause."""
 
     finished: list[dict[str, object]]
     begun: dict[str, object] | None
@@ -58,7 +58,7 @@ class _Run:
 
 
 class Runner:
-    """Cases of one kind and seed, in `scratch`."""
+    """Runs cases of one kind and seed in the folder `scratch`."""
 
     def __init__(self, name: str, kind: Kind, seed: int, scratch: Path, memory: int = MEMORY) -> None:
         self._name, self._kind, self._seed, self._memory = name, kind, seed, memory
@@ -66,7 +66,7 @@ class Runner:
         self._folder.mkdir(exist_ok=True)
 
     def run(self, first: int, count: int, seconds: float, tell: Callable[[Finding], None]) -> Report:
-        """Run cases first, first + 1, ...: `count` of them, or until `seconds` have passed."""
+        """Run cases from `first` on: `count` cases, or until `seconds` have passed."""
         report, began, number = Report(), monotonic(), first
         before = _processor()
         while number < first + count and monotonic() - began < seconds:
@@ -82,7 +82,7 @@ class Runner:
         self._child(lambda: self._make(number, target))
 
     def _group(self, numbers: range, report: Report, tell: Callable[[Finding], None]) -> int:
-        """Run a child over `numbers`; return the number to continue with."""
+        """Run the cases `numbers` in a child. Return the number to continue with."""
         ran = self._attempt(numbers)
         for line in ran.finished:
             self._count(line, report, tell)
@@ -104,7 +104,7 @@ class Runner:
         return number + 1
 
     def _first_needed(self, start: int, number: int) -> int:
-        """Return the latest case from which a child still dies in `number`."""
+        """Return the latest case from which a child must start to die in `number`."""
         low, high = start, number
         while high - low > 1:
             middle = (low + high) // 2
@@ -133,7 +133,7 @@ class Runner:
         return _Run(finished, begun, _death(status))
 
     def _child(self, work: Callable[[], None]) -> int:
-        """Return the wait status of a child that ran `work`. Processes that it started are killed too."""
+        """Run `work` in a child and return its wait status. Processes that the child started are killed."""
         child = os.fork()
         if not child:
             code = 70
@@ -172,7 +172,7 @@ class Runner:
             _write(log, line | {"bytes": used, "seconds": monotonic() - began})
 
     def _made(self, number: int) -> Case:
-        """Return a case. If building it fails, the case raises that error, which is a bug of the fuzzer."""
+        """Return a case. If creating it fails, which is a bug of the fuzzer, the case raises the error."""
         try:
             return self._make(number, self._folder)
         except Exception as error:
@@ -197,7 +197,7 @@ def _changes(line: dict[str, object] | None) -> tuple[str, ...]:
 
 
 def _death(status: int) -> str:
-    """Return how a child died; "" if it did not."""
+    """Return how a child died, or ""."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return "hang" if number == signal.SIGALRM else f"signal {signal.Signals(number).name}"
@@ -206,31 +206,31 @@ def _death(status: int) -> str:
 
 
 def _quiet() -> None:
-    """Silence the standard streams: LLVM and Python write to them when they crash, and the log has the cause."""
+    """Silence the standard streams: LLVM and Python write to them on a crash, and the log has the cause."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
 
 
 def _status(name: str) -> int:
-    """Return a line of /proc/self/status in bytes."""
+    """Return a value of /proc/self/status in bytes."""
     found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
     return int(found[1]) << 10 if found else 0
 
 
 def _processor() -> float:
-    """Return the processor seconds of the children that have ended."""
+    """Return the CPU seconds of the children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _children() -> int:
-    """Return the peak bytes of the children that have ended."""
+    """Return the peak memory, in bytes, of the children that have ended."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
 
 
 def _forget_peak() -> None:
-    """Reset VmHWM to the resident bytes."""
+    """Reset VmHWM to the resident memory."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -241,6 +241,6 @@ def pattern(text: str) -> str:
 
 
 def show(report: Report) -> Iterator[str]:
-    """Print the tally, the most frequent first."""
+    """Print the tally, with the most frequent outcome first."""
     for what, count in report.tally.most_common(40):
         yield f"{count:7}  {what}"

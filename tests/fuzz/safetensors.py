@@ -1,4 +1,4 @@
-"""Damaged Hugging Face folders: opened, and converted to a GGUF file that is then used for tokenizing."""
+"""Damaged Hugging Face checkpoints are opened, and converted to a GGUF that then tokenizes text."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.fuzz.children import PerProcess
 from tests.localllm.convert.hf_synthetic import read_specs, write_folder
 from tests.localllm.convert.support import HF
 
-_MADE = ("llama", "mistral", "gemma", "mixtral", "phi3", "qwen2moe")  # in addition to the stored folders, HF
+_MADE = ("llama", "mistral", "gemma", "mixtral", "phi3", "qwen2moe")  # in addition to the stored checkpoints HF
 _SENTENCE = "Hello <|im_start|> the naïve café\n\n 1234 </s> 日本語 🙂"
 _DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "C64", "x")
 
 _SPLIT: dict[str, Any] = {"type": "Split", "behavior": "Isolated", "invert": False}
-_HOSTILE: dict[str, list[Any]] = {  # in tokenizer.json
+_HOSTILE: dict[str, list[Any]] = {  # values for tokenizer.json
     "normalizer": [
         {
             "type": "Sequence",
@@ -85,13 +85,13 @@ class Kind:
 
 
 def _change(random: Random, file: str, files: dict[str, bytes]) -> str:
-    """Change a file of a folder; return a description."""
+    """Change a file of a checkpoint. Return a description."""
     how, data = random.random(), files[file]
     if how < 0.04:
         del files[file]
         return "removed"
     if how > 0.1:
-        with suppress(ValueError, RecursionError, struct.error):  # an earlier change made it unreadable
+        with suppress(ValueError, RecursionError, struct.error):  # an earlier change made the file unreadable
             return _change_content(random, file, files)
     files[file] = values.damage(random, data, random.choice((100, 2000, None)))
     return "bytes"
@@ -151,7 +151,7 @@ def _change_header(random: Random, header: dict[str, Any]) -> str:
 
 
 def use(source: Path, target: Path) -> str:
-    """Convert a folder as `quantize IN COPY` does, and open the file."""
+    """Convert a checkpoint as `quantize IN COPY` does, and open the GGUF."""
     path = target / "model.gguf"
     with (
         open_checkpoint(source) as model,

@@ -1,4 +1,4 @@
-"""Special files wherever a command reads or writes: pipes, devices, sockets, links, owners, sizes.
+"""Special files in every place where a command reads or writes: pipes, devices, sockets, links, owners, sizes.
 
 A command must end in time, with success or a one-line error, and must not touch the target of a link.
 """
@@ -24,7 +24,7 @@ TEXT = "Once upon a time there was a little girl who liked to play outside. " * 
 SECRET = "not for others\n"
 SHORT = ("-n", "2", "-t", "1")
 
-# An option, its content, and the command; {model} is a valid model and {it} the path of the special file.
+# An option, the content of its file, and the command. {model} is a valid model, and {it} the path of the special file.
 READ: dict[str, tuple[str, tuple[str, ...]]] = {
     "model": ("model", ("run", "{it}", "x", *SHORT)),
     "shown": ("model", ("show", "{it}")),
@@ -94,7 +94,7 @@ class Kind:
         return Case((name, how, said or ""), lambda: self._run(self._words(words, it, folder), folder, target, before))
 
     def _in_a_folder(self, random: Random, it: Path, target: Path, hub: bool) -> tuple[str, str, str | None]:
-        """Create a Hugging Face folder with one special file; a hub's cache links its files to `blobs`."""
+        """Create a Hugging Face checkpoint with one special file. In a hub cache, files are links to `blobs`."""
         blobs = it.with_name("blobs")
         shutil.copytree(self._folder, it)
         if hub:
@@ -160,7 +160,7 @@ def _socket(path: Path, good: bytes, target: Path) -> None:
     here = os.open(path.parent, os.O_RDONLY)
     made = socket.socket(socket.AF_UNIX)
     with suppress(OSError):
-        made.bind(f"/proc/self/fd/{here}/{path.name}")  # a socket's name has at most 107 bytes
+        made.bind(f"/proc/self/fd/{here}/{path.name}")  # the path of a socket has at most 107 bytes
     os.close(here)
     made.close()
 
@@ -169,7 +169,7 @@ def _device(number: int) -> Maker:
     def make(path: Path, good: bytes, target: Path) -> str | None:
         try:
             os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, number))
-        except OSError:  # requires root
+        except OSError:  # creating it requires root
             path.symlink_to({3: "/dev/null", 5: "/dev/zero", 7: "/dev/full"}[number])
         return None
 

@@ -1,4 +1,6 @@
-"""Sets of files that claim to be one model: parts missing, duplicated, renamed, cut, and contradictory."""
+"""Sets of files that claim to be one split model, with missing, duplicated, renamed, truncated and
+contradictory parts.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class Kind:
 
 
 def _part(path: Path, index: int) -> bytes:
-    """Return part `index` as llama.cpp's gguf-split writes it: only the first part has the model's own keys."""
+    """Return part `index` as llama.cpp's gguf-split writes it. Only the first part has the model's metadata."""
     keys: dict[str, Any] = {"split.no": np.uint16(index), "split.count": np.uint16(PARTS)}
     keys["split.tensors.count"] = np.int32(2 * PARTS)
     if not index:
@@ -57,7 +59,7 @@ def _name(index: int, count: int = PARTS) -> str:
 
 
 def _change(random: Random, parts: dict[str, Image]) -> str:
-    """Change the set; return a description."""
+    """Change the set. Return a description."""
     name = random.choice(list(parts))
     part, how = parts[name], random.random()
     if how < 0.35:
@@ -91,7 +93,7 @@ def _change(random: Random, parts: dict[str, Image]) -> str:
 
 
 def _links(random: Random, folder: Path) -> str:
-    """Replace a part by a link: to itself, another part, a folder, or a missing file."""
+    """Replace a part by a link to itself, another part, a folder, or a missing file."""
     path = folder / _name(random.randrange(PARTS))
     path.unlink(missing_ok=True)
     path.symlink_to(target := random.choice((path.name, _name(0), ".", "nothing", "/dev/null", "/dev/zero")))

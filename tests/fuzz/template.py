@@ -1,4 +1,4 @@
-"""Chat templates derived from real ones: cut, spliced, nested, with huge numbers, other filters, and inserted attacks.
+"""Chat templates derived from real ones: truncated, spliced, nested, with huge numbers, other filters, and attacks.
 
 Only `render` uses the program.
 """
@@ -19,7 +19,7 @@ from tests.fuzz.case import OURS, Case, Wrong
 from tests.fuzz.children import PerProcess
 from tests.localllm.support import CHATML
 
-_MOST = 64 << 20  # maximum characters of a rendered text
+_MOST = 64 << 20  # largest rendered text in characters
 _PARTS = re.compile(r"(\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\})", re.DOTALL)
 _OPENED = re.compile(r"\{%[-+]?\s*(?:(?:for|if|macro|call|filter|block|generation)\b|set\s+\w+\s*[-+]?%\})")
 _CLOSED = re.compile(r"\{%[-+]?\s*end")
@@ -58,7 +58,7 @@ _CONVERSATIONS: tuple[Messages, ...] = (
 
 
 def render(source: str, messages: Messages, confined: Confined) -> str:
-    """Return the text of a conversation, rendered by any template."""
+    """Render a conversation with the template and return the text."""
     try:
         return ChatTemplate(source, "<s>", "</s>", confined=confined).render(messages).text
     except TemplateError as error:
@@ -99,7 +99,7 @@ def use(confined: Confined, source: str, messages: Messages, twice: bool) -> str
     if twice:
         try:
             again = render(source, messages, confined)
-        except TemplateLimit:  # close to the limit already the first time
+        except TemplateLimit:  # the first rendering was close to the limit
             return "rendered"
         except OURS as error:
             raise Wrong(f"rendered once and then refused: {error}") from None
@@ -114,7 +114,7 @@ _Change = Callable[[Random, list[str], list[str]], None]
 
 
 def _unit(random: Random, parts: list[str]) -> slice:
-    """Return a part, or a whole block if the part opens one; sometimes arbitrary parts, which break blocks."""
+    """Return a part, or a whole block if the part opens one. Sometimes return arbitrary parts, which break blocks."""
     start = _place(random, parts)
     if random.random() < 0.1:
         return slice(start, start + random.choice((1, 3, 10)))
@@ -134,7 +134,7 @@ def _place(random: Random, parts: list[str]) -> int:
 
 
 def _code(random: Random, parts: list[str]) -> int | None:
-    """Return the index of a random code part; None without code."""
+    """Return the index of a random code part, or None."""
     found = [i for i, part in enumerate(parts) if part.startswith(("{{", "{%"))]
     return random.choice(found) if found else None
 
@@ -155,7 +155,7 @@ def _remove(random: Random, parts: list[str], sources: list[str]) -> None:
 
 
 def _swap(random: Random, parts: list[str], sources: list[str]) -> None:
-    """Move one unit to another place."""
+    """Move one part or block to another place."""
     some = _unit(random, parts)
     moved = parts[some]
     del parts[some]

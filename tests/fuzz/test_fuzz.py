@@ -1,4 +1,4 @@
-"""A small fixed part of every fuzzer; and the runner itself, which must detect every kind of fault."""
+"""A small fixed part of every fuzzer, and the runner itself, which must detect every kind of failure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES = {
 
 @pytest.mark.parametrize("kind", [*KINDS, "http"])
 def test_a_small_part(kind: str, tmp_path: Path) -> None:
-    """With seed 1, each case of every kind succeeds or ends in a one-line error of localllm."""
+    """With seed 1, every case of every kind succeeds or ends with a one-line localllm error."""
     command = [sys.executable, "-m", "tests.fuzz", kind, "--cases", str(CASES[kind]), "--keep", str(tmp_path)]
     command += ["--patience", "60"]  # other tests run at the same time
     ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
@@ -75,11 +75,11 @@ SEEN = {
 }
 
 
-SEED = 68  # its first 24 cases include every deed, and exactly one hang
+SEED = 68  # its first 24 cases include every entry of DEEDS, and exactly one hang
 
 
 class _Deeds:
-    """Each case performs one deed."""
+    """A fuzzer whose cases each fail in one way, or succeed."""
 
     together: ClassVar[int] = 8
     seconds: ClassVar[float] = 2.0
@@ -108,7 +108,7 @@ def test_the_runner_sees_and_attributes_everything(tmp_path: Path) -> None:
 
 
 def test_a_case_is_its_number(tmp_path: Path) -> None:
-    """The files of a finding can be recreated from kind, seed and number."""
+    """The files of a failure can be recreated from kind, seed and number."""
     kind = _Deeds(tmp_path)
     _, told = _run(kind, tmp_path, 10)
     assert told

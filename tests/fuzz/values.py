@@ -1,4 +1,4 @@
-"""Values that break programs: limits of integer types, odd floats, hostile texts; and changes to bytes and JSON."""
+"""Values that break programs: limits of integer types, odd floats, hostile texts. And changes to bytes and JSON."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def text(random: Random) -> str:
 
 
 def stored(words: str) -> bytes:
-    """Return UTF-8, invalid if the text requires it."""
+    """Return UTF-8, which is invalid if the text requires it."""
     return words.encode("utf-8", "surrogatepass")
 
 
 def damage(random: Random, data: bytes, head: int | None = None) -> bytes:
-    """Change, insert, cut out or cut off bytes, within the first `head` if given."""
+    """Change, insert, remove or truncate bytes, within the first `head` bytes if given."""
     changed = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 4, 16))):
         if len(changed) < 2:
@@ -89,7 +89,7 @@ def nested(depth: int) -> list[Any]:
 
 
 def change_json(random: Random, root: Any) -> str:
-    """Change one place in a tree of dicts and lists; return its path."""
+    """Change one place in a tree of dicts and lists. Return its path."""
     place, path = root, ""
     if not isinstance(root, dict | list):
         return "the whole is one value"
@@ -119,7 +119,7 @@ def change_json(random: Random, root: Any) -> str:
 
 
 def json_text(random: Random, root: Any) -> bytes:
-    """Return the tree as JSON text, sometimes with content that no tree can hold: deep nesting, huge numbers, duplicate
+    """Return the tree as JSON, sometimes with content that no tree can have: deep nesting, huge numbers, duplicate
     keys.
     """
     text = json.dumps(root)

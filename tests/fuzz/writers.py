@@ -1,5 +1,5 @@
-"""Processes that write one file at the same time, some of them killed: the file is always complete and from one of
-them.
+"""Several processes write the same file at the same time, and some are killed. The file is always complete, and from
+one process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.fuzz.case import OURS, Case, Wrong
 from tests.localllm.support import write_model
 
 WRITERS = 3
-_DONE, _REFUSED, _BROKEN = 0, 1, 2  # exit codes of a writer
+_DONE, _REFUSED, _BROKEN = 0, 1, 2  # exit codes of a writer process
 
 Writer = Callable[[Path, int], None]  # (path, number of the writer)
 
@@ -97,7 +97,7 @@ def _race(
 ) -> str:
     """Run the writers, read the file meanwhile, and check the result."""
     known = [_alone(write, target, number, name) for number in range(WRITERS)]
-    began = monotonic() + 0.003  # let all start together
+    began = monotonic() + 0.003  # all writers start together
     children = [_start(write, target, number, began + delays[number]) for number in range(WRITERS)]
     try:
         _watch(children, target, name, known, killed, random)
@@ -112,7 +112,7 @@ def _race(
 def _watch(
     children: list[int], target: Path, name: str, known: list[bytes], killed: list[bool], random: Random
 ) -> None:
-    """Read the file until all writers have ended, killing some of them."""
+    """Read the file until all writers have ended. Kill some of them."""
     running = set(children)
     kills = {
         child: monotonic() + random.uniform(0, 0.004) for child, dies in zip(children, killed, strict=True) if dies
@@ -161,7 +161,7 @@ def _alone(write: Writer, target: Path, number: int, name: str) -> bytes:
 
 
 def _content(path: Path, name: str) -> bytes | None:
-    """Return the content that a reader finds; None without a file."""
+    """Return the content that a reader finds, or None if the file is missing."""
     if name == "kernel":
         return _called(path)[0]
     with suppress(FileNotFoundError):
@@ -186,7 +186,7 @@ def _answer(isa: Isa) -> ir.Module:
 
 
 def _start(write: Writer, target: Path, number: int, at: float) -> int:
-    """Start a child that writes and then stores its exit code in a file, unless it is killed."""
+    """Start a child that writes the file and stores its exit code in another file, unless it is killed."""
     child = os.fork()
     if child:
         return child

@@ -1,4 +1,4 @@
-"""Helpers for tests of the program: a model file made on the spot, and the program run as users run it."""
+"""Helpers for tests of the program: write a small GGUF, and run the program as a user does."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 def write_model(
     path: Path, *, template: str | None = CHATML, context: int = 512, extra: dict[str, Any] | None = None
 ) -> Path:
-    """Write a llama of one layer with random weights that generates printable ASCII: other tokens have zero output
-    rows.
+    """Write a llama of one layer with random weights. It generates printable ASCII, because the output matrix is zero
+    for other tokens.
     """
     random = np.random.RandomState(11)
     letters = [chr(c) for c in range(33, 127)]
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters]
-    kinds = [2, *[3] * 4, *[6] * 256, *[1] * (1 + len(letters))]  # unknown, control, byte, normal
+    kinds = [2, *[3] * 4, *[6] * 256, *[1] * (1 + len(letters))]  # token types: unknown, control, byte, normal
     size = len(tokens)
     output = random.standard_normal((size, WIDTH)) / 8
     output[: size - len(letters)] = 0
@@ -87,7 +87,9 @@ def write_model(
 
 
 def default_signals() -> None:
-    """For `preexec_fn`: a process started in the background or with nohup passes ignored signals to its children."""
+    """For `preexec_fn`: restore default signal handling, because children of a background process inherit ignored
+    signals.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
@@ -95,7 +97,7 @@ def default_signals() -> None:
 def localllm(
     *words: object, stdin: str | None = None, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program; without `stdin` its input is empty. `environ`: additional variables."""
+    """Run the program. Without `stdin` its input is empty. `environ` adds environment variables."""
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
     given["env"] = {**os.environ, **(environ or {})}
     return subprocess.run(
@@ -104,16 +106,16 @@ def localllm(
 
 
 class Terminal:
-    """The program on a pseudo-terminal: its input, its output and its end.
+    """The program on a pseudo-terminal.
 
-    `seen` is the output that no `wait_for` has returned yet, without cursor movements and colours; `written` is all of
-    the raw output.
+    `seen` is the output that no `wait_for` has returned yet, without cursor movements and colors. `written` is the
+    whole raw output.
     """
 
     def __init__(
         self, *words: object, environ: Mapping[str, str] | None = None, columns: int = 0, shell: bool = False
     ) -> None:
-        """`shell`: run the program from a shell, so that it can be suspended."""
+        """With `shell`, run the program from a shell, so that it can be suspended."""
         self.master, slave = pty.openpty()
         if columns:
             fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
@@ -130,13 +132,13 @@ class Terminal:
         )
         os.close(slave)
         self.seen = self.written = ""
-        self._part = ""  # the beginning of an escape sequence
+        self._part = ""  # the start of an incomplete escape sequence
         if shell:
             self.type(shlex.join([*PROGRAM, *map(str, words)]) + "\n")
 
     @staticmethod
     def _prepare() -> None:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches the program
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # needed for Ctrl-C to reach the program
         default_signals()
 
     def type(self, text: str) -> None:
@@ -147,7 +149,7 @@ class Terminal:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
 
     def wait_for(self, pattern: str, seconds: float = 60) -> str:
-        """Return the output up to and including a match; the next call continues after it."""
+        """Return the output up to the end of the first match. The next call continues after it."""
         end = monotonic() + seconds
         while (found := re.search(pattern, self.seen)) is None:
             assert monotonic() < end, f"{pattern!r} did not come: {self.seen!r}"

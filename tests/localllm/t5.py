@@ -1,7 +1,7 @@
-"""Tiny T5 models of the kit as files with a vocabulary, and the answers of llama-completion with them.
+"""Write the tiny T5 test models as GGUFs with a vocabulary, and store the answers that llama-completion gives for them.
 
-Made with llama.cpp of 2026-10-01, from files of `write_t5`: llama-completion -m FILE -p PROMPT -n 20 --temp 0 -no-cnv
--t 1 -ctk f32 -ctv f32 -fa off --special
+The answers are from llama.cpp of 2026-10-01, with GGUFs of `write_t5`: llama-completion -m FILE -p PROMPT -n 20 --temp
+0 -no-cnv -t 1 -ctk f32 -ctv f32 -fa off --special
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.localllm.test_embedding import write_t5
 from tests.models.kit import KIT
 
-# Prompt, and the first tokens of the answer after the token that starts it.
+# Prompt, and the first tokens of the answer after the decoder's start token.
 ANSWERS = {
     "a cat and dogs": "<extra_id_5><extra_id_37><extra_id_60> f<extra_id_5><extra_id_7><extra_id_7><extra_id_40>"
     "<extra_id_5><extra_id_7><extra_id_12><extra_id_17>y<extra_id_39>e",
@@ -23,5 +23,5 @@ START, END = 0, 1
 
 
 def write(folder: Path, name: str = "t5-gated") -> Path:
-    """Write the kit's model of this name to a file."""
+    """Write the test model of this name as a GGUF."""
     return write_t5(folder / f"{name}.gguf", name, KIT[name])

@@ -1,4 +1,4 @@
-"""The Python API from a user's view: `help(localllm)`, answers to messages, and errors for wrong values."""
+"""The Python API as users see it: `help(localllm)`, answers to messages, and errors for wrong values."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_closing_ends_the_templates_process() -> None:
 
 
 def test_formats_convert_as_the_documentation_says() -> None:
-    """The test needs a process without other imports."""
+    """The import runs in a process that has imported nothing else."""
     program = (
         "import localllm, numpy as np; values = np.ones((1, 32), np.float32);"
         "rows = localllm.quant.quantize(values, 'Q4_0'); print(localllm.quant.dequantize(rows, 'Q4_0').sum())"
@@ -300,7 +300,7 @@ def test_a_history_is_evaluated_once(model: localllm.Model) -> None:
 
 
 def forced(model: localllm.Model, text: str) -> Any:
-    """Return a logits processor that forces a text, then the end."""
+    """Return a logits processor that forces a text and then the end of generation."""
     ids = [*model.tokenize(text, add_special=False), min(model.tokenizer.eog)]
     start: list[int] = []
 

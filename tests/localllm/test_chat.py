@@ -1,4 +1,4 @@
-"""The conversation behind `chat`: the tokens that a turn evaluates and keeps, and the handling of a full context."""
+"""The conversation behind `chat`: which tokens a turn evaluates and keeps, and how a full context is handled."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def demo(opened_demo: api.Model) -> Iterator[api.Model]:
 
 @pytest.fixture
 def tiny(opened_tiny: api.Model) -> Iterator[api.Model]:
-    """A model with 128 tokens of context; every letter is a token."""
+    """Provide a model with a context of 128 tokens, in which every letter is a token."""
     yield opened_tiny
     empty(opened_tiny)
 
 
 def empty(model: api.Model) -> None:
-    """Clear the model's cache. Conversations hold no blocks, so every block is free afterwards."""
+    """Empty the model's KV cache. Conversations hold no blocks, so every block must then be free."""
     model.new_core(SchedulerLimits())
     assert model.pool.free_blocks == model.pool.blocks
 
@@ -96,7 +96,7 @@ def finish(reply: Reply) -> tuple[str, Usage]:
 
 
 def by_bytes(model: api.Model, text: str) -> list[int]:
-    """Return the text as tokens of one byte each, unlike any tokenizer, followed by the end of the turn."""
+    """Return the text as one token per byte, which no tokenizer produces, followed by the end-of-turn token."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     single = {
@@ -130,7 +130,7 @@ def test_an_answer_stays_in_the_cache_in_the_tokens_it_was_written_in(demo: api.
 
 
 def test_an_answer_that_the_template_shortens_is_evaluated_again_and_nothing_before_it(demo: api.Model) -> None:
-    """Some templates remove reasoning or white space from answers."""
+    """Some chat templates remove reasoning or white space from earlier answers."""
     template, _ = template_of(demo)
     trimming = ChatTemplate(
         template.source.replace("message['content']", "message['content'].split('|')[-1]"),
@@ -162,7 +162,9 @@ def test_another_answer_evaluates_one_token_again(tiny: api.Model) -> None:
 def test_an_answer_that_is_not_read_on_leaves_the_random_numbers_of_what_was_read(
     demo: api.Model, read: int, sampling: dict[str, Any]
 ) -> None:
-    """The answer runs ahead of its reader while another thread steps."""
+    """The answer is generated ahead of its reader while another thread runs steps. The next turns must get the same
+    random numbers as without these extra tokens.
+    """
     found = []
     for ahead in (0, 3):
         conversation = demo.conversation(seed=3, temperature=1.0, max_tokens=20, ignore_eos=True, **sampling)
@@ -203,7 +205,7 @@ def test_a_full_context_is_not_cut_in_silence(tiny: api.Model) -> None:
     with pytest.raises(ContextFull, match="the context holds 128"):
         finish(conversation.say("two"))
     assert conversation.messages == before
-    assert conversation.shift() == 0  # there is only one turn
+    assert conversation.shift() == 0  # the only turn stays
 
 
 def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_before(tiny: api.Model) -> None:
@@ -225,7 +227,7 @@ def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_bef
 
 @pytest.mark.parametrize("turns", range(2, 9))
 def test_a_shift_drops_as_few_turns_as_possible(tiny: api.Model, turns: int) -> None:
-    """It drops turns until the rest fits half of the context; the newest turn always stays."""
+    """A context shift drops turns until the rest fits half of the context. The newest turn always stays."""
     conversation = talk(tiny)
     messages = [{"role": role, "content": str(n) * (3 + n)} for n in range(turns) for role in ("user", "assistant")]
     lengths = []
@@ -239,7 +241,7 @@ def test_a_shift_drops_as_few_turns_as_possible(tiny: api.Model, turns: int) -> 
 
 
 def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
-    """A shift in the middle of an answer gives the same tokens as a fresh prompt of the remaining turns."""
+    """A shift in the middle of an answer gives the same tokens as a fresh prompt with the remaining turns."""
     conversation = talk(tiny, ignore_eos=True, context_shift=True)
     scripted(conversation, [*range(300, 330), 4], [*range(300, 350)] + [310] * 200)
     conversation._ignore_eos = False
@@ -248,14 +250,14 @@ def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
     reply = conversation.say("two")
     text, usage = finish(reply)
     assert [m["content"] for m in conversation.messages] == ["two", text]
-    assert reply.end.reason == "context"  # no older turn is left to drop
+    assert reply.end.reason == "context"  # no older turn can be dropped
     assert tiny.tokenize("x" + text, add_special=False)[-len(text) :] == conversation._answered
     assert usage.answer_tokens == len(conversation._answered)
     assert len(conversation.tokens) == 128
 
 
 class Euros:
-    """Samples the three bytes of a character repeatedly, based on the tokens so far."""
+    """A sampler that repeats the three bytes of "€", depending on the tokens so far."""
 
     required_top_k, options = 0, GREEDY
 
@@ -288,7 +290,7 @@ class Euros:
 
 @pytest.mark.parametrize("more", range(3))
 def test_half_a_character_is_not_lost_in_a_shift(tiny: api.Model, more: int) -> None:
-    """The context ends between the bytes of a character, which are then sampled again."""
+    """The context ends between the bytes of a character. After the shift, these bytes are sampled again."""
     conversation = talk(tiny, context_shift=True)
     scripted(conversation, [*range(300, 330), 4])
     finish(conversation.say("one"))

@@ -1,4 +1,4 @@
-"""Text embeddings and scores, from Python and from the command line, against the reference backend."""
+"""Text embeddings and reranking scores, from Python and from the command line, against the reference backend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLS, SEP = 2, 3
 
 
 def write_embedder(path: Path, name: str, extra: dict[str, Any] | None = None, kit: KitModel | None = None) -> Path:
-    """Write a model of the kit with a WordPiece vocabulary of letters."""
+    """Write a test model with a WordPiece vocabulary of letters."""
     (kit or EMBEDDERS[name]).write(path)
     with open_gguf(path) as file:
         keys: dict[str, Any] = {k: v for k, v in file.stored.items() if not k.startswith("tokenizer.")}
@@ -54,7 +54,7 @@ def write_embedder(path: Path, name: str, extra: dict[str, Any] | None = None, k
 
 
 def write_t5(path: Path, name: str = "t5encoder", kit: KitModel | None = None) -> Path:
-    """Write the same with T5's kind of vocabulary: a score for every token, and EOS after every text."""
+    """Write a test model with T5's type of vocabulary: a score for every token, and EOS after every text."""
     tokens = ["<pad>", "</s>", "<unk>", "\u2581", *LETTERS, *(f"\u2581{c}" for c in LETTERS)]
     tokens += [f"<extra_id_{n}>" for n in range(128 - len(tokens))]
     kinds = {"<pad>": 3, "</s>": 3, "<unk>": 2}
@@ -107,7 +107,7 @@ def test_texts_are_pooled_as_the_file_says(files: dict[str, Path], name: str, po
             theirs = expected(files[name], model.tokenize(text), pooling)
             assert nmse(long, theirs) < 1e-6
             np.testing.assert_allclose(vector, theirs / np.linalg.norm(theirs), rtol=0, atol=1e-4)
-            assert np.array_equal(model.embed(text), vector)  # embedded alone, with the same bits
+            assert np.array_equal(model.embed(text), vector)  # embedded without other texts, with the same bits
         rows = model.token_embeddings(TEXTS[0])
         assert rows.shape == (len(model.tokenize(TEXTS[0])), 128)
         first = model.embed(TEXTS[0], pooling="cls", normalize=False)
@@ -128,7 +128,7 @@ def test_a_query_ranks_documents(files: dict[str, Path]) -> None:
 
 
 def test_a_template_of_the_file_joins_query_and_document(tmp_path: Path) -> None:
-    """The texts stay text: they cannot insert control tokens or template variables."""
+    """Query and document cannot insert special tokens or template variables."""
     template = {"tokenizer.chat_template.rerank": "[CLS]{query}[SEP]{document}[MASK]"}
     path = write_embedder(tmp_path / "m.gguf", "bert-rank", template)
     with load(path) as model:
@@ -138,7 +138,7 @@ def test_a_template_of_the_file_joins_query_and_document(tmp_path: Path) -> None
 
 
 def test_long_texts(files: dict[str, Path]) -> None:
-    """An encoder takes a text at once, or rejects it; other models read it in several steps."""
+    """An encoder evaluates a text in one step, or rejects it. Other models take several steps."""
     with load(files["bert-mean"], ctx_size=70) as model:
         text = "abcdefgh" * 8
         assert (
@@ -173,7 +173,7 @@ def test_wrong_requests(files: dict[str, Path], tmp_path: Path) -> None:
     predicts = pytest.raises(localllm.LocalLLMError, match=r"use localllm.load\(path, embeddings=True\)")
     with load(write_model(tmp_path / "llama.gguf")) as model, predicts:
         model.embed("a")
-    with load(tmp_path / "llama.gguf", embeddings=True) as model:  # any decoder gives embeddings
+    with load(tmp_path / "llama.gguf", embeddings=True) as model:  # every decoder gives embeddings
         assert model.embed(["Hello", "there"]).shape == (2, model.config.width if model.config else 0)
     path = write_embedder(tmp_path / "both.gguf", "qwen3-embedding", {"qwen3.attention.causal": False})
     with load(path) as model, pytest.raises(localllm.LocalLLMError, match="its tokens see later ones"):
@@ -218,7 +218,7 @@ def test_command_line(files: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_a_context_beyond_the_embedded_positions_is_clamped_with_a_note(tmp_path: Path) -> None:
-    """llama-server caps it at the trained length."""
+    """llama-server limits the context to the trained length."""
     path = write_embedder(tmp_path / "m.gguf", "bert-mean")
     with pytest.warns(NotUsed, match="ctx_size=5000: the model has embeddings of 256 positions"):
         model = localllm.load(path, ctx_size=5000)

@@ -1,4 +1,4 @@
-"""T5 from Python, from the command line and behind a server: the text is encoded at once, the answer decoded."""
+"""T5 from Python, from the command line and behind a server: the text is encoded in one step, the answer decoded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.localllm.support import PROGRAM
 from tests.localllm.test_embedding import expected, write_t5
 
 PROMPTS = list(t5.ANSWERS)
-LONG = "a cat and dogs " * 6  # over two blocks of the cache
+LONG = "a cat and dogs " * 6  # more than two KV cache blocks
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_tokens_of_llama_completion(model: Model, prompt: str) -> None:
 
 
 def test_a_given_beginning_of_the_answer(model: Model) -> None:
-    """Text after the token that starts the answer is part of the answer."""
+    """Text after the decoder's start token is the beginning of the answer."""
     ids, whole = model.tokenize(PROMPTS[0]), answer(model, PROMPTS[0])
     assert answer(model, [*ids, t5.START, *whole[:5]], 15) == whole[5:]
 
@@ -70,7 +70,7 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(t5.ANSWERS[PROMPTS[0]])
     kept = tmp_path / "kept"
-    for _ in range(2):  # a long text, whose blocks are read back
+    for _ in range(2):  # a long text, whose KV cache blocks are reused
         again = run("run", str(path), LONG, *greedy, "--prompt-cache", str(kept), "--prompt-cache-all")
         assert again.stdout == run("run", str(path), LONG, *greedy).stdout
     refusals = {
@@ -96,7 +96,8 @@ def test_sequences_fork_and_go_back(model: Model) -> None:
     assert int(result.logits.argmax()) == whole[0]
     assert first.border == border
     second = engine.fork(first)
-    for number, token in enumerate(whole[:-1]):  # fork and origin alternate, with another text's answer
+    # The fork and its origin decode alternately, the fork with another text's answer.
+    for number, token in enumerate(whole[:-1]):
         rows = [SequenceRows(second, [token]), SequenceRows(first, [token]), SequenceRows(other, [token])]
         results = engine.step(rows)
         assert [int(one.logits.argmax()) for one in results[:2]] == [whole[number + 1]] * 2
@@ -104,7 +105,7 @@ def test_sequences_fork_and_go_back(model: Model) -> None:
     assert engine.truncate(first, border + 4) == border + 4
     [result] = engine.step([SequenceRows(first, whole[3:6], "all")])
     assert result.logits.argmax(axis=1).tolist() == whole[4:7]
-    assert engine.truncate(second, border) == 0  # the encoder's text is kept whole, with the token after it
+    assert engine.truncate(second, border) == 0  # the encoder's text stays whole, together with the start token
     assert second.border == 0
     [result] = engine.step([SequenceRows(second, [*ids, *whole[:2]], (border, border + 2))])
     assert result.logits.argmax(axis=1).tolist() == [whole[0], whole[2]]
@@ -131,9 +132,10 @@ def test_wrong_steps_change_nothing(model: Model) -> None:
 
 
 def test_requests_together_and_alone(model: Model) -> None:
-    """Texts of different lengths come and go; each answer has the tokens that it has alone.
+    """Requests with texts of different lengths start and end. Each answer has the same tokens as without other
+    requests.
 
-    A text is encoded in one step even if the step's time budget allows only a part of it.
+    A text is encoded in one step, even if the time budget of a step allows only a part of it.
     """
     texts = [PROMPTS[0], LONG, "z", PROMPTS[1], PROMPTS[0], LONG]
     alone = {text: answer(model, text, 30) for text in set(texts)}
@@ -177,7 +179,9 @@ def test_the_encoder_alone_embeds(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t5-gated", "t5encoder"])
 def test_the_server_embeds(name: str, tmp_path: Path) -> None:
-    """The mean of the encoder's rows, of a whole T5 and of an encoder; a T5 in embedding mode does not answer."""
+    """The embedding is the mean of the encoder's hidden states, for a whole T5 and for an encoder. In embedding mode, a
+    T5 does not generate.
+    """
     path = t5.write(tmp_path, name) if name == "t5-gated" else write_t5(tmp_path / "t5encoder.gguf")
 
     def load(path: Path) -> Served:

@@ -1,4 +1,6 @@
-"""Several answers at a time on one `Model`: interleaved or in threads, each has the tokens that it has alone."""
+"""Several answers at a time on one `Model`, interleaved or in threads. Each has the same tokens as without the
+others.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ PROMPTS = (
     "a b a b",
 )
 CACHES = ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "fp8")
-SOURCES: dict[str, dict[str, Any]] = {  # draft sources
+SOURCES: dict[str, dict[str, Any]] = {  # sources of drafts
     "none": {},
     "n-grams": {"spec": "ngram"},
     "draft model": {"spec": "draft", "model_draft": "draft"},
@@ -40,7 +42,7 @@ SOURCES: dict[str, dict[str, Any]] = {  # draft sources
 
 
 class Asked(NamedTuple):
-    """An answer: its prompt, and a seed; None means greedy."""
+    """A request: its prompt, length, and seed. None means greedy decoding."""
 
     prompt: int
     seed: int | None
@@ -72,9 +74,9 @@ OPENED: list[localllm.Model] = []
 
 @cache
 def opened(name: str, source: str, cache_type: str) -> localllm.Model:
-    """Open the model in the box, or one of the kit; all drafts are verified."""
+    """Open the bundled model or a test model. All drafts are verified."""
     with TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the warning that drafts cost more than they save
+        warnings.simplefilter("ignore")  # the warning that drafts cost more time than they save
         path = name if name == "demo" else KIT[name].write(Path(folder) / "m.gguf")
         types = {"cache_type_k": cache_type, "cache_type_v": cache_type, "any_cache": True}
         model = localllm.load(path, ctx_size=512, threads=1, **types, **SOURCES[source])  # type: ignore[arg-type]
@@ -86,7 +88,7 @@ def opened(name: str, source: str, cache_type: str) -> localllm.Model:
 
 @cache
 def alone(name: str, cache_type: str, asked: Asked) -> list[int]:
-    """Return the tokens of an answer without interruption and without drafts."""
+    """Return the tokens of an uninterrupted answer without drafts."""
     return tokens(asked.begin(opened(name, "none", cache_type)))
 
 
@@ -107,7 +109,9 @@ ASKED = st.builds(Asked, st.integers(0, 2), st.sampled_from([None, 7]), st.integ
 def test_interleaved_answers_are_those_alone(
     model: tuple[str, str, str], asked: list[Asked], order: list[int], dropped: set[int]
 ) -> None:
-    """It holds with every draft source and cache type, in any order, and after an answer is dropped midway."""
+    """An interleaved answer has the tokens of the same answer alone: with every source of drafts and every KV cache
+    type, in any reading order, and after another answer is closed midway.
+    """
     check(model, asked, order, dropped)
 
 
@@ -121,7 +125,7 @@ def test_two_drafters_at_once(asked: list[Asked], order: list[int]) -> None:
 
 
 def check(model: tuple[str, str, str], asked: list[Asked], order: list[int], dropped: set[int]) -> None:
-    """Request pieces in this order, repeatedly until all answers have ended; `dropped` ones are closed midway."""
+    """Read from the answers in this order, repeatedly, until all have ended. Close the `dropped` answers midway."""
     shared = opened(*model)
     free = all_free(shared)
     running = {number: one.begin(shared) for number, one in enumerate(asked)}
@@ -141,13 +145,13 @@ def check(model: tuple[str, str, str], asked: list[Asked], order: list[int], dro
 
 
 def all_free(model: localllm.Model) -> int:
-    """Empty the prefix cache; return the number of free blocks."""
+    """Empty the prefix cache. Return the number of free blocks."""
     model.new_core(SchedulerLimits())
     return model.engine.free_blocks
 
 
 def test_both_answers_of_one_thread_go_on_from_row_to_row() -> None:
-    """Every accepted draft of one answer is used after steps of the other."""
+    """Steps of the other answer must not invalidate the drafts of an answer."""
     model = opened("demo", "draft model", "f16")
     asked = [Asked(0, None, 40), Asked(1, None, 40)]
     replies = [one.begin(model) for one in asked]
@@ -155,7 +159,7 @@ def test_both_answers_of_one_thread_go_on_from_row_to_row() -> None:
         pass
     for reply, one in zip(replies, asked, strict=True):
         assert reply.tokens == alone("demo", "f16", one)
-        assert reply.usage.decode_passes < 30  # of 40 tokens: drafts were accepted
+        assert reply.usage.decode_passes < 30  # for 40 tokens, so drafts were accepted
 
 
 # -- threads ---------------------------------------------------------------------------------------------------------
@@ -170,7 +174,9 @@ def test_both_answers_of_one_thread_go_on_from_row_to_row() -> None:
     asked=st.lists(ASKED, min_size=2, max_size=6),
 )
 def test_threads_get_the_tokens_of_alone(model: tuple[str, str, str], asked: list[Asked]) -> None:
-    """It holds with every draft source and cache type, greedy and with a seed."""
+    """Answers in threads have the same tokens as alone, with every source of drafts and every KV cache type, for greedy
+    and seeded sampling.
+    """
     shared = opened(*model)
     free = all_free(shared)
     assert in_threads(shared, asked) == [alone(model[0], model[2], one) for one in asked]
@@ -178,7 +184,7 @@ def test_threads_get_the_tokens_of_alone(model: tuple[str, str, str], asked: lis
 
 
 def in_threads(model: localllm.Model, asked: list[Asked]) -> list[list[int]]:
-    """Return the tokens of answers that start at the same time, each in a separate thread."""
+    """Return the tokens of answers that start at the same time, each in its own thread."""
     found: list[list[int]] = [[] for _ in asked]
     start = threading.Barrier(len(asked))
 
@@ -196,7 +202,7 @@ def in_threads(model: localllm.Model, asked: list[Asked]) -> list[list[int]]:
 
 
 class Watch:
-    """Counts the sequences of each step of an engine."""
+    """Records the number of sequences in each step of an engine."""
 
     def __init__(self) -> None:
         self.together: list[int] = []
@@ -221,7 +227,7 @@ def test_threads_share_steps() -> None:
 
 
 class Gate(threading.Event):
-    """A cancel event that blocks its answer inside the step of this piece, until `go_on` is set."""
+    """A cancel event that blocks the answer within the step of one piece, until `go_on` is set."""
 
     def __init__(self, piece: int) -> None:
         super().__init__()
@@ -238,7 +244,9 @@ class Gate(threading.Event):
 
 @contextmanager
 def stopped_inside(model: localllm.Model, asked: Asked) -> Iterator[list[Any]]:
-    """Within the block, another thread is inside a step of an answer. The yielded list has its tokens afterwards."""
+    """Within the block, another thread is inside a step of an answer. Afterwards the yielded list has the answer's
+    tokens.
+    """
     gate, found = Gate(5), list[Any]()
 
     def work() -> None:
@@ -339,7 +347,7 @@ def test_tokenizing_goes_on_in_other_threads() -> None:
 
 
 def test_an_answer_that_is_dropped_gives_its_blocks_back() -> None:
-    """Another thread may be inside a step; the blocks are free when it leaves."""
+    """Another thread may be inside a step of the answer. Its blocks become free when that step ends."""
     model, asked = opened("demo", "draft model", "f16"), Asked(1, None, 20)
     free = all_free(model)
     dropped, closed = Asked(0, None, 20).begin(model), Asked(2, None, 20).begin(model)
@@ -372,7 +380,7 @@ def test_closing_waits_for_the_step_of_another_thread(source: str) -> None:
 
 
 def read_on(number: int, model: localllm.Model, found: list[Any], begun: threading.Barrier) -> None:
-    """Read an answer; store its text or its error in `found`."""
+    """Read an answer. Store its text or its error in `found`."""
     reply = Asked(number, 7 if number else None, 400).begin(model)
     next(reply)
     begun.wait(60)
@@ -383,7 +391,9 @@ def read_on(number: int, model: localllm.Model, found: list[Any], begun: threadi
 
 
 def test_closing_while_threads_read_gives_each_one_error() -> None:
-    """It works at any moment, also between a step of the model and a step of its draft model."""
+    """Closing a model gives each reading thread one error, even between a step of the model and a step of its draft
+    model.
+    """
     for delay in (0.0, 0.002, 0.01, 0.03):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -407,7 +417,7 @@ def test_closing_while_threads_read_gives_each_one_error() -> None:
 
 
 def test_threads_may_take_turns() -> None:
-    """Two answers in two threads alternate step by step."""
+    """Answers in two threads alternate, one step at a time."""
     model = opened("demo", "draft model", "f16")
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
     asked, found = [Asked(0, None, 20), Asked(1, 7, 20)], [list[int](), list[int]()]

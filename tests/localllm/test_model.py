@@ -1,4 +1,4 @@
-"""The Python API: models that `localllm.load` opens, and their answers."""
+"""The Python API: the models that `localllm.load` opens, and their answers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ PROMPT = "Tell me a story"
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama with a tokenizer of single characters; its end-of-generation token is 4."""
+    """Provide a llama whose tokens are single characters. Its end-of-generation token is 4."""
     return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf", context=256)
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama of F32 weights without a tokenizer, trained on 5000 tokens."""
+    """Provide a llama with F32 weights, a trained context of 5000 tokens, and no tokenizer."""
     metadata, tensors = random_model("F32")
     new = [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values()]
     target = tmp_path_factory.mktemp("bare") / "bare.gguf"
@@ -116,11 +116,11 @@ def test_an_answer_of_a_closed_model_cannot_continue(path: Path, spec: Any) -> N
     for answer in answers:
         with pytest.raises(localllm.LocalLLMError, match="this model is closed; load it again"):
             list(answer)
-        assert list(answer) == []  # it has ended
+        assert list(answer) == []  # the answer has ended
 
 
 def test_the_device_is_named(model: localllm.Model) -> None:
-    why = r"( \([^()]*\))?"  # why no GPU is used, if one was expected
+    why = r"( \([^()]*\))?"  # the reason why no GPU is used, if a GPU was expected
     assert re.fullmatch(rf"cpu: [^()]*, 2 threads{why}", model.device)
 
 
@@ -129,7 +129,7 @@ def test_the_device_is_named(model: localllm.Model) -> None:
 
 def test_tokens_and_text(model: localllm.Model) -> None:
     found = model.tokenize("a b")
-    assert found[0] == 1  # the file adds BOS
+    assert found[0] == 1  # the GGUF requests a BOS token
     assert model.tokenize("a b", add_special=False) == found[1:]
     assert model.detokenize(found[1:]).strip() == "a b"
     assert model.tokenize("</s>", add_special=False, parse_special=True) == [2]
@@ -137,7 +137,9 @@ def test_tokens_and_text(model: localllm.Model) -> None:
 
 
 def test_logits_are_those_of_the_reference(bare: Path, path: Path) -> None:
-    """F32 weights differ by the rounding of the cache's halves, Q8_0 weights by int8 activations."""
+    """With F32 weights, the difference comes from the float16 KV cache. With Q8_0 weights, it also comes from int8
+    activations.
+    """
     for file, vocabulary, limit in ((bare, 97, 2e-8), (path, 356, 1e-3)):
         sequence = [int(token) for token in tokens(80, vocabulary)]
         with localllm.load(file, threads=2) as ours, localllm.load(file, backend="reference") as theirs:
@@ -147,7 +149,9 @@ def test_logits_are_those_of_the_reference(bare: Path, path: Path) -> None:
 
 
 def test_logits_of_more_than_a_batch(model: localllm.Model) -> None:
-    """Every pass starts from an empty cache, and the cuts do not change the result."""
+    """The text is split into batches, each call starts with an empty KV cache, and the result does not depend on the
+    split.
+    """
     sequence = [int(token) for token in tokens(200, 356)]
     whole = model.logits(sequence)
     model.batch_rows, before = 7, model.batch_rows
@@ -184,7 +188,7 @@ def test_greedy_takes_the_largest_logit(model: localllm.Model) -> None:
 
 
 def test_statistics(model: localllm.Model) -> None:
-    model.new_core(SchedulerLimits())  # with an empty cache
+    model.new_core(SchedulerLimits())  # empties the KV cache
     end = end_of(greedy(model))
     found = end.usage
     assert (found.prompt_tokens, found.reused_tokens) == (len(model.tokenize(PROMPT)), 0)
@@ -229,7 +233,9 @@ def test_the_end_of_generation_is_not_shown(model: localllm.Model) -> None:
 
 
 def test_stop_strings(model: localllm.Model) -> None:
-    """The text up to the stop is shown, for any token boundaries; the stop is not, a partial match is."""
+    """The text before a stop string is shown, no matter how tokens divide it. A stop string is never shown, but an
+    incomplete match is.
+    """
     whole = text(greedy(model))
     stop = whole[8:11]
     assert whole.index(stop) == 8, "the random model repeats itself: choose another place"
@@ -243,7 +249,7 @@ def test_the_end_of_the_context_is_said(path: Path) -> None:
         prompt = small.tokenize("x" * 30)
         pieces = greedy(small, prompt, max_tokens=None)
         assert end_of(pieces).reason == "context"
-        assert len(prompt) + len(ids(pieces)) == 41  # the last token is sampled, but no room is left
+        assert len(prompt) + len(ids(pieces)) == 41  # the last token is sampled when the context is full
         exactly = (prompt * 2)[:40]
         assert len(ids(greedy(small, exactly, max_tokens=None))) == 1
         with pytest.raises(ContextFull, match="the prompt has 41 tokens, the context holds 40"):
@@ -269,7 +275,7 @@ def test_an_answer_left_early_gives_its_memory_back(model: localllm.Model) -> No
     prefixes = model.stepper.core.running.prefixes
     assert not list(prefixes)
     answer.close()
-    [kept] = prefixes  # until others need it
+    [kept] = prefixes  # kept until other requests need the blocks
     assert model.pool.free_blocks == model.pool.blocks - len(kept.blocks)
     assert not model.stepper.core.running.busy
 
@@ -316,7 +322,7 @@ def test_an_unknown_tokenizer_rule_is_refused_and_force_takes_the_nearest(tmp_pa
         assert "qwen2 is used instead" in words.tokenizer.note
     refused, taken = program("run", target, "hi"), program("run", target, "hi", "--force")
     assert "the nearest known is qwen2, and --force takes it" in refused.stderr
-    assert "holds a vocabulary but no weights" in taken.stderr  # the next error
+    assert "holds a vocabulary but no weights" in taken.stderr  # the next error: the tokenizer was accepted
 
 
 def test_a_reference_vocabulary_tokenizes() -> None:
@@ -337,7 +343,7 @@ def test_greedy_text_is_that_of_llama_cpp(name: str, threads: int) -> None:
 
 
 def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenized(model: localllm.Model) -> None:
-    """Its length in characters decides; a text that might fit is counted in tokens."""
+    """Its length in characters is enough to refuse it. A text that might fit is tokenized and counted."""
     most = model.context * model.tokenizer.longest
     with pytest.raises(ContextFull, match=f"has {most + 1} characters, the context of {model.context} tokens holds"):
         next(model.generate("a" * (most + 1)))

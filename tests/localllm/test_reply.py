@@ -1,4 +1,4 @@
-"""Replies used by several threads, tasks and functions: read concurrently, closed from elsewhere, formatted."""
+"""Replies that several threads, tasks and functions use: read concurrently, closed by others, formatted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.generation.interfaces import SchedulerLimits
 
 PROMPT = "Once upon a time"
-LONG = 4000  # tokens; takes longer than any test
+LONG = 4000  # tokens; generating them takes longer than any test
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def model() -> Iterator[localllm.Model]:
 
 @pytest.fixture(autouse=True)
 def all_free(model: localllm.Model) -> Iterator[None]:
-    """Check that the test leaves no request, and only blocks of the prefix cache."""
+    """Check that the test leaves no request, and no KV cache blocks except in the prefix cache."""
     model.new_core(SchedulerLimits())
     before = model.engine.free_blocks
     yield
@@ -124,7 +124,7 @@ def test_a_cancelled_task_ends_its_answer(model: localllm.Model, way: str) -> No
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(main())  # waits for the reading thread
+    asyncio.run(main())  # ends only when the reading thread ends
     assert reply.finish_reason == "cancelled"
     assert len(reply.tokens) < LONG // 2
 
@@ -172,7 +172,9 @@ def test_a_closed_model_renders_no_prompt() -> None:
 
 
 def test_the_next_turn_closes_a_reply_that_is_not_read_to_its_end(model: localllm.Model) -> None:
-    """Reading it later used to replace the messages of later turns."""
+    """A new turn closes an older reply that was not read. Reading that reply must not replace the messages of newer
+    turns.
+    """
     talk = model.conversation(max_tokens=20, temperature=0, ignore_eos=True)
     unread, first = talk.say("One"), talk.say("Two")
     begun = next(first).text + next(first).text

@@ -1,4 +1,4 @@
-"""Tables that stay in the model's file: their reported memory, and the source of their rows."""
+"""Embedding tables that stay in the GGUF: how their memory is reported, and where their rows are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.models.kit import KIT
 from tests.models.support import Driver, MemoryWeight, bind_reference, nmse, plan_of
 
 METADATA, TENSORS = KIT["qwen4exp-8of40"].loaded()
-NAME, ROWS, ROW = "per_layer_token_embd.weight", 664, 64  # bytes
+NAME, ROWS, ROW = "per_layer_token_embd.weight", 664, 64  # tensor name, rows, bytes of a row
 IDS = range(1, 60)
 
 
@@ -34,7 +34,7 @@ def new(tensors: dict[str, MemoryWeight]) -> list[NewTensor]:
 
 
 def write(path: Path, times: int = 1) -> Path:
-    """Write a model whose table has this multiple of the rows; no hash selects the additional ones."""
+    """Write a model whose table is repeated this many times. No hash selects the additional rows."""
     table = TENSORS[NAME]
     more = replace(table, shape=(times * ROWS, 16), rows=np.tile(table.rows, (times, 1)))
     write_gguf(path, METADATA, new(TENSORS | {NAME: more}))
@@ -50,7 +50,8 @@ def facts(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_a_table_takes_no_memory_and_show_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short, long = (write(tmp_path / f"{times}.gguf", times) for times in (1, 100))
     told, more = (facts(path, capsys) for path in (short, long))
-    of_file = {"tables_in_file": ROWS * ROW, "tables_read_per_token": 6 * ROW}  # two heads of each n-gram order
+    # Six rows per token: two heads for each n-gram length.
+    of_file = {"tables_in_file": ROWS * ROW, "tables_read_per_token": 6 * ROW}
     assert of_file.items() <= told["memory"].items()
     assert more["memory"] == told["memory"] | {"tables_in_file": 100 * ROWS * ROW}
     assert more["model"]["parameters"] - told["model"]["parameters"] == 99 * ROWS * 16
@@ -61,7 +62,7 @@ def test_a_table_takes_no_memory_and_show_says_so(tmp_path: Path, capsys: pytest
 
 
 def test_a_server_has_the_memory_that_a_table_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 MB are free, the table has 21, all other tensors 2, and the cache needs 4."""
+    """20 MB are free. The table has 21 MB, all other tensors have 2 MB, and the KV cache needs 4 MB."""
     monkeypatch.setattr(localllm.loading.loader, "free_memory", lambda: 20_000_000)
     path = write(tmp_path / "model.gguf", 500)
     with localllm.load(path, backend="cpu", threads=1, ctx_size=256, sequences=2) as model:
@@ -72,7 +73,7 @@ def test_a_server_has_the_memory_that_a_table_does_not_take(tmp_path: Path, monk
 
 
 def test_a_table_in_a_later_part_is_read_there(tmp_path: Path) -> None:
-    """A step reads only the rows that it needs. Files that were deleted meanwhile can still be read."""
+    """A step reads only the rows that it needs. A GGUF that is deleted meanwhile can still be read."""
     split = {"split.count": np.uint16(2), "split.tensors.count": np.int32(len(TENSORS))}
     names = [tmp_path / f"m-{i:05d}-of-00002.gguf" for i in (1, 2)]
     others = new({name: tensor for name, tensor in TENSORS.items() if name != NAME})
@@ -90,7 +91,7 @@ def test_a_table_in_a_later_part_is_read_there(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_cut_fails_answers_and_no_server(tmp_path: Path) -> None:
-    """Later answers are right again once the file is restored."""
+    """Once the GGUF is restored, later answers are right again."""
     path = write(tmp_path / "model.gguf")
     whole, request = path.read_bytes(), Request([*IDS], SamplingOptions(temperature=0.0), 20)
     with (

@@ -1,6 +1,6 @@
-"""Models of the kit with a next-token head added behind their layers, with weights by the kit's rule.
+"""Test models with an added next-token prediction head. Its weights follow the test models' rule.
 
-The head's layer copies the tensor set of one of the model's own layers.
+The head's layer has the same tensors as one of the model's layers.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import numpy as np
 from tests.models.kit import KIT, values
 from tests.models.support import MemoryWeight
 
-OTHERS = ("rope.dimension_sections", "attention.indexer.types")  # lists without an entry for the head's layer
+OTHERS = ("rope.dimension_sections", "attention.indexer.types")  # per-layer lists without an entry for the head
 
 
 @dataclass(frozen=True, slots=True)
 class Headed:
-    """A model and the additions of its head."""
+    """A test model and the description of its head."""
 
     model: str
-    like: int  # the layer whose tensor set the head's layer copies
-    experts: int | None = None  # the layer whose feed-forward it copies, if different
+    like: int  # the layer whose tensors the head has
+    experts: int | None = None  # the layer whose feed-forward tensors the head has, if different
     norm: str = "nextn.shared_head_norm"
-    own: tuple[str, ...] = ()  # embeddings or output that the head has itself; else it uses the model's
-    values: tuple[tuple[str, int], ...] = ()  # entries of per-layer keys for the head, if they are not the last layer's
+    own: tuple[str, ...] = ()  # embedding or output matrices of the head itself; otherwise it uses the model's
+    values: tuple[tuple[str, int], ...] = ()  # the head's entries of per-layer keys, if not the last layer's
 
     @property
     def tokens(self) -> list[int]:
         return KIT[self.model].tokens
 
     def loaded(self) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
-        """Return metadata, and all tensors in memory."""
+        """Return the metadata and all tensors, in memory."""
         metadata, tensors = KIT[self.model].loaded()
         architecture = metadata["general.architecture"]
         layers, width = (int(metadata[f"{architecture}.{key}"]) for key in ("block_count", "embedding_length"))

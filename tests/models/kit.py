@@ -1,6 +1,6 @@
-"""Reference models of the kit: a GGUF header and llama.cpp's logits are stored; the weights follow from a rule.
+"""The test models: a GGUF header and llama.cpp's logits are stored, and the weights are computed from a rule.
 
-Every number of a tensor is a fixed function of the tensor's name, so a model takes 25 KB instead of megabytes.
+Every weight is a fixed function of the tensor's name and the weight's index. So a model takes 25 KB, not megabytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ EMBEDDINGS = {  # architectures that multiply the embedding by a large factor
     "gemma": 1 / 4, "gemma2": 1 / 4, "gemma3": 1 / 4, "gemma3n": 1 / 4, "gemma4": 1 / 4, "gemma-embedding": 1 / 4,
     "afmoe": 1 / 16, "grok": 1 / 32,
 }  # fmt: skip
-WEAK = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3")  # post-norm encoders
+# Post-norm encoders, which need weak layers.
+WEAK = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3")
 DIFFUSION = ("dream", "llada", "rnd1")
 SCALES = ("layer_output_scale", "altup_correct_scale", "time_mix_k_k", "time_mix_k_a")
 PLAIN = (
@@ -33,7 +34,7 @@ PLAIN = (
 
 
 def values(name: str, shape: tuple[int, ...], architecture: str, seed: int = 1) -> np.ndarray:
-    """Return the float32 numbers of a tensor in row-major `shape`; the first matching rule applies."""
+    """Return the float32 weights of a tensor in row-major `shape`. The first matching rule applies."""
     bits = np.random.PCG64(zlib.crc32(name.encode()) * 1000003 + seed).random_raw(math.prod(shape))
     u = (bits >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1.0  # [-1, 1)
     last, columns = name.rpartition(".")[2], shape[-1]
@@ -66,7 +67,7 @@ def values(name: str, shape: tuple[int, ...], architecture: str, seed: int = 1) 
 
 
 def chosen(name: str, shape: tuple[int, ...], experts: int, seed: int = 1) -> np.ndarray:
-    """Return an int32 expert table (vocabulary, used): consecutive experts for each token."""
+    """Return an int32 table of experts by token (vocabulary, used), with consecutive experts for each token."""
     bits = np.random.PCG64(zlib.crc32(name.encode()) * 1000003 + seed).random_raw(shape[0])
     first = (bits >> np.uint64(40)).astype(np.int64)[:, None]
     return ((first + np.arange(shape[1])) % experts).astype(np.int32)
@@ -83,26 +84,27 @@ def _gain(name: str, architecture: str) -> float:
     return 0.5 if architecture in WEAK and (".ffn_down" in name or ".attn_output." in name) else 2.0
 
 
-LIMIT = 1e-6  # of the normalized mean squared error, with GELU from a table of halves; 1e-9 for the others
+LIMIT = 1e-6  # of the normalized mean squared error, with GELU from a float16 table; 1e-9 for other models
 COARSE = {
-    "gemma3n": 0.05,  # exact GELU differs more: many operations follow each one
+    "gemma3n": 0.05,  # exact GELU differs more here, because many operations follow each GELU
     "gemma4": 2e-5,
     "t5-gated": 1e-5,
-    "minimax-m3-3of10": 2e-5,  # llama.cpp selects only with flash attention, which alone causes 5e-6
+    # llama.cpp has sparse attention only with flash attention, which alone causes an error of 5e-6.
+    "minimax-m3-3of10": 2e-5,
 }
-CHAOTIC = {  # even with GELU of halves
+CHAOTIC = {  # models that amplify errors even with the float16 GELU
     "gemma3n": 1e-4,  # 22 layers that amplify rounding
     "minimax-m3-3of10": COARSE["minimax-m3-3of10"],
 }
 
-NEVER = -1e38  # values up to this represent minus infinity
+NEVER = -1e38  # logits up to this represent minus infinity
 
-SPACE = 128 << 20  # bytes; no model's tensors need more, and a file hole takes no space
+SPACE = 128 << 20  # bytes for the tensors, more than any model needs; a hole in a file takes no disk space
 
 
 @dataclass(frozen=True)
 class KitModel:
-    """A model of the kit, by the path of its stored header and results."""
+    """A test model, given by the path of its stored header and results."""
 
     path: Path
 
@@ -113,11 +115,11 @@ class KitModel:
 
     @property
     def prompt(self) -> int:
-        """The tokens that llama.cpp evaluated in one batch; the others came one by one."""
+        """Return the number of tokens that llama.cpp evaluated in one batch. The others followed one by one."""
         return int(self.stored["prompt_len"].item())
 
     def limit(self, limits: dict[str, float] = COARSE) -> float:
-        """The maximum distance from llama.cpp's results."""
+        """Return the largest allowed error against llama.cpp's results."""
         return next((limit for name, limit in limits.items() if self.path.stem.startswith(name)), LIMIT)
 
     @property
@@ -126,16 +128,18 @@ class KitModel:
 
     @property
     def room(self) -> int:
-        """The number of positions for all tokens, in whole cache blocks."""
+        """Return the number of positions for all tokens, rounded up to whole KV cache blocks."""
         return -(-(len(self.text) + len(self.tokens)) // BLOCK) * BLOCK
 
     @property
     def text(self) -> list[int]:
-        """The tokens that the encoder reads, if the model has one; the decoder reads the others."""
+        """Return the encoder's tokens, if the model has an encoder. The decoder gets the others."""
         return [int(token) for token in self.stored.get("enc_tokens", ())]
 
     def error(self, logits: np.ndarray) -> float:
-        """Return the largest normalized mean squared error of a row that llama.cpp computes as trained."""
+        """Return the largest normalized mean squared error of a token, except where llama.cpp differs from the trained
+        model.
+        """
         theirs, given = self.stored["logits"], slice(None)
         if theirs.min() <= NEVER:  # tokens that llama.cpp masks
             given = theirs[0] > NEVER
@@ -144,9 +148,9 @@ class KitModel:
         return float(errors[self.stored.get("rows", slice(None))].max())
 
     def logits(self, driver: Driver) -> np.ndarray:
-        """Return the logits of all tokens, (T, vocabulary), evaluated as llama.cpp did: the prompt, then one by one.
+        """Return the logits of all tokens (T, vocabulary), evaluated as by llama.cpp: the prompt, then one by one.
 
-        llama.cpp has no cache for diffusion models, so there each later token was a separate text.
+        llama.cpp has no KV cache for diffusion models, so each later token was a separate text.
         """
         text, prompt = self.text, self.tokens[: self.prompt]
         if text:
@@ -159,7 +163,7 @@ class KitModel:
         return np.concatenate(results)
 
     def write(self, path: Path, seed: int = 1) -> Path:
-        """Write the model as a GGUF file."""
+        """Write the model as a GGUF."""
         file = open_gguf(self._header(path))
         try:
             architecture = str(file.metadata["general.architecture"])
@@ -179,7 +183,7 @@ class KitModel:
         return path
 
     def _header(self, path: Path) -> Path:
-        """Return a file with the header, and a hole in place of the tensors."""
+        """Return a GGUF with the header, and a hole in place of the tensors."""
         with path.open("wb") as out:
             out.write(self.stored["header"].tobytes())
             out.truncate(len(self.stored["header"]) + SPACE)
@@ -187,12 +191,12 @@ class KitModel:
 
     @property
     def architecture(self) -> str:
-        """The architecture's name in the header."""
+        """Return the name of the architecture in the header."""
         with TemporaryDirectory() as folder, open_gguf(self._header(Path(folder) / "model.gguf")) as file:
             return str(file.metadata["general.architecture"])
 
     def loaded(self, seed: int = 1) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
-        """Return metadata, and all tensors in memory."""
+        """Return the metadata and all tensors, in memory."""
         with TemporaryDirectory() as folder:
             file = open_gguf(self.write(Path(folder) / "model.gguf", seed))
             try:
@@ -211,4 +215,5 @@ def _models(folder: Path) -> dict[str, KitModel]:
 
 KIT = _models(Path(__file__).parent / "kit_models")
 EMBEDDERS = _models(Path(__file__).parent / "kit_models" / "embeddings")  # their stored results are embeddings
-DEPARTURES = _models(Path(__file__).parent / "kit_models" / "departures")  # llama.cpp computes these differently
+# llama.cpp deviates from the trained models here.
+DEPARTURES = _models(Path(__file__).parent / "kit_models" / "departures")

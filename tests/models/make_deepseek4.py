@@ -1,9 +1,10 @@
-"""Write `data/deepseek4.npz`: transformers' logits of a tiny DeepSeek 4, whose weights follow the kit's rule.
+"""Write `data/deepseek4.npz`: the logits of Hugging Face transformers for a tiny DeepSeek 4 with the test models'
+weights.
 
     python -m tests.models.make_deepseek4
 
-140 tokens fill pools of 4 and one of 128 positions. The first layer chooses experts by token, and layers with pools are
-rotated by YaRN. At least one of the indexer's 16 head scores is always positive, so no two pools are equal.
+140 tokens fill pools of 4 positions and one pool of 128. The first layer chooses experts by token, and layers with
+pools use YaRN. At least one of the indexer's 16 head scores is always positive, so no two pools have equal scores.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RATIOS, HASHED, CONTEXT, FACTOR, TRAINED = (0, 4, 128, 4), 1, 1024, 4.0, 64
 TOKENS = np.random.RandomState(4).randint(0, VOCABULARY, 140)
 DATA = Path(__file__).parent / "data" / "deepseek4.npz"
 
-_PARTS = {  # names in the file, and in transformers
+_PARTS = {  # tensor names in a GGUF -> in transformers
     "attn_norm.weight": "input_layernorm.weight", "ffn_norm.weight": "post_attention_layernorm.weight",
     "attn_q_a.weight": "self_attn.q_a_proj.weight", "attn_q_a_norm.weight": "self_attn.q_a_norm.weight",
     "attn_q_b.weight": "self_attn.q_b_proj.weight", "attn_kv.weight": "self_attn.kv_proj.weight",
@@ -53,7 +54,7 @@ _TOP = {
 
 
 def metadata() -> dict[str, Any]:
-    """Return the keys of the file."""
+    """Return the GGUF metadata."""
     keys = {
         "vocab_size": VOCABULARY, "context_length": CONTEXT, "embedding_length": WIDTH, "block_count": len(RATIOS),
         "feed_forward_length": FFN, "expert_feed_forward_length": FFN, "expert_shared_count": 1,
@@ -75,7 +76,7 @@ def metadata() -> dict[str, Any]:
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the file's tensors."""
+    """Return the shapes of the GGUF's tensors."""
     found: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (VOCABULARY, WIDTH), "output.weight": (VOCABULARY, WIDTH), "output_norm.weight": (WIDTH,),
         "output_hc_fn.weight": (STREAMS, STREAMS * WIDTH), "output_hc_base.weight": (STREAMS,),
@@ -122,7 +123,7 @@ def tensors() -> dict[str, MemoryWeight]:
 
 
 def state() -> dict[str, np.ndarray]:
-    """Return the weights by transformers' names."""
+    """Return the weights under the names that transformers uses."""
     found, ours = {}, {name: numbers(name, shape) for name, shape in shapes().items()}
     for name, array in ours.items():
         if name in _TOP:

@@ -1,11 +1,11 @@
-"""Add llama.cpp's logits of next-token heads (F32 cache, no flash attention) to data/head_logits.npz.
+"""Add llama.cpp's logits of next-token prediction heads (F32 cache, no flash attention) to data/head_logits.npz.
 
 A development tool that needs gguf and llama-cpp-python. Run from the repository, with names of `tests.models.headed`:
 
     python -m tests.models.make_head_logits NAME...
 
-Hidden rows come from a context for the model. Row t of the context for heads reads token t + 1 and the hidden row of
-token t: 32 rows in one batch, and the others one by one.
+Hidden states come from a llama.cpp context for the model. Row t in the context for heads is token t + 1 and the hidden
+state of token t: 32 rows in one batch, and the others one by one.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def context_of(model: Any, kind: int) -> Any:
 
 
 def decode(context: Any, tokens: list[int], start: int, rows: np.ndarray | None = None) -> None:
-    """Evaluate tokens from this position on, with hidden rows (T, width) for a head."""
+    """Evaluate tokens from this position on. A head also gets hidden states (T, width)."""
     batch = llama.llama_batch_init(len(tokens), 0 if rows is None else rows.shape[1], 1)
-    if rows is not None:  # set both: a batch with embeddings has no room for tokens
+    if rows is not None:  # set both, because a batch with embeddings has no array for tokens
         other = llama.llama_batch_init(len(tokens), 0, 1)
         batch.token, room = other.token, np.ctypeslib.as_array(batch.embd, rows.shape)
         room[:] = rows

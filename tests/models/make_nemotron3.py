@@ -2,8 +2,9 @@
 
     python -m tests.models.make_nemotron3 OUT.gguf [LATENT]
 
-LATENT: width of the rows that the experts read, as in Nemotron 3 Super; 0 for the model's width. Weights follow the
-kit's rule. The fixtures hold the file up to its tensors, and llama.cpp's logits of 40 tokens, the last 8 one by one.
+LATENT is the input width of the experts, as in Nemotron 3 Super; 0 means the model's width. Weights follow the test
+models' rule. The stored files have the GGUF up to its tensors, and llama.cpp's logits of 40 tokens, the last 8 one by
+one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.models.kit import values
 NAME, WIDTH, VOCABULARY = "nemotron_h_moe", 128, 128
 INNER, STATE, HEADS, GROUPS, KERNEL = 128, 32, 4, 2, 4
 EXPERTS, USED, FFN, SHARED = 8, 3, 48, 80
-LAYERS = "MEAEM"  # Mamba-2, experts, attention
+LAYERS = "MEAEM"  # M: Mamba-2, E: experts, A: attention
 
 
 def shapes(latent: int) -> dict[str, tuple[int, ...]]:

@@ -1,6 +1,6 @@
-"""A second forward of a dense transformer, written from the papers: straight-line code in float64 over whole sequences.
+"""A second implementation of a dense transformer, written from the papers: straight-line float64 code over whole texts.
 
-It shares no code with `models` or `backends`, and their results must agree.
+It shares no code with `models` or `backends`. The results of both must agree.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-FeedForward = Callable[[dict[str, np.ndarray], str, np.ndarray], np.ndarray]  # (weights, prefix, normed rows) -> rows
+# (weights, tensor prefix, normalized hidden states) -> output.
+FeedForward = Callable[[dict[str, np.ndarray], str, np.ndarray], np.ndarray]
 
 
 def forward(
@@ -26,7 +27,9 @@ def forward(
     base: float = 10000.0,
     fed: FeedForward | None = None,
 ) -> np.ndarray:
-    """Return logits float64 (T, vocabulary) of one sequence. `fed` is a layer's feed-forward (default: gated SiLU)."""
+    """Return float64 logits (T, vocabulary) of one sequence. `fed` computes a layer's feed-forward, by default gated
+    SiLU.
+    """
     w = {name: values.astype(np.float64) for name, values in tensors.items()}
     n = len(tokens)
     x = w["token_embd.weight"][tokens]
@@ -44,7 +47,7 @@ def forward(
         for head in range(heads):
             shared = head * kv_heads[i] // heads
             scores = q[:, head] @ k[:, shared].T / head_dim**0.5
-            scores[np.triu_indices(n, 1)] = -np.inf  # a position sees itself and earlier ones
+            scores[np.triu_indices(n, 1)] = -np.inf  # causal mask
             p = np.exp(scores - scores.max(axis=1, keepdims=True))
             mixed[:, head] = (p / p.sum(axis=1, keepdims=True)) @ v[:, shared]
         x = x + mixed.reshape(n, -1) @ w[f"blk.{i}.attn_output.weight"].T + w.get(f"blk.{i}.attn_output.bias", 0.0)

@@ -1,4 +1,4 @@
-"""Helpers for tests of models and backends: tensors in memory, files of the reference data, and a driver for
+"""Helpers for tests of models and backends: tensors in memory, GGUFs of the reference data, and a driver for
 batches.
 """
 
@@ -20,12 +20,12 @@ from localllm.plan import BLOCK, Batch, Fused, Operation, Plan, Receive, Send, S
 
 @dataclass(frozen=True)
 class MemoryWeight:
-    """A tensor whose stored rows are in memory."""
+    """A tensor whose rows, as stored in a GGUF, are in memory."""
 
     name: str
     format: str
     shape: tuple[int, ...]
-    rows: np.ndarray  # uint8 (rows, bytes)
+    rows: np.ndarray  # uint8 (rows, bytes of a row)
 
     @classmethod
     def of(cls, name: str, values: np.ndarray, format: str = "F32") -> MemoryWeight:
@@ -40,7 +40,7 @@ class MemoryWeight:
 
 
 def open_model(path: Path) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
-    """Return metadata and tensors of a GGUF file, read by gguf-py instead of our reader."""
+    """Return the metadata and tensors of a GGUF, read with gguf-py instead of our reader."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -65,9 +65,9 @@ def bind_reference(plan: Plan, cache_type: str = "f32", positions: int = 512, ro
 
 
 class Driver:
-    """Feeds token rows of several sequences to an executable.
+    """Evaluates tokens of several sequences on an executable.
 
-    Blocks are assigned alternately, so tables are interleaved.
+    KV cache blocks are assigned to the sequences in turn, so their block tables are interleaved.
     """
 
     def __init__(self, executable: Executable, sequences: int = 1) -> None:
@@ -76,17 +76,18 @@ class Driver:
         self.columns = executable.limits.blocks // sequences
         self.lengths = [0] * sequences
         self.histories: list[list[int]] = [[] for _ in range(sequences)]
-        self.borders: list[int] | None = None  # lengths of the texts that an encoder reads
+        self.borders: list[int] | None = None  # lengths of the encoder's texts
         blocks = np.arange(self.columns * sequences, dtype=np.int32)
         self.tables = np.ascontiguousarray(blocks.reshape(self.columns, sequences).T)  # (sequences, blocks)
 
     def step(self, parts: Sequence[tuple[int, Sequence[int]]], logit_rows: Sequence[int] | None = None) -> np.ndarray:
-        """Add every part's tokens to its sequence; return the logits of the wanted rows (all by default)."""
+        """Append each part's tokens to its sequence. Return the logits of the wanted rows, by default of all."""
         tokens, positions, sequence = [], [], []
         for s, more in parts:
             tokens += list(more)
             positions += range(self.lengths[s], self.lengths[s] + len(more))
-            unknown = [0] * (self.lengths[s] - len(self.histories[s]))  # a test has filled the cache directly
+            # Tokens unknown here, because a test filled the KV cache directly.
+            unknown = [0] * (self.lengths[s] - len(self.histories[s]))
             self.histories[s][self.lengths[s] :] = [*unknown, *more]
             sequence += [s] * len(more)
             self.lengths[s] += len(more)
@@ -104,8 +105,8 @@ def stack(weight: MemoryWeight, scale: MemoryWeight | None = None, bias: MemoryW
     return Stack(*(None if tensor is None else Weight.of(tensor) for tensor in (weight, scale, bias)))
 
 
-BOUNDARIES = {Receive, Send}  # operations between the stages of a split plan
-EVERY_OPERATION = {  # operations that are recorded; fused ones replace them
+BOUNDARIES = {Receive, Send}  # operations that only split plans have
+EVERY_OPERATION = {  # operations of recorded plans, which fused operations replace
     kind
     for kind in vars(plan).values()
     if isinstance(kind, type) and issubclass(kind, Operation) and not issubclass(kind, Fused) and kind != Operation

@@ -1,4 +1,4 @@
-"""DeepSeek 4: pools of 4 and of 128 positions, experts chosen by token, and refused files."""
+"""DeepSeek 4: pools of 4 and of 128 positions, experts chosen by token, and rejected GGUFs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models.kit import KIT
 from tests.models.support import Driver, MemoryWeight, nmse, plan_of
 
 LONG, HASHED = KIT["deepseek4-8of50"], KIT["deepseek4-hash"]
-CONVERTED = {  # as llama.cpp's converter writes them
+CONVERTED = {  # metadata as llama.cpp's converter writes it
     "vocab_size", "context_length", "embedding_length", "embedding_length_out", "block_count", "feed_forward_length",
     "expert_feed_forward_length", "expert_shared_count", "expert_count", "expert_used_count", "expert_weights_scale",
     "expert_weights_norm", "expert_gating_func", "swiglu_clamp_exp", "swiglu_clamp_shexp", "attention.head_count",
@@ -56,7 +56,7 @@ def test_cuts_and_truncations_change_nothing(plan: Plan) -> None:
     parts = [cut.step([(0, LONG.tokens[a:b])]) for a, b in ((0, 3), (3, 70), (70, 127), (127, 129))]
     np.testing.assert_array_equal(np.concatenate(parts), truth[:129])
     cut.step([(0, LONG.tokens[:9])])
-    cut.lengths[0] = 126  # inside both pools
+    cut.lengths[0] = 126  # within a pool of 4 and a pool of 128
     np.testing.assert_array_equal(cut.step([(0, LONG.tokens[126:140])]), truth[126:])
 
 
@@ -149,7 +149,9 @@ def test_the_token_alone_chooses_the_experts() -> None:
 
 
 def test_transformers_agree() -> None:
-    """They agree at every position: with YaRN, experts by token, 3 of 35 pools of 4, and one of 128."""
+    """The logits agree at every position, with YaRN, experts by token, 3 selected of 35 pools of 4, and one pool of
+    128.
+    """
     with np.load(make_deepseek4.DATA) as data:
         logits = data["logits"]
     found = driver(plan_of(make_deepseek4.metadata(), make_deepseek4.tensors())).step([(0, make_deepseek4.TOKENS)])

@@ -1,6 +1,6 @@
-"""The model in the box: the required content of its two files, and its prediction of a chat outside the training data.
+"""The bundled model: the required content of its two GGUFs, and its loss on a chat outside the training data.
 
-The networks must predict as well as torch says, through our tokenizer and forward.
+With our tokenizer and forward pass, the loss of both networks must equal PyTorch's.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_vocabulary_is_closed_under_its_merges(opened: dict[str, Model], role: s
     assert {part for pair in joined for part in (*pair, "".join(pair))} <= set(tokens)
     kinds = metadata["tokenizer.ggml.token_type"]
     assert [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3] == list(SPECIAL)  # 3: control
-    assert len(tokens) == len(SPECIAL) + 256 + len(merges)  # every byte has a token: no text is unknown
+    assert len(tokens) == len(SPECIAL) + 256 + len(merges)  # every byte has a token, so every text can be encoded
 
 
 def test_template_gives_the_text_the_model_was_trained_on(opened: dict[str, Model]) -> None:
@@ -110,7 +110,7 @@ def test_localllm_reads_its_calls(opened: dict[str, Model]) -> None:
     assert find_format(opened["target"][0]["tokenizer.chat_template"]).name == "hermes"
 
 
-CHAT = (  # written for this test, so that no model was trained on it
+CHAT = (  # written for this test, so it is not in the training data
     "<|im_start|>user<|im_sep|>Hello, I would like to book a table for two in Oakland.<|im_end|>"
     "<|im_start|>assistant<|im_sep|>Sure. What time would you like the reservation for?<|im_end|>"
     "<|im_start|>user<|im_sep|>At 7 pm please. Is there a good Italian restaurant?<|im_end|>"
@@ -119,13 +119,13 @@ CHAT = (  # written for this test, so that no model was trained on it
     "<|im_start|>assistant<|im_sep|>Once upon a time, there was a little bird. The bird loved to sing. One day, the "
     "bird saw a big cat. The cat was sad, so the bird sang a song and they became friends.<|im_end|>"
 )
-# Nats per token of CHAT, from train.py's network with the unquantized weights.
+# Loss in nats per token of CHAT, computed by train.py with the unquantized weights.
 TORCH_LOSS = {"target": 1.6426, "draft": 2.1178}
 
 
 @pytest.fixture(scope="module")
 def chat_logits(opened: dict[str, Model]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return ids (T,) of CHAT and logits (T, vocab) after each, by model."""
+    """Return by model: ids (T,) of CHAT, and logits (T, vocab) after each id."""
     result = {}
     for role, (metadata, tensors) in opened.items():
         ids = Tokenizer.from_metadata(metadata).encode(CHAT, parse_special=True)
@@ -141,7 +141,7 @@ def test_our_forward_predicts_as_torch_does(chat_logits: dict[str, tuple[np.ndar
     top = logits.max(axis=-1)
     surprise = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top  # (T,) log normalizers
     loss = (surprise[:-1] - logits[np.arange(len(ids) - 1), ids[1:]]).mean()
-    assert loss == pytest.approx(TORCH_LOSS[role], abs=0.03)  # Q4_K and Q6_K instead of float32
+    assert loss == pytest.approx(TORCH_LOSS[role], abs=0.03)  # Q4_K and Q6_K here, float32 in PyTorch
 
 
 def test_draft_guesses_what_the_target_says(chat_logits: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:

@@ -1,6 +1,6 @@
-"""Tiny encoders and embedders against llama.cpp's embeddings, of every token and of the text.
+"""Tiny encoders and embedders against llama.cpp's embeddings, of every token and of whole texts.
 
-llama.cpp read GELU from a table of halves, which the reference backend imitates here.
+llama.cpp computed GELU from a float16 table, which the reference backend imitates here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.models.kit import EMBEDDERS
 from tests.models.support import Driver, MemoryWeight, nmse, plan_of
 from tests.models.test_kit import gelu_of_halves
 
-HALVES = 3e-6  # maximum effect of exact GELU instead of GELU of halves
+HALVES = 3e-6  # largest effect of exact GELU instead of the float16 table
 LIMITS = Limits(rows=96, logit_rows=96, blocks=4, positions=128)
 
 
@@ -36,7 +36,7 @@ def driver(backend: Backend, plan: Plan, sequences: int = 1) -> Driver:
 
 
 def off(backend: Backend, name: str) -> float:
-    """Return the largest distance of a backend's vectors from llama.cpp's, over every token and the text."""
+    """Return the largest difference between a backend's embeddings and llama.cpp's, over every token and the text."""
     model = EMBEDDERS[name]
     metadata, tensors = model.loaded()
     rows = driver(backend, plan_of(metadata, tensors, embeddings=True)).step([(0, model.tokens)])
@@ -65,7 +65,9 @@ def test_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert-cls", "jina-bert-v2", "modern-bert", "gemma-embedding", "t5encoder"])
 def test_rows_do_not_depend_on_other_texts(name: str) -> None:
-    """Texts of one step see only themselves: the bits equal a separate step's, over several cache blocks."""
+    """Attention stays within each text of a batch. The bits equal a separate evaluation, over several KV cache
+    blocks.
+    """
     model, backend = EMBEDDERS[name], CpuBackend(2)
     long = (model.tokens * 2)[:75]
     try:
@@ -89,7 +91,7 @@ def test_first_rows_see_later_ones() -> None:
 
 
 def test_decoders_that_see_later_rows() -> None:
-    """The key that enables it is read for every architecture of plain attention."""
+    """Every architecture with plain attention reads the key that makes attention bidirectional."""
     model = EMBEDDERS["qwen3-embedding"]
     metadata, tensors = model.loaded()
     assert plan_of(metadata, tensors).causal
@@ -121,7 +123,9 @@ def test_what_a_classifier_reads() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("buckets", [8, 32])
 def test_buckets_of_distances(buckets: int, causal: bool) -> None:
-    """T5's code computes them the same way, in float32: the logarithm of the distance, rounded down."""
+    """The expected bucket is computed in float32, as in T5's reference implementation: the logarithm of the distance,
+    rounded down.
+    """
     own = buckets if causal else buckets // 2
     exact = own // 2
     for distance in range(-300, 301):
@@ -132,7 +136,7 @@ def test_buckets_of_distances(buckets: int, causal: bool) -> None:
 
 
 def test_layers_may_have_numbers_of_distances_of_their_own() -> None:
-    """A layer without distance biases uses the first layer's."""
+    """A layer without its own biases by distance uses the first layer's biases."""
     metadata, tensors = EMBEDDERS["t5encoder"].loaded()
     first = tensors["enc.blk.0.attn_rel_b.weight"]
     given = {f"enc.blk.{n}.attn_rel_b.weight": MemoryWeight.of(f"own {n}", first.values()) for n in (1, 2)}

@@ -1,4 +1,4 @@
-"""The recorded forward computes the results of llama.cpp and the papers, and refuses inconsistent files."""
+"""Recorded plans compute the results of llama.cpp and of the papers, and inconsistent GGUFs are refused."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def run(model: tiny.Model, tokens: np.ndarray = TOKENS, prompt: int = PROMPT) ->
 @pytest.mark.parametrize("name", [*VARIANTS, *FAMILIES])
 def test_logits_equal_those_of_llama_cpp(name: str) -> None:
     metadata, tensors = (VARIANTS | FAMILIES)[name]()
-    table_of_halves = architecture_of(metadata).activation == "gelu"  # ggml looks gelu up in a table of F16
+    table_of_halves = architecture_of(metadata).activation == "gelu"  # ggml computes GELU from an F16 table
     limit = 1e-6 if table_of_halves else 1e-10
     assert nmse(run((metadata, tensors)), LLAMA_CPP[name]).max() < limit
 
 
 def test_every_variant_differs_from_the_others() -> None:
-    """A variant whose key both llama.cpp and localllm ignored would prove nothing."""
+    """A feature that both llama.cpp and localllm ignore would pass any comparison. So each variant must change the
+    logits.
+    """
     assert nmse(LLAMA_CPP["llama linear"], LLAMA_CPP["llama factor of no scaling"]).max() > 1e-3
     assert nmse(LLAMA_CPP["phi3 long"], LLAMA_CPP["phi3 short"]).max() > 1e-3
 
@@ -130,7 +132,7 @@ def test_heads_may_differ_from_layer_to_layer() -> None:
 
 @pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0", "Q4_0"])
 def test_a_quantized_model_computes_with_the_numbers_its_bytes_mean(format: str) -> None:
-    """Widths of 32 are one block of Q8_0 and Q4_0; 64 inner columns are two."""
+    """A width of 32 is one block of Q8_0 or Q4_0, and the inner width of 64 is two."""
     metadata, tensors = tiny.make("llama", seed=25)
     inner = np.random.RandomState(0).standard_normal((4, 64, WIDTH)) / 6
     for i in range(2):
@@ -141,7 +143,8 @@ def test_a_quantized_model_computes_with_the_numbers_its_bytes_mean(format: str)
     packed = {n: MemoryWeight.of(n, t.values(), format if len(t.shape) == 2 else "F32") for n, t in tensors.items()}
     plain = {n: MemoryWeight.of(n, t.values()) for n, t in packed.items()}
     np.testing.assert_array_equal(run((metadata, packed)), run((metadata, plain)))
-    assert nmse(run((metadata, packed)), run((metadata, tensors))).max() > 1e-12  # packing did change the numbers
+    # Proof that quantization changed the weights.
+    assert nmse(run((metadata, packed)), run((metadata, tensors))).max() > 1e-12
 
 
 @pytest.mark.parametrize("prompt", [0, 1, 7, 24])
@@ -265,7 +268,7 @@ def test_a_missing_expert_matrix_is_named() -> None:
 
 
 def test_parts_of_a_bias_end_between_blocks() -> None:
-    """Queries of 4 values do not fill a block of 32."""
+    """Queries of 4 elements do not fill a quantization block of 32."""
     metadata, tensors = tiny.make("llama", seed=1, heads=1, kv_heads=1, head_dim=4)
     for part in "qkv":
         del tensors[f"blk.0.attn_{part}.weight"]
@@ -311,8 +314,8 @@ def test_a_temperature_needs_whole_heads_rotated() -> None:
 
 
 def test_a_plan_names_the_tensors_that_it_was_made_of() -> None:
-    """Includes tensors of weights, and those whose numbers are in operations: scales, frequency factors for its
-    context.
+    """The names include weight tensors, and tensors whose values are stored in operations: scales, and the frequency
+    factors for the context.
     """
     metadata, tensors = VARIANTS["llama scales after biases"]()
     tensors["blk.0.attn_q.input_scale"] = MemoryWeight.of("blk.0.attn_q.input_scale", np.ones(1))

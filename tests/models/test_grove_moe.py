@@ -1,8 +1,8 @@
-"""Grove MoE against its definition (arXiv:2508.07785, and the publisher's code), and against llama.cpp with one
-difference.
+"""Grove MoE against its definition (arXiv:2508.07785, and the reference implementation), and against llama.cpp, which
+differs in one point.
 
-Every two neighbouring experts share a small adjugate expert. It has the same input, and runs once for each chosen
-expert of the two, with that expert's weight.
+Every two neighboring experts share a small adjugate expert. It gets the same input as the experts, and runs once for
+each chosen expert of the two, with that expert's weight.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def test_logits_equal_a_straight_line_float64_forward() -> None:
 
 
 def test_llama_cpp_but_for_what_adjugate_experts_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp feeds them the experts' output.
+    """llama.cpp feeds the output of the experts to the adjugate experts.
 
-    The kit's model has an adjugate expert for each, so weights are equal.
+    The test model has one adjugate expert per expert, so weights are equal.
     """
     kit, own = DEPARTURES["grovemoe-moe"], FeedForward.with_adjugates
 

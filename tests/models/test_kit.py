@@ -1,8 +1,8 @@
 """Tiny models of every architecture against llama.cpp's logits, which are stored in `kit_models`.
 
-The logits of chameleon-swin are transformers', because llama.cpp's feed-forward reads different rows there. All others
-were computed with a float32 cache, and GELU read from a table of halves, which the reference backend imitates here: 32
-tokens in one batch, then one by one.
+The logits of chameleon-swin come from Hugging Face transformers, because llama.cpp's feed-forward gets a different
+input there. All others were computed with a float32 KV cache and GELU from a float16 table, which the reference backend
+imitates here: 32 tokens in one batch, then one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.models.support import Driver, bind_reference, nmse, plan_of
 
 
 def gelu_of_halves(x: np.ndarray, exact: Callable[[np.ndarray], np.ndarray] = reference_operations._gelu) -> np.ndarray:
-    """Return GELU as llama.cpp looks it up on the CPU: in half precision, and from -10 to 10 only."""
+    """Return GELU as in llama.cpp's CPU table: in half precision, from -10 to 10 only."""
     looked_up = exact(x.astype(np.float16).astype(np.float64)).astype(np.float16)
     return np.where(np.abs(x) < 10.0, looked_up, np.maximum(x, 0.0))
 
@@ -38,7 +38,9 @@ def test_every_position(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_phimoe_but_for_its_norms_and_router(monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp uses RMS norms with biases and a softmax; `hf_all.npz` has transformers' logits of the real ones."""
+    """llama.cpp uses RMS norms with biases, and a softmax. `hf_all.npz` has the logits of Hugging Face transformers for
+    the model as trained.
+    """
     own, norm = ARCHITECTURES["phimoe"], reference_operations._norm
 
     def rms_with_bias(state: ReferenceState, op: Norm) -> None:

@@ -1,4 +1,4 @@
-"""Models of the kit with keys that real files have and the stored headers lack, against llama.cpp's logits.
+"""Test models with metadata keys of published GGUFs that the stored headers lack, against llama.cpp's logits.
 
 `data/kit_variants.npz` stores the logits of the first 24 tokens in one batch, by the names below.
 """
@@ -47,4 +47,4 @@ def logits(name: str, changes: dict[str, Any]) -> np.ndarray:
 def test_every_position(variant: str) -> None:
     name, changes = VARIANTS[variant]
     assert nmse(logits(name, changes), STORED[variant]).max() < KIT[name].limit()
-    assert nmse(KIT[name].stored["logits"][:COUNT], STORED[variant]).max() > 1e-3  # the keys matter
+    assert nmse(KIT[name].stored["logits"][:COUNT], STORED[variant]).max() > 1e-3  # proof that the keys matter

@@ -1,4 +1,4 @@
-"""Latent attention with key and value matrices in one tensor: the same results as with separate ones."""
+"""Latent attention gives the same results with key and value matrices in one tensor as with separate tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTHS = ("key_length", "value_length")
 
 @pytest.mark.parametrize(("format", "stored"), [("F32", "F32"), ("F16", "F16"), ("BF16", "BF16"), ("Q4_K", "F16")])
 def test_transposed_rows_of_each_head(format: str, stored: str) -> None:
-    """Number formats stay exact; block formats become halves. Any run of rows can be read."""
+    """Float formats stay exact, and quantized formats become float16. Any range of rows can be read."""
     values = np.random.RandomState(3).standard_normal((HEADS * OF, COLUMNS))
     source = MemoryWeight.of("kv_b", values, format)
     found = Tensors({"kv_b": source}).transposed("kv_b", HEADS, ROWS, OF, COLUMNS)
@@ -33,13 +33,14 @@ def test_transposed_rows_of_each_head(format: str, stored: str) -> None:
 
 
 def test_key_and_value_matrices_as_one_tensor() -> None:
-    """DeepSeek's files from before and after the split of its matrices give equal logits, up to float32 rounding."""
+    """DeepSeek GGUFs from before and after the matrix was split give equal logits, up to float32 rounding."""
     metadata, tensors = KIT["deepseek2-groups"].loaded()
     old = dict(tensors)
     for layer in range(3):
         name = f"blk.{layer}.attn_"
         keys, values = (old.pop(f"{name}{part}_b.weight").values() for part in "kv")
-        both = np.concatenate([keys.transpose(0, 2, 1), values], axis=1)  # (heads, plain + value, latent)
+        # (heads, unrotated key dimensions + value dimensions, latent).
+        both = np.concatenate([keys.transpose(0, 2, 1), values], axis=1)
         old[name + "kv_b.weight"] = MemoryWeight.of(name + "kv_b.weight", both.reshape(-1, both.shape[2]))
     widths = {f"deepseek2.attention.{key}": metadata[f"deepseek2.attention.{key}_mla"] for key in WIDTHS}
     dropped = {key: value for key, value in metadata.items() if not key.endswith("_mla")}
@@ -51,7 +52,7 @@ def test_key_and_value_matrices_as_one_tensor() -> None:
 
 
 def test_a_bias_of_the_choice_means_sigmoid_where_the_file_tells_no_gating() -> None:
-    """Files of GLM 4.7 Flash may lack the key; in files of DeepSeek V2, which has no bias, its absence means
+    """GGUFs of GLM 4.7 Flash may lack the gating key. In GGUFs of DeepSeek V2, which has no bias, a missing key means
     softmax.
     """
     metadata, tensors = KIT["deepseek2-groups"].loaded()

@@ -1,4 +1,4 @@
-"""Output matrices with rows for the last tokens only, as in files of Qwen3-TTS: other tokens are never generated."""
+"""Output matrices with rows for the last token ids only, as in Qwen3-TTS. Other ids are never generated."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.backends.support import bind
 from tests.models.kit import KIT
 from tests.models.support import Driver, MemoryWeight, nmse, plan_of
 
-MODEL, TEXT = KIT["qwen3tts-dense"], 40  # number of text tokens, which precede speech tokens
+MODEL, TEXT = KIT["qwen3tts-dense"], 40  # number of text token ids, which precede the ids of speech tokens
 
 
 def with_text(count: int = TEXT) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
-    """Return the model with `count` text tokens prepended, for which no matrix gives logits."""
+    """Return the model with `count` text token ids prepended to the vocabulary, without logits."""
     metadata, tensors = MODEL.loaded()
     table = tensors["token_embd.weight"]
     text = np.random.RandomState(1).standard_normal((count, table.shape[1])).astype(np.float32).view(np.uint8)

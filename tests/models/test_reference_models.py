@@ -1,4 +1,6 @@
-"""llama.cpp's logits and texts for the reference models: random weights per architecture, and two trained models."""
+"""llama.cpp's logits and generated texts for the reference models: random weights for each architecture, and two
+trained models.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def beside_another_sequence(driver: Driver, tokens: np.ndarray) -> Iterator[np.n
     ("file", "cache_type"), [*((file, "f32") for file in FILES), ("llama-dense", "f16"), ("gpt-oss-moe", "f16")]
 )
 def test_logits_of_every_position(file: str, cache_type: str) -> None:
-    """The error is llama.cpp's rounding of activations to F16; with F32 weights it is at most 1e-11."""
+    """The error comes from llama.cpp's rounding of activations to F16. With F32 weights it is at most 1e-11."""
     metadata, tensors = open_model(reference("archs", f"{file}.gguf"))
     truth = np.load(reference("archs", f"{file}.npz"))
     assert int(truth["prompt_len"].item()) == 32
@@ -89,8 +91,8 @@ def test_greedy_text_is_that_of_llama_cpp(name: str) -> None:
 
 
 def merge(prompt: str, metadata: dict[str, list[str]]) -> list[int]:
-    """SentencePiece, plainly: merge the neighbours whose union scores best (leftmost first) until no union is a
-    token.
+    """Tokenize in the simple SentencePiece way: merge the neighbors whose merged token has the best score (leftmost
+    first), until no merge gives a token.
     """
     ids = {piece: i for i, piece in enumerate(metadata["tokenizer.ggml.tokens"])}
     scores = metadata["tokenizer.ggml.scores"]

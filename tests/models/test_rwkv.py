@@ -1,4 +1,6 @@
-"""RWKV beyond the kit: file layouts, and RWKV-7 over several cache blocks against a forward of a few lines."""
+"""RWKV beyond the test models: tensor layouts of GGUFs, and RWKV-7 over several KV cache blocks against a short second
+implementation.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def logits(metadata: dict[str, Any], tensors: dict[str, MemoryWeight], tokens: l
 
 
 def test_the_shares_of_the_shift_may_be_several_tensors() -> None:
-    """Files of 2024 have a tensor for each of w, k, v, r and g."""
+    """GGUFs of 2024 have separate tensors for w, k, v, r and g."""
     metadata, tensors = KIT["rwkv6"].loaded()
     apart = dict(tensors)
     for layer in range(3):
@@ -41,7 +43,7 @@ def test_rows_are_halved_after_every_other_layer() -> None:
 @pytest.mark.parametrize("head", [16, 32, 64])
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_forward_in_a_few_lines(head: int, gated: bool) -> None:
-    """The model is ARWKV with head norms, and without a gate. llama.cpp reads out of bounds for heads of 32 with
+    """The model is ARWKV with per-head norms and without a gate. llama.cpp reads out of bounds for heads of 32 with
     AVX-512.
     """
     metadata, tensors = variant(head, gated)
@@ -72,7 +74,7 @@ def rms(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def forward(tensors: dict[str, MemoryWeight], tokens: list[int], head: int) -> np.ndarray:
-    """ARWKV in float64, all tokens of a layer at once, as arXiv:2503.14456 and arXiv:2501.15570 describe it."""
+    """Compute ARWKV in float64, all tokens of a layer at once, as arXiv:2503.14456 and arXiv:2501.15570 describe it."""
     x, first = tensors["token_embd.weight"].values().astype(np.float64)[tokens], None
     for layer in range(3):
 

@@ -1,4 +1,4 @@
-"""Two stacks of layers that run alternately: the tensors that a layer uses, and those that a file must have."""
+"""Two stacks of layers that run alternately: which tensors a layer uses, and which tensors a GGUF must have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.models.support import plan_of
 
 
 def test_passes_share_the_tensors_of_a_block() -> None:
-    """6 layers, 2 blocks: each matrix is read in several passes under one name, and is stored once."""
+    """With 6 layers and 2 blocks, several layers read each matrix under one name, and it is stored once."""
     metadata, tensors = KIT["hrm_text-dense"].loaded()
     plan = plan_of(metadata, tensors)
     times = [read.weight.name for read in plan.reads].count
@@ -19,11 +19,11 @@ def test_passes_share_the_tensors_of_a_block() -> None:
     assert len(plan.layers) == 6
     assert plan.tensors <= set(tensors)
     unused = {name for name in tensors if not name.endswith("_scale") and name not in plan.tensors}
-    assert all("ffn_" in name or "attn_gate" in name for name in unused), unused  # scales that llama.cpp ignores
+    assert all("ffn_" in name or "attn_gate" in name for name in unused), unused  # scales that llama.cpp ignores too
 
 
 def test_all_passes_share_the_tensors_of_a_block() -> None:
-    """The model runs 2 blocks 3 times, with the output norm between passes too."""
+    """The model runs its 2 blocks 3 times. The output norm also runs between the passes."""
     plan = plan_of(*KIT["nanbeige-loops"].loaded())
     times = [read.weight.name for read in plan.reads].count
     assert len(plan.layers) == 6

@@ -1,4 +1,4 @@
-"""Tiny random models, equal on every machine: each tests one feature that a file can require of the forward.
+"""Tiny random models, equal on every machine. Each has one feature that a GGUF can require of the forward pass.
 
 `data/tiny_llama_cpp.npz` holds llama.cpp's logits for them (written by `make_tiny_logits.py`).
 """
@@ -15,7 +15,7 @@ from tests.models.support import MemoryWeight
 Model = tuple[dict[str, Any], dict[str, MemoryWeight]]
 
 WIDTH, FFN, VOCABULARY, CONTEXT = 32, 40, 29, 64
-PROMPT = 16  # number of tokens evaluated as one batch; the rest one by one
+PROMPT = 16  # tokens evaluated in one batch; the others follow one by one
 TOKENS = np.random.RandomState(7).randint(0, VOCABULARY, 24)
 
 
@@ -34,7 +34,9 @@ def make(
     tied: bool = False,
     format: str = "F32",
 ) -> Model:
-    """Return a model of small random matrices. `per_layer` names optional tensors (attn_q.bias, ffn_up.scale, ...)."""
+    """Return a model with small random matrices. `per_layer` names optional tensors (attn_q.bias, ffn_up.scale,
+    ...).
+    """
     random = np.random.RandomState(seed)  # frozen by NumPy's policy, unlike default_rng
     q, kv = heads * head_dim, kv_heads * head_dim
     shapes = {
@@ -46,7 +48,7 @@ def make(
         "ffn_up": (FFN, WIDTH),
         "ffn_down": (WIDTH, FFN),
     }
-    gain = {"attn_q": 2.0, "attn_k": 2.0}  # sharp attention, so that positions matter
+    gain = {"attn_q": 2.0, "attn_k": 2.0}  # makes attention sharp, so that positions matter
     values: dict[str, np.ndarray] = {"token_embd.weight": random.standard_normal((VOCABULARY, WIDTH))}
     for layer in range(layers):
         name = f"blk.{layer}."

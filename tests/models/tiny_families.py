@@ -1,7 +1,7 @@
-"""Tiny random models of other families: sparse experts, windows shorter than the text, multipliers.
+"""Tiny random models of other families: sparse experts, sliding windows shorter than the text, multipliers.
 
-They have the sizes of `tests.models.tiny`. A model is the shapes of its tensors; a tensor's name determines how its
-values are drawn.
+They have the sizes of `tests.models.tiny`. A model is defined by its tensor shapes. A tensor's name determines the
+distribution of its values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def family(
     tied: bool = False,
     **keys: Any,
 ) -> Model:
-    """Return a model. `shapes` are a layer's tensors, `top` those outside; a double underscore in a key is a dot."""
+    """Return a model with a layer's tensor `shapes` and the other tensors `top`. In keys, a double underscore means a
+    dot.
+    """
     random = np.random.RandomState(seed)
     all_shapes: Shapes = {"token_embd.weight": (VOCABULARY, WIDTH), "output_norm.weight": (WIDTH,), **(top or {})}
     if not tied:
@@ -68,12 +70,12 @@ def values(name: str, shape: tuple[int, ...], random: np.random.RandomState) -> 
         return 0.3 * noise
     if "norm" in part:
         return 1.0 + 0.3 * noise
-    gain = 2.0 if part in ("attn_q", "attn_k", "attn_qkv") else 1.0  # sharp attention, so that positions matter
+    gain = 2.0 if part in ("attn_q", "attn_k", "attn_qkv") else 1.0  # makes attention sharp, so that positions matter
     return noise if part == "token_embd" else gain * noise / np.sqrt(shape[-1])
 
 
 def biased(shapes: Shapes) -> Shapes:
-    """Return the shapes, and a bias for each of them."""
+    """Return the shapes, and for each of them the shape of a bias."""
     biases = {n.replace(".weight", ".bias"): s[:-1] if len(s) > 1 else s for n, s in shapes.items()}
     return shapes | biases
 
@@ -167,7 +169,7 @@ FAMILIES: dict[str, Callable[[], Model]] = {
     ),
     "phi3 short": lambda: family(
         "phi3", 114, NORMS | FUSED_QKV | OUT | FUSED, top=LONG_ROPE,
-        rope__scaling__original_context_length=256, rope__scaling__attn_factor=1.2,  # llama.cpp's minimum context
+        rope__scaling__original_context_length=256, rope__scaling__attn_factor=1.2,  # the smallest context of llama.cpp
     ),
     "glm4": lambda: family("glm4", 115, NORMS | biased(QKV) | OUT | POST_NORMS | FUSED, rope__dimension_count=4),
     "granite": lambda: family("granite", 116, NORMS | QKV | OUT | GATED, **GRANITE),

@@ -1,4 +1,4 @@
-"""Helpers for tests of plans: plans of tiny models, and recorded plans of operations that no tiny model has."""
+"""Helpers for tests of plans: plans of tiny models, and plans with operations that no tiny model has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations declare exactly the reads and writes that the reference backend, their definition, performs."""
+"""Operations declare exactly the reads and writes that the reference backend, which defines them, performs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.plan.support import MODELS, RECORDED, tiny_plan
 
 ROWS = 3
 PLANS = [*MODELS, *RECORDED]
-EXACT = CACHE_TYPES["f32"]  # its rounding is float32's
+EXACT = CACHE_TYPES["f32"]  # no rounding beyond float32
 
 
 class Touched(dict[Any, Any]):
-    """A dictionary that remembers which keys were read and which were written."""
+    """A dictionary that records which keys were read and which were written."""
 
     def __init__(self, *items: Any) -> None:
         super().__init__(*items)
@@ -51,7 +51,7 @@ class Touched(dict[Any, Any]):
 
 
 def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
-    """Run every operation of a plan; return each with the values, weights and cache layers that it touched."""
+    """Run every operation of a plan. Return each with the values, weights and KV cache layers that it accessed."""
     numbers = np.arange(ROWS, dtype=np.int32)
     tables, texts = np.zeros((1, 1), np.int32), [numbers.tolist()]
     batch = Batch(numbers, numbers, numbers, 0 * numbers, tables, numbers[:2], histories=texts)
@@ -133,13 +133,15 @@ def test_a_row_reads_the_experts_that_it_is_sent_to() -> None:
     assert op.flops == 3 * 2 * 2 * 24 * 16
     assert isinstance(op, Experts)
     assert op.stacks == (gate, up, down)
-    one = replace(op, gate=up)  # squared ReLU: the product is made once
+    one = replace(op, gate=up)  # squared ReLU: the matrix product is computed once
     assert one.stacks == (up, down)
     assert one.flops == 2 * 2 * 2 * 24 * 16
 
 
 def test_attention_counts_more_for_every_position_it_sees() -> None:
-    """Score and mix take four operations per number of the queries; a window bounds their count."""
+    """Scores and weighted sums take four operations per element of the queries and position. A sliding window bounds
+    them.
+    """
     for window, more in ((0, 4 * 64), (8, 0)):
         r = Recorder()
         x = r.embed(weight(100, 64))
@@ -152,7 +154,7 @@ def test_attention_counts_more_for_every_position_it_sees() -> None:
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_pools_are_chosen_by_their_scores_alone(weighted: bool) -> None:
-    """In no model does a pool's position affect its choice, so backends need no rule for that."""
+    """In no model does the position of a pool affect its selection, so backends need no rule for it."""
     r, x = recorded()
     weights = r.slice(x, 0, 2) if weighted else None
     layer = r.append_index(r.slice(x, 0, 8))

@@ -1,4 +1,4 @@
-"""Summaries of a plan: its weights, the part of them that a row reads, and the number of uses of a value."""
+"""Summaries of a plan: its weights, the part of them that one token reads, and the number of uses of a value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_parts_of_a_tensor_are_weights_of_their_own() -> None:
 
 
 def test_reads_follow_the_operations() -> None:
-    """Reads are a row of the table, the norm, and the table as a matrix."""
+    """One token reads a row of the table, the norm, and the whole table as the output matrix."""
     assert [(r.weight.name, r.used, r.of) for r in tied().reads] == [("table", 1, 50), ("norm", 1, 1), ("table", 1, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Counts of a model, worked out by hand."""
+"""Summary counts of models, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_the_summary_counts_a_model_worked_out_by_hand() -> None:
     vectors = 3 * 32 + 32
     assert summary.parameters == table + matrices + vectors
     assert summary.weight_bytes == 2 * (table + matrices) + 4 * vectors
-    assert summary.bytes_per_token == summary.weight_bytes + 2 * 32  # the table as output matrix, and a row of it
+    assert summary.bytes_per_token == summary.weight_bytes + 2 * 32  # the table as the output matrix, and one row of it
     assert summary.flops_per_token == 2 * (table + matrices)
     assert summary.attention_flops_per_position == 4 * 4 * 8
     assert summary.cache_values_per_token == 2 * 2 * 8
@@ -35,7 +35,7 @@ def test_a_token_reads_only_its_experts() -> None:
 
 
 def test_windows_do_not_grow_with_the_cache() -> None:
-    metadata, tensors = FAMILIES["gemma2"]()  # of three layers the middle one sees everything
+    metadata, tensors = FAMILIES["gemma2"]()  # the middle one of the three layers has full attention
     summary = summarize(plan_of(metadata, tensors))
     assert summary.attention_flops_per_position == 4 * 4 * 8
 

@@ -1,4 +1,4 @@
-"""Weights: slices of tensors read the bytes that the whole has there, and compare by their content."""
+"""Slices of a tensor read the same bytes as the whole tensor at that place, and compare by content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tensor(*shape: int, format: str = "Q4_0") -> MemoryWeight:
 
 
 def values(weight: Tensor) -> np.ndarray:
-    """Return all numbers of a tensor, read three rows at a time."""
+    """Return all values of a tensor, read three rows at a time."""
     rows = int(np.prod(weight.shape[:-1]))
     parts = [weight.read(start, min(start + 3, rows)) for start in range(0, rows, 3)]
     return quant.dequantize(np.ascontiguousarray(np.concatenate(parts)), weight.format).reshape(weight.shape)
@@ -59,5 +59,5 @@ def test_equal_weights_name_the_same_part_whatever_the_bytes() -> None:
 
 @pytest.mark.parametrize(("shape", "size"), [((96,), 3 * 18), ((8, 64), 8 * 2 * 18), ((5, 4, 32), 5 * 4 * 18)])
 def test_bytes_are_those_of_the_file(shape: tuple[int, ...], size: int) -> None:
-    """A block of Q4_0 is 32 numbers in 18 bytes."""
+    """A block of Q4_0 has 32 values in 18 bytes."""
     assert Weight.of(tensor(*shape)).bytes == size

@@ -1,12 +1,12 @@
-"""Runs tests on an emulated Arm processor: qemu-user, with Debian's interpreter and the package index's wheels.
+"""Run tests on an emulated Arm processor: qemu-user, with Debian's interpreter and wheels from the package index.
 
     apt-get install qemu-user-static && dpkg --add-architecture arm64 && apt-get update     (as root, once)
     python -m tests.platforms.arm FOLDER [PYTEST ARGUMENTS...]
 
-FOLDER gets the interpreter and the packages, about 700 MB, if they are missing. Without arguments it runs SUBSET:
-conformance of the kernels, and bits that must not depend on threads, chunks or instruction sets. Of the tests in SPARSE
-it runs every fifth. Code is compiled for the emulated processor (`--cpu`, a name that qemu knows), so its dot products
-and half-precision run as on hardware. Speed under emulation is meaningless.
+The interpreter and the packages, about 700 MB, are installed into FOLDER if they are missing. Without arguments, the
+tests in SUBSET run: conformance of the kernels, and bits that must not depend on threads, chunks or instruction sets.
+Every fifth of the tests in SPARSE runs. Code is compiled for the emulated processor (`--cpu`, a name that qemu knows),
+so its dot products and half precision run as on hardware. Speed under emulation is meaningless.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SUBSET = (
     *("tests/backends/cpu/test_instruction_sets.py", "tests/models/test_demo.py", "tests/platforms/test_bits.py"),
 )
 SPARSE = ("-p", "tests.platforms.every", "--every", "tests/backends/test_reproducible.py=5")
-STARTS = (  # a program of this interpreter, which only qemu can run
+STARTS = (  # a program of the emulated interpreter, which only qemu can run
     *("--deselect", "tests/backends/cpu/test_pool.py::test_a_program_that_closes_nothing_ends_well"),
     *("--deselect", "tests/backends/cpu/test_pool.py::test_too_many_threads_for_the_memory_are_an_error_that_says_so"),
 )
@@ -66,7 +66,7 @@ def make(folder: Path) -> None:
 
 
 def python(folder: Path, cpu: str, words: list[str]) -> int:
-    """Run the emulated interpreter in the repository; return its exit code."""
+    """Run the emulated interpreter in the repository. Return its exit code."""
     qemu = shutil.which(QEMU)
     assert qemu is not None
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_", "NUMBA_"))}
@@ -85,7 +85,7 @@ def main() -> int:
     asked.add_argument("folder", type=Path)
     asked.add_argument("--cpu", default="neoverse-n1", choices=FEATURES, help="with or without dot products")
     asked.add_argument("--python", metavar="CODE", help="run this instead of tests")
-    given, words = asked.parse_known_args()  # pass the rest to pytest
+    given, words = asked.parse_known_args()  # pytest gets the other arguments
     if shutil.which(QEMU) is None:
         print(f"{QEMU} is not installed; apt-get install qemu-user-static", file=sys.stderr)
         return 1

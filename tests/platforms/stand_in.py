@@ -1,12 +1,12 @@
-"""Run the command line as on macOS or Windows: without the functions that these systems lack, and with their names.
+"""Run the command line as on macOS or Windows: without functions that these systems lack, and with their names.
 
     python -m tests.platforms.stand_in darwin|win32 COMMANDS
 
-COMMANDS is a list of argument lists, as JSON. Prints each result, as JSON: [code, stdout, stderr].
+COMMANDS is a list of argument lists in JSON. Prints the result of each command in JSON: [code, stdout, stderr].
 
-Modules of the standard library and of other packages choose their platform when they are imported, so they are imported
-first and stay as they are; localllm is imported afterwards. Kernels still run, because this processor and its loader
-are real. On "Windows", kernel32 is this system's C library under other names.
+Modules of the standard library and of other packages choose their platform on import, so they are imported first and
+stay unchanged. localllm is imported afterwards. Kernels still run, because this processor and its loader are real. On
+"Windows", kernel32 is this system's C library under other names.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def become(system: str) -> None:
         return opened(name, *rest, **more)
 
     def kill(process: subprocess.Popen[bytes]) -> None:
-        process.send_signal(9)  # there it is another system call; SIGKILL does not exist
+        process.send_signal(9)  # Windows has no SIGKILL and ends the process by another system call
 
     subprocess.Popen.kill = kill  # type: ignore[method-assign]
     ctypes.CDLL = library  # type: ignore[assignment,misc]
@@ -104,7 +104,7 @@ def become(system: str) -> None:
 
 
 def done(words: Sequence[str]) -> tuple[int, str, str]:
-    """Run one command line in this process; return its exit code and output."""
+    """Run one command line in this process. Return its exit code and output."""
     from localllm.cli.main import main
 
     before, sys.stdin = sys.stdin, StringIO()

@@ -1,4 +1,4 @@
-"""The same bits on every processor: one digest for x86 with AVX-512 and Arm with and without dot products."""
+"""The same bits on every processor: one digest for x86 with AVX-512, and for Arm with and without dot products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import localllm
 
 TEXT = "Once upon a time there was a little bird who wanted to book a table for two."
-LOGITS = "0b454677a4670ea0c27e440a9bdee1bf"  # changes with the arithmetic, on all processors alike
+LOGITS = "0b454677a4670ea0c27e440a9bdee1bf"  # changes if the arithmetic changes, in the same way on all processors
 
 
 def test_the_logits_of_the_model_in_the_box_are_those_of_other_processors() -> None:

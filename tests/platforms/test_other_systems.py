@@ -25,7 +25,7 @@ HOME = "Zoë Müller 名前"
 
 
 def environ(home: Path) -> dict[str, str]:
-    """Return the environment of a user whose home has a space and non-ASCII letters."""
+    """Return the environment of a user whose home folder has a space and non-ASCII letters in its path."""
     local = home / "AppData" / "Local"
     local.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "LOCALLLM_", "HF_"))}
@@ -56,7 +56,7 @@ def test_commands_answer_as_here(system: str, tmp_path: Path) -> None:
     here = [done(each) for each in commands(ours)]
     kept = default_folder("quant")
     assert kept is not None
-    if kept.is_dir():  # compiling these takes half a minute
+    if kept.is_dir():  # compiling these kernels takes half a minute
         shutil.copytree(kept, folder / "quant")
         folder.chmod(0o700)
     words = [sys.executable, "-m", "tests.platforms.stand_in", system, json.dumps(commands(theirs))]
@@ -107,7 +107,7 @@ def test_a_server_answers_and_ends_at_ctrl_c(system: str, tmp_path: Path) -> Non
 
 
 def test_what_is_taken_away_is_here() -> None:
-    """A misspelt name would remove nothing."""
+    """Every name that `stand_in` removes exists here. A misspelled name would remove nothing."""
     assert sys.platform == "linux"
     for module, names in LACKING["win32"].items():
         missing = [name for name in names if not hasattr(import_module(module), name)]

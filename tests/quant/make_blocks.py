@@ -1,4 +1,4 @@
-"""Make blocks.npz, the part of the reference data that the quant tests contain.
+"""Make blocks.npz, a part of the reference data for the tests in tests/quant.
 
 Run from the repository root, with shared/ next to it: python -m tests.quant.make_blocks
 """
@@ -11,8 +11,8 @@ import numpy as np
 
 from tests.conftest import SHARED_DATA
 
-ROWS = [20, 43, 44, 52]  # heavy tails, a constant, millionths, outliers
-VALUES = 256  # number of values per row with stored results
+ROWS = [20, 43, 44, 52]  # rows with heavy tails, a constant, millionths, outliers
+VALUES = 256  # values per row with stored results
 
 if __name__ == "__main__":
     folder = SHARED_DATA / "formats"

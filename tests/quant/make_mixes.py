@@ -1,9 +1,9 @@
-"""Make mixes.json.gz: the formats that llama-quantize chooses, tensor by tensor, for many models and types.
+"""Make mixes.json.gz: the format that llama-quantize chooses for each tensor, for many models and quantization types.
 
     python -m tests.quant.make_mixes LLAMA_QUANTIZE
 
-LLAMA_QUANTIZE is the program, of llama.cpp of 2026-10-01 or later (it needs --dry-run). The models are the reference
-models of ../shared/data/archs, and small ones generated here with geometries that the rules distinguish.
+LLAMA_QUANTIZE is the path to the program, from llama.cpp of 2026-10-01 or later (it needs --dry-run). The models are
+the reference models in ../shared/data/archs, and small generated models with geometries that the rules distinguish.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OUT = Path(__file__).with_name("mixes.json.gz")
 TYPES = [name for name in (*MIXES, *ALIASES) if name != "MXFP4"]
 SHORT = ("Q4_K_M", "Q2_K_S", "IQ2_M", "IQ3_XXS", "Q8_0", "F16", "MXFP4_MOE", "Q5_0")
 # fmt: off
-MADE = {  # name: architecture, layers, heads, kv heads, experts, width, ffn, tied
+MADE = {  # name: architecture, layers, heads, KV heads, experts, width, ffn, tied
     "llama-16":       ("llama", 16, 8, 2, 0, 256, 256, True),
     "llama-33-mha":   ("llama", 33, 4, 4, 0, 256, 256, False),
     "llama-80-gqa":   ("llama", 80, 16, 2, 0, 256, 256, False),
@@ -47,7 +47,7 @@ MADE = {  # name: architecture, layers, heads, kv heads, experts, width, ffn, ti
     "llama-w192":     ("llama", 16, 8, 2, 0, 192, 384, True),
 }
 # fmt: on
-OPTIONS = {  # more options, and the types to combine them with
+OPTIONS = {  # more options -> the types to combine them with
     "": ([], TYPES),
     "imatrix": (["--imatrix", "IMATRIX"], TYPES),
     "pure": (["--pure"], SHORT),
@@ -100,7 +100,7 @@ def make(path: Path, *sizes: Any) -> None:
 
 
 def chosen(program: str, model: Path, kind: str, arguments: list[str], names: list[str]) -> list[str] | None:
-    """Return the formats in the order of `names`; None if llama-quantize refuses."""
+    """Return the formats in the order of `names`, or None if llama-quantize rejects the type."""
     done = subprocess.run([program, *arguments, "--dry-run", str(model), kind], capture_output=True, text=True)
     if done.returncode:
         return None

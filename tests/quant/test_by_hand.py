@@ -1,4 +1,4 @@
-"""Blocks worked out by hand from the docstrings of the formats, byte by byte."""
+"""Blocks computed by hand from the docstrings of the formats, byte by byte."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ def write(values: list[float], name: str) -> bytes:
 def test_q4_0() -> None:
     nibbles = bytes(j | (15 - j) << 4 for j in range(16))
     expected = [0.5 * (j - 8) for j in range(16)] + [0.5 * (7 - j) for j in range(16)]
-    assert one(b"\x00\x38" + nibbles, "Q4_0") == expected  # 0x3800 is the half 0.5
-    assert write([2 * v for v in expected], "Q4_0") == b"\x00\x3c" + nibbles  # largest magnitude -8: scale 1.0
+    assert one(b"\x00\x38" + nibbles, "Q4_0") == expected  # 0x3800 is float16 0.5
+    # The largest magnitude, -8, gives scale 1.0.
+    assert write([2 * v for v in expected], "Q4_0") == b"\x00\x3c" + nibbles
 
 
 def test_q4_0_scale_comes_from_the_first_of_two_equal_magnitudes() -> None:
-    # The first is 4: scale -0.5, so 4 is stored as 0, -4 as 15 (clipped from 16), 0 as 8.
+    # 4 is the first largest magnitude, so the scale is -0.5: 4 is stored as 0, -4 as 15 (clipped from 16), 0 as 8.
     assert write([4.0, -4.0] + [0.0] * 30, "Q4_0") == b"\x00\xb8" + bytes([0x80, 0x8F] + [0x88] * 14)
     assert write([-4.0, 4.0] + [0.0] * 30, "Q4_0") == b"\x00\x38" + bytes([0x80, 0x8F] + [0x88] * 14)
 
 
 def test_blocks_without_spread() -> None:
     zeros, threes, weights = np.zeros((1, 32), np.float32), np.full((1, 32), -3, np.float32), np.ones(32, np.float32)
-    for zero in (zeros, -zeros):  # 0 / -8 is -0, the half 0x8000
+    for zero in (zeros, -zeros):  # 0 / -8 is -0, in float16 0x8000
         assert quant.quantize(zero, "Q4_0").tobytes() == b"\x00\x80" + b"\x88" * 16
     signs = np.where(np.arange(32) % 2, np.float32(-1e-16), np.float32(1e-16))[None]
     for tiny in (zeros, signs):  # below 1e-15 the search sets scale and integers to 0
         assert quant.quantize(tiny, "Q4_0", weights).tobytes() == bytes(18)
-    assert quant.quantize(threes, "Q4_1").tobytes() == bytes(2) + b"\x00\xc2" + bytes(16)  # 0xC200 is the half -3
+    assert quant.quantize(threes, "Q4_1").tobytes() == bytes(2) + b"\x00\xc2" + bytes(16)  # 0xC200 is float16 -3
     assert quant.quantize(threes, "Q4_1", weights).tobytes() == bytes(2) + b"\x00\xc2" + bytes(16)
 
 
@@ -49,7 +50,7 @@ def test_an_offset_of_zero_has_the_sign_of_the_first_zero(name: str, top: int, w
         for ones in range(32):  # the minimum is at index `ones`; the other values alternate between zeros of both signs
             block = [1e-9] * ones + [first if i % 2 == 0 else -first for i in range(32 - ones)]
             stored = quant.quantize(np.array([block], np.float32), name, weights).tobytes()
-            assert stored[:4] == bytes(2) + half  # a spread of 1e-9 is below the smallest half
+            assert stored[:4] == bytes(2) + half  # a range of 1e-9 is below the smallest float16
         block = [first, -first] + [31.0] * 30
         stored = quant.quantize(np.array([block], np.float32), name, weights).tobytes()
         assert stored[2:4] == half
@@ -69,10 +70,10 @@ def test_q5_1() -> None:
 
 def test_q8_0() -> None:
     q = range(-16, 16)
-    assert one(b"\x00\xc0" + bytes(v & 255 for v in q), "Q8_0") == [-2.0 * v for v in q]  # 0xC000 is the half -2
+    assert one(b"\x00\xc0" + bytes(v & 255 for v in q), "Q8_0") == [-2.0 * v for v in q]  # 0xC000 is float16 -2
     below_half = float(np.nextafter(np.float32(0.5), np.float32(0)))
     values = [127.0, 0.5, -0.5, 1.5, -2.5, below_half, -below_half, 126.5] + [0.0] * 24
-    rounded = [127, 1, -1, 2, -3, 0, 0, 127]  # halves away from zero; largest magnitude 127: scale 1
+    rounded = [127, 1, -1, 2, -3, 0, 0, 127]  # ties away from zero; the largest magnitude of 127 gives scale 1
     assert write(values, "Q8_0") == b"\x00\x3c" + bytes(v & 255 for v in rounded) + bytes(24)
 
 
@@ -116,9 +117,8 @@ def test_nvfp4() -> None:
 
 
 def test_q1_0() -> None:
-    # Added in order, every 2**-11 vanishes in 16392 (half a unit in its last place, ties to even). The mean, 128.0625,
-    # is halfway between the halves 128 and 128.125, and rounds to the even one. Any other order of addition gives
-    # 128.125.
+    # Added in order, every 2**-11 vanishes in 16392 (half an ulp, ties to even). The mean, 128.0625, is halfway between
+    # float16 128 and 128.125, and rounds to even. Any other order of addition gives 128.125.
     stored = write([16392.0, -0.0] + [-(2.0**-11)] * 7 + [2.0**-11] * 119, "Q1_0")
     assert stored == b"\x00\x58" + bytes([0b00000011, 0b11111110]) + b"\xff" * 14
     assert one(stored, "Q1_0") == [128.0] * 2 + [-128.0] * 7 + [128.0] * 119

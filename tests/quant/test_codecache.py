@@ -1,4 +1,4 @@
-"""The cache of compiled code: it never loads files that another user could have written, and tolerates a full disk."""
+"""The cache of compiled code never loads files that another user could have written, and tolerates a full disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder that contains the cache."""
+    """Provide a home folder that contains the cache."""
     made = tmp_path / "home"
     made.mkdir(mode=0o755)
     monkeypatch.setenv("HOME", str(made))
@@ -57,7 +57,9 @@ def mode(path: Path) -> int:
 
 
 def refused(reason: str) -> None:
-    """Check that the cache is unused, stores nothing, and warns once with a reason, however often it is opened."""
+    """Check that the cache is unused, stores nothing, and warns once with a reason, no matter how often it is
+    opened.
+    """
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
         cache = CodeCache(folder())
@@ -149,11 +151,11 @@ def test_elsewhere_every_folder_up_to_the_root_counts(home: Path, monkeypatch: p
     kept()
     place.parent.chmod(0o777)
     refused(f"other users can write {place.parent}")
-    place.parent.chmod(0o1777)  # sticky, as /tmp is: others cannot replace our files
+    place.parent.chmod(0o1777)  # sticky like /tmp: other users cannot replace our files
     kept()
     monkeypatch.setenv("XDG_CACHE_HOME", str(place.parent))
     kept()
-    (place.parent / "localllm" / "kernels").chmod(0o1777)  # but code must not be stored there
+    (place.parent / "localllm" / "kernels").chmod(0o1777)  # in a sticky folder itself, code must not be stored
     refused("is not this user's own")
 
 
@@ -190,7 +192,7 @@ def test_a_folder_of_a_shared_group_is_not_used(home: Path) -> None:
 
 
 def shared_group() -> int:
-    """Return a group other than this user's."""
+    """Return a group that is not this user's."""
     groups = [each.gr_gid for each in grp.getgrall()] if os.geteuid() == 0 else os.getgroups()
     found = next((group for group in groups if group != os.getegid()), None)
     if found is None:
@@ -200,7 +202,7 @@ def shared_group() -> int:
 
 @as_root
 def test_a_user_s_private_group_may_write() -> None:
-    """Distributions that give each user a group of the same name have a umask of 002."""
+    """Distributions that give each user a group of the same name set the umask 002."""
     named = {group.gr_gid: group for group in grp.getgrall()}
     first = [user.pw_gid for user in pwd.getpwall()]
     users = [
@@ -230,7 +232,7 @@ def test_a_user_s_private_group_may_write() -> None:
 
 
 def as_user(user: int, group: int, work: Callable[[], None]) -> None:
-    """Do `work` in a child that has become another user."""
+    """Do `work` in a child process that has become another user."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -253,7 +255,7 @@ def as_user(user: int, group: int, work: Callable[[], None]) -> None:
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(home: Path) -> None:
-    """It is not followed even to a file of this user with a matching digest, which could be a download."""
+    """The link is not followed even to this user's file with a matching digest, which could be a download."""
     kept()
     (folder() / "a").rename(home / "download")
     (folder() / "a").symlink_to(home / "download")
@@ -271,7 +273,7 @@ def test_what_is_no_file_is_not_waited_for(home: Path, kind: str) -> None:
 
 
 def test_a_user_s_own_link_to_a_private_folder_is_followed(home: Path) -> None:
-    """A cache may be on another disk; each folder on the path is checked."""
+    """The cache may be on another disk. Every folder on the path is checked."""
     (disk := home.parent / "disk").mkdir()
     (home / "links").mkdir()
     (home / "links" / "out").symlink_to("../../disk")
@@ -356,7 +358,7 @@ def test_the_folder_is_that_of_platformdirs(system: str, home: Path, monkeypatch
 
 
 def test_on_windows_the_profile_decides(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Access lists protect a profile from other users; other folders are not trusted."""
+    """Access control lists protect a profile from other users. Folders outside it are not trusted."""
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("USERPROFILE", str(home))
     monkeypatch.setenv("LOCALAPPDATA", str(home / "AppData" / "Local"))

@@ -1,4 +1,4 @@
-"""Compiled searches: the place of their code, and the one difference from ggml's results."""
+"""Compiled searches: the cache of their code, and the only difference from ggml's results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ X = (np.random.RandomState(8).standard_normal((2, 256)) * 0.02).astype(np.float3
 
 @pytest.mark.parametrize("importance", [None, np.ones(256, np.float32)], ids=["plain", "imatrix"])
 def test_a_group_of_zeros_in_iq3_s_holds_nothing_of_what_came_before(importance: np.ndarray | None) -> None:
-    """ggml leaves the bytes of its previous group there, so a block's bytes would depend on its neighbours."""
+    """For such a group ggml leaves the bytes of the previous group, so a block's bytes depend on its neighbors."""
     x = X.copy()
     x[1, 96:128] = 0
     row = quant.quantize(x[1:], "IQ3_S", importance)[0]
     np.testing.assert_array_equal(quant.quantize(x, "IQ3_S", importance).reshape(2, 110)[1], row)
-    assert not row[2 + 24 : 2 + 32].any()  # points
-    assert row[66 + 3] == 0  # their ninth bits
+    assert not row[2 + 24 : 2 + 32].any()  # codebook points
+    assert row[66 + 3] == 0  # the points' ninth bits
     assert not row[74 + 12 : 74 + 16].any()  # signs
     assert row[106 + 1] >> 4 == 0  # the scale
     values = quant.dequantize(row[None], "IQ3_S")[0]
@@ -34,7 +34,7 @@ def test_a_group_of_zeros_in_iq3_s_holds_nothing_of_what_came_before(importance:
 
 
 def test_every_neighbour_is_read_as_its_point() -> None:
-    """The packed coordinates equal the points in the neighbour lists, up to the last entry of the last list."""
+    """The packed coordinates equal the points of the neighbor lists, up to the last entry of the last list."""
     from localllm.quant.compiled.codebook import codebook
 
     for name in ("IQ1S", "IQ2XXS", "IQ2XS", "IQ2S", "IQ3XXS", "IQ3S"):
@@ -107,7 +107,7 @@ def test_a_full_disk_costs_the_cache_only(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_numba_may_not_choose_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without write access it would use __pycache__ or ~/.cache/numba, which are unchecked."""
+    """Without write access, Numba would choose __pycache__ or ~/.cache/numba, whose owners are not checked."""
     (tmp_path / "file").touch()
     with pytest.warns(NoCodeCache, match="Permission denied"):
         halved = half(tmp_path / "file", monkeypatch)
@@ -116,7 +116,7 @@ def test_numba_may_not_choose_another_place(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_folder_with_what_others_put_there_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba opens its files by name, so a single link among them makes the folder unusable."""
+    """Numba opens its files by name, so one symbolic link among them makes the folder unusable."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cache_folder = jit.cache_folder.__wrapped__
     folder = cache_folder()

@@ -1,5 +1,5 @@
-"""Codes written to the positions that they are read from, error feedback that lowers the output error, and AWQ
-factors.
+"""GPTQ writes codes to the positions from which they are read, and its error feedback lowers the output error. AWQ
+finds scaling factors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLUMNS = 512
 
 
 def correlated(rows: int) -> np.ndarray:
-    """Return inputs whose columns are correlated and of very different sizes, as in a language model."""
+    """Return inputs with correlated columns of very different magnitudes, as in a language model."""
     mixed = RANDOM.standard_normal((rows, COLUMNS)) @ (
         RANDOM.standard_normal((COLUMNS, COLUMNS)) / 20 + np.eye(COLUMNS)
     )
@@ -34,7 +34,9 @@ WRITABLE = [name for name in CODED if quant.FORMATS[name].quantize]
 
 @pytest.mark.parametrize("name", CODED)
 def test_every_code_lies_where_it_is_written(name: str) -> None:
-    """Scale, offset and nearest levels of blocks that ggml wrote, written over other codes, give the same values."""
+    """Scales, offsets and nearest levels come from blocks that ggml wrote. Writing them over other codes gives the same
+    values.
+    """
     fmt, coded = quant.FORMATS[name], CODED[name]
     blocks = BLOCKS[f"{name}.imatrix"].reshape(-1, fmt.block_bytes)
     values = fmt.dequantize(blocks)
@@ -62,7 +64,7 @@ def error(rows: np.ndarray, name: str) -> float:
 
 @pytest.mark.parametrize("name", WRITABLE)
 def test_feedback_beats_rounding_alone(name: str) -> None:
-    """The output error on the inputs of the Hessian is below plain and importance-weighted rounding."""
+    """The output error, on the inputs of the Hessian, is lower than after plain or importance-weighted rounding."""
     squares = (np.diagonal(HESSIAN) / len(X)).astype(np.float32)
     plain, weighted = error(quant.quantize(W, name), name), error(quant.quantize(W, name, squares), name)
     assert error(gptq.gptq_quantize(W, HESSIAN, name), name) < 0.75 * min(plain, weighted)
@@ -70,7 +72,7 @@ def test_feedback_beats_rounding_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Q2_0", "TQ2_0", "Q1_0", "Q4_0"])
 def test_it_is_never_worse_than_rounding_by_importance(name: str) -> None:
-    """Feedback harms the coarsest formats, because their errors are as large as the remaining weights."""
+    """In the coarsest formats the feedback is harmful, because errors are as large as the remaining weights."""
     squares = (np.diagonal(HESSIAN) / len(X)).astype(np.float32)
     assert error(gptq.gptq_quantize(W, HESSIAN, name), name) <= error(quant.quantize(W, name, squares), name) * (
         1 + 1e-6
@@ -84,7 +86,9 @@ def test_output_error_is_the_squared_error_of_the_outputs() -> None:
 
 
 def test_columns_that_do_not_hang_together_are_rounded_to_the_nearest() -> None:
-    """With a diagonal Hessian no column can compensate an error: blocks keep their scales, and codes are nearest."""
+    """With a diagonal Hessian, no column can compensate the error of another. Blocks keep their scales, and codes are
+    the nearest.
+    """
     alone = [quant.quantize(W[:, i : i + 32].copy(), "Q4_1", np.ones(32, np.float32)) for i in range(0, COLUMNS, 32)]
     scale, offset = (part.reshape(W.shape) for part in grid(np.concatenate(alone, axis=1).reshape(-1, 20), "Q4_1"))
     nearest = np.clip(np.rint((W - offset) / scale), 0, 15) * scale + offset
@@ -112,7 +116,9 @@ def test_factors_are_a_power_of_the_size_of_inputs() -> None:
 
 
 def test_scaling_protects_columns_with_large_inputs() -> None:
-    """One input is a hundred times the others: without factors its column is rounded as coarsely as the rest."""
+    """One input is a hundred times larger than the others. Without factors, its column is rounded as coarsely as the
+    rest.
+    """
     x = RANDOM.standard_normal((400, 64))
     x[:, 5] *= 100
     hessian = x.T @ x

@@ -1,4 +1,4 @@
-"""The package's functions: refused arguments, unusual arrays, and arbitrary byte patterns."""
+"""The functions of the package: invalid arguments, unusual arrays, and arbitrary byte patterns."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def importance_of(fill: float | None) -> np.ndarray | None:
 @pytest.mark.parametrize(("name", "fill"), [row for row in WITH_AND_WITHOUT if row[1] != 0])
 def test_a_scale_above_the_halves_is_refused(name: str, fill: float | None) -> None:
     if name in ("MXFP4", "NVFP4", "F32", "F16", "BF16"):
-        return  # other scales, or none
+        return  # formats whose scales have no float16 limit, or without scales
     for value in (1e9, -3e15, 3e20, -3e38):
         with pytest.raises(quant.QuantError, match="largest half"):
             quant.quantize(with_value(value), name, importance_of(fill))
@@ -90,7 +90,8 @@ def test_plain_formats_keep_nan_and_infinity() -> None:
     for name, last in (("F32", 7e4), ("F16", np.inf), ("BF16", 70144.0)):
         np.testing.assert_array_equal(quant.dequantize(quant.quantize(x, name), name)[0, :3], x[0, :3])
         assert quant.dequantize(quant.quantize(x, name), name)[0, 3] == np.float32(last)
-    signalling = np.array([[0x7F800001]], np.uint32).view(np.float32)  # truncated, it would become infinity
+    # A signaling NaN, which truncation would turn into infinity.
+    signalling = np.array([[0x7F800001]], np.uint32).view(np.float32)
     assert np.isnan(quant.dequantize(quant.quantize(signalling, "BF16"), "BF16")).all()
 
 
@@ -100,14 +101,14 @@ def test_zeros_and_the_smallest_numbers_stay_quiet(name: str, fill: float | None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         back = quant.dequantize(quant.quantize(x, name, importance_of(fill)), name)
-    assert np.abs(back).max() <= 2e-30  # MXFP4 represents such numbers, and rounds
+    assert np.abs(back).max() <= 2e-30  # MXFP4 represents such values, with rounding
     assert (back[:2] == 0).all()
 
 
 @pytest.mark.parametrize("name", quant.FORMATS)
 @pytest.mark.parametrize("fill", [b"\x00\x7c", b"\x7c\x00", b"\x00\xfc", b"\xff\x7f", b"\xff"])
 def test_damaged_blocks_are_read_without_a_sound(name: str, fill: bytes) -> None:
-    """Scales of +-infinity or NaN (halves 0x7C00, 0xFC00, 0x7FFF) and the largest exponents give no warning."""
+    """Scales of infinity or NaN (float16 0x7C00, 0xFC00, 0x7FFF) and the largest exponents cause no warning."""
     stored = np.resize(np.frombuffer(fill, np.uint8), (3, 2 * quant.FORMATS[name].block_bytes))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -116,7 +117,7 @@ def test_damaged_blocks_are_read_without_a_sound(name: str, fill: bytes) -> None
 
 @pytest.mark.parametrize("name", quant.FORMATS)
 def test_strange_arrays(name: str) -> None:
-    """Arrays may be read-only, strided, transposed or empty, and tensors may take several chunks."""
+    """Arrays may be read-only, strided, transposed or empty, and a tensor may take several chunks."""
     fmt = quant.FORMATS[name]
     rng = np.random.default_rng(3)
     stored = rng.integers(0, 128, (1 + 160_000 // (4 * fmt.block_values), 4 * fmt.block_bytes), np.uint8)

@@ -1,4 +1,4 @@
-"""The mixes equal llama-quantize's: the format of every tensor of 42 models, for every type and option."""
+"""The quantization mixes equal llama-quantize's: the format of every tensor of 42 models, for every type and option."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_names_are_found_in_any_case_and_an_unknown_one_is_explained() -> None:
 
 
 def test_the_numbers_of_llama_quantize_are_names_too() -> None:
-    """llama-quantize lists these numbers in its --help."""
+    """`llama-quantize --help` lists these numbers."""
     numbers = {0: "F32", 2: "Q4_0", 7: "Q8_0", 12: "Q3_K_M", 15: "Q4_K_M", 20: "IQ2_XS", 32: "BF16", 38: "MXFP4_MOE"}
     assert {number: find(str(number)).name for number in numbers} == numbers
     assert {find(str(mix.file_type)).name for mix in MIXES.values()} == set(MIXES) - {"MXFP4"}
@@ -74,7 +74,9 @@ def test_every_format_of_a_rule_is_one_that_exists() -> None:
 
 
 def test_types_below_three_bits_need_an_importance_matrix() -> None:
-    """llama-quantize refuses IQ1, IQ2, IQ3_XXS and Q2_K_S without one, except for embeddings and output."""
+    """Without an importance matrix, llama-quantize rejects IQ1, IQ2, IQ3_XXS and Q2_K_S, except for embedding and
+    output matrices.
+    """
     tensors = [("token_embd.weight", (32, 256), "F16"), ("blk.0.ffn_up.weight", (256, 256), "F16")]
     geometry = Geometry("llama", 2, 4, 4)
     for name in MIXES:
@@ -94,8 +96,8 @@ def test_mxfp4_is_ours_and_means_every_matrix() -> None:
 
 
 def test_rows_that_fill_no_block_fall_back() -> None:
-    """Blocks of 256 values become blocks of 32, then halves, as in llama-quantize; without a fallback the type is
-    refused.
+    """If blocks of 256 do not fit a row, blocks of 32 are used, then F16, as in llama-quantize. A type without a
+    fallback is rejected.
     """
     kinds = {"Q4_K_S": ["Q4_K", "Q5_0", "F16"], "IQ4_XS": ["IQ4_XS", "IQ4_NL", "F16"], "Q8_0": ["Q8_0", "Q8_0", "F16"]}
     for kind, expected in kinds.items():
@@ -124,7 +126,7 @@ def test_tensors_are_ordered_as_llama_quantize_orders_them() -> None:
 
 def test_vectors_norms_and_routers_are_kept() -> None:
     assert allows("blk.0.attn_q.weight", (2, 256), "llama")
-    assert not allows("blk.0.attn_q.weight", (1, 256), "llama")  # ggml stores one row as a vector
+    assert not allows("blk.0.attn_q.weight", (1, 256), "llama")  # ggml stores a matrix of one row as a vector
     for name in ("blk.0.attn_norm.weight", "blk.0.ffn_gate_inp.weight", "position_embd.weight", "blk.0.attn_q.bias"):
         assert not allows(name, (2, 256), "llama")
     assert allows("blk.0.attn_k_b.weight", (2, 2, 256), "deepseek2")

@@ -1,4 +1,4 @@
-"""Formats equal ggml's output, bytes and values to the bit, and equal gguf-py on random bytes."""
+"""Blocks and dequantized values equal ggml's bit for bit, and equal gguf-py's on random bytes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from localllm import quant
 from tests.conftest import reference
 
-STORED = sorted(set(quant.FORMATS) - {"F32", "F64", "I8", "I16", "I32", "I64"})  # those with reference bytes
+STORED = sorted(set(quant.FORMATS) - {"F32", "F64", "I8", "I16", "I32", "I64"})  # formats with reference bytes
 WRITABLE = [name for name in STORED if quant.FORMATS[name].quantize]
 BLOCKS = np.load(Path(__file__).with_name("blocks.npz"))
-NO_PLAIN = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}  # ggml writes these only with importance weights
+NO_PLAIN = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}  # ggml quantizes to these only with importance weights
 
 
 def assert_same_bits(got: np.ndarray, expected: np.ndarray) -> None:
-    """Check equality to the bit, with the signs of zeros; any NaN equals any NaN."""
+    """Check bitwise equality, including the sign of zeros. Any NaN equals any NaN."""
     assert got.dtype == np.float32
     assert got.shape == expected.shape
     expected = np.ascontiguousarray(expected, np.float32)
@@ -69,7 +69,7 @@ def test_importance_changes_the_searched_formats_only() -> None:
 def test_type_ids_and_sizes_are_those_of_gguf() -> None:
     gguf = pytest.importorskip("gguf")
     for fmt in quant.FORMATS.values():
-        if fmt.type_id in set(gguf.GGMLQuantizationType):  # older releases do not list the newest types
+        if fmt.type_id in set(gguf.GGMLQuantizationType):  # older gguf releases do not list the newest types
             sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(fmt.type_id)]
             assert gguf.GGMLQuantizationType(fmt.type_id).name == fmt.name
             assert sizes == (fmt.block_values, fmt.block_bytes)
@@ -78,7 +78,7 @@ def test_type_ids_and_sizes_are_those_of_gguf() -> None:
 
 @pytest.mark.parametrize("name", ["F32", *STORED])
 def test_random_bytes_mean_what_gguf_says(name: str) -> None:
-    """Every bit pattern is a valid block: this covers damaged scales, unused codes and all points of the codebooks."""
+    """Every bit pattern is a valid block. This covers damaged scales, unused codes, and all points of the codebooks."""
     gguf = pytest.importorskip("gguf")
     if name not in gguf.GGMLQuantizationType.__members__:
         pytest.skip(f"this gguf does not know {name}")

@@ -1,4 +1,4 @@
-"""Argument structs: layout, checks and packing in Python, and the values that a kernel reads."""
+"""Argument structs of kernels: layout, checks and packing in Python, and the values that a kernel reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from localllm.backends.cpu.simd import F32
 
 
 class Somewhere(Place):
-    """A memory address of this test."""
+    """A placeholder for a memory address."""
 
 
 HERE, THERE = Somewhere(), Somewhere()
@@ -123,7 +123,7 @@ def test_a_place_without_an_address_is_our_mistake() -> None:
 
 
 def test_a_kernel_reads_what_python_packed(tmp_path: Path) -> None:
-    """Covers every kind of field, in a struct with nested rows: y[i] = x row i, first number, times the factor."""
+    """The struct has every kind of field, and nested rows: y[i] = x.row(i)[0] * factor."""
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
         with f.loop(0, a.count) as row:

@@ -1,5 +1,5 @@
-"""Cache blocks read out and restored elsewhere: the next bits are the same with any threads; invalid content is
-refused.
+"""KV cache blocks that are read out and restored elsewhere give the same bits with any number of threads. Invalid
+content is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.backends.support import Shape, bind, plan, tokens
 from tests.models.support import Driver
 
 COUNT, KEPT = 150, 2 * BLOCK
-MODEL = Shape("qwen3", heads=12, kv_heads=4, head_dim=24, layers=2)  # values are padded to whole vectors
+MODEL = Shape("qwen3", heads=12, kv_heads=4, head_dim=24, layers=2)  # values are padded to whole SIMD vectors
 OPEN: dict[str, Callable[[int], Backend]] = {"cpu": CpuBackend, "reference": lambda threads: ReferenceBackend()}
 
 
@@ -37,7 +37,7 @@ def test_blocks_that_moved_to_another_executable_give_the_same_bits(name: str) -
     driver = Driver(here)
     driver.tables, driver.lengths = np.array([[4, 1, 3]], np.int32), [KEPT]
     assert (driver.step([(0, mine[KEPT:])]) == truth).all()
-    assert (contents[0] != contents[1]).any()  # copies of different layers
+    assert (contents[0] != contents[1]).any()  # the layers have different content
     for backend in backends:
         backend.close()
 
@@ -56,7 +56,7 @@ def test_what_is_no_content_changes_nothing(name: str) -> None:
     numbers = np.array([0, 1])
     before = executable.read_blocks(1, numbers)
     spoilt = before.copy()
-    spoilt[1, :4] = 0xFF, 0x7F, 0xFF, 0x7F  # NaN in any float format
+    spoilt[1, :4] = 0xFF, 0x7F, 0xFF, 0x7F  # NaN in every float format
     for content, message in (
         (spoilt, "not finite"),
         (before[:, :-1], f"2 blocks of {before.shape[1]} bytes are expected"),

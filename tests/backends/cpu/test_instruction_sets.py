@@ -1,6 +1,6 @@
-"""One result on every instruction set: the same bits on those that this machine can run.
+"""Every instruction set that this machine can run gives the same bits.
 
-The intended instructions must occur in the code for all of them, also for those that it cannot run.
+The generated code contains the intended instructions, also for instruction sets that this machine cannot run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.backends.support import Shape, bind, feed, plan, record, stored, toke
 from tests.models.support import MemoryWeight
 
 HOST = {name for name, on in llvm.get_host_cpu_features().items() if on}
-# All formats of the requirements in one model, with every feature of a dense architecture.
+# All required weight formats in one model, with every feature of a dense architecture.
 MIXED = Shape("qwen3", width=96, ffn=64, heads=6, kv_heads=2, head_dim=20, biased=True)
 MIX = {
     "token_embd": "Q4_0", "output": "Q8_0", "attn_q": "Q8_0", "attn_k": "F16", "attn_v": "Q4_0", "attn_output": "F32",
@@ -53,12 +53,12 @@ def mixed_plan() -> Plan:
 
 
 def digest(backend: CpuBackend, plan: Plan) -> str:
-    """Return the digest of the logits of 90 tokens: a prompt in one batch, and one by one from the 81st on."""
+    """Return the digest of 90 logits: a prompt of 80 tokens in one batch, then one token at a time."""
     return hashlib.sha256(feed(bind(backend, plan), tokens(90), [80, *[1] * 10]).tobytes()).hexdigest()
 
 
 def needs(name: str) -> Isa:
-    """Return a row of the table; skip if this machine cannot execute it."""
+    """Return the instruction set with this name. Skip the test if this machine cannot execute it."""
     row = isa.X86_ROWS.get(name)
     if sys.platform == "win32" or "sse2" not in HOST or (row is not None and not HOST.issuperset(row[0])):
         pytest.skip(f"this processor does not run {name}")
@@ -90,7 +90,7 @@ def test_ends_of_heads_that_are_rotated_have_the_same_bits(cpu: CpuBackend, name
     backend.close()
 
 
-SELECTED = (  # gathered; cache blocks in place; values that begin the keys; heads in pieces
+SELECTED = (  # gathered keys; cache blocks in place; values that are a prefix of the keys; heads in pieces
     (SELECTING[0], "own", CacheTypes("f16", "bf16")),
     (SELECTING[0], "own", CacheTypes("q8_0", "q5_1")),
     (SELECTING[6], "own", CacheTypes("f16", "f16")),
@@ -104,7 +104,7 @@ SELECTED = (  # gathered; cache blocks in place; values that begin the keys; hea
 def test_what_an_indexer_selects_has_the_same_bits(
     cpu: CpuBackend, name: str, s: Selecting, values: str, cache: CacheTypes
 ) -> None:
-    """The plan runs a prompt whose rows select separately, then rows with shared work."""
+    """The plan runs a prompt whose tokens select keys separately, then tokens whose work is shared between threads."""
     plan = record(MemoryWeight.of("t", rows_of(s, 97)), attend_selected(s, values))
     backend = CpuBackend(2, needs(name))
     ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
@@ -123,18 +123,18 @@ def test_pools_have_the_same_bits(cpu: CpuBackend, name: str, p: Pooling, cache:
     backend.close()
 
 
-# One format for each way to unpack and to sum: with minimums, from a table, from a codebook; with integer scales and an
-# offset, minimums, scales that fit into the bytes, bytes of any size.
+# One format per way of unpacking and summing: with minimums, from a table, from a codebook; with integer scales and an
+# offset, with minimums, with scales that fit into the bytes, with bytes of any size.
 UNPACKED = ["Q4_1", "Q8_0", "IQ4_NL", "IQ2_S", "Q6_K", "Q4_K", "Q3_K", "IQ4_XS"]
 EXTRA = [("avx2", format) for format in UNPACKED] + [
     ("generic", "Q4_1"),
     ("generic", "Q5_0"),
-]  # the others take long to compile
+]  # the other formats take long to compile
 
 
 @pytest.mark.parametrize(("name", "format"), EXTRA)
 def test_a_format_has_the_same_bits(cpu: CpuBackend, name: str, format: str) -> None:
-    """The plan runs few rows and many, in tiles of every size, and includes the embedding."""
+    """The plan runs few tokens and many, in tiles of every size, and includes the embedding."""
     width = INTEGER_PANELS[format].block_values * (2 if INTEGER_PANELS[format].block_values == 256 else 4)
     weight, table = stored("w", format, (50, width)), stored("t", format, (97, width))
     matrix = record(table, lambda r, x: r.linear(x, weight))
@@ -148,7 +148,9 @@ def test_a_format_has_the_same_bits(cpu: CpuBackend, name: str, format: str) -> 
 @pytest.mark.parametrize("name", ["avx512-vnni", "avx2", "generic"])
 @pytest.mark.parametrize("columns", [64, 257])
 def test_bfloats_have_the_same_bits(cpu: CpuBackend, name: str, columns: int) -> None:
-    """The bits do not depend on whether pairs take one instruction, two fused multiply-adds or software."""
+    """A pair of BF16 products takes one instruction, two fused multiply-adds, or software. The bits are always the
+    same.
+    """
     random = np.random.RandomState(columns)
     weight, table = (
         MemoryWeight.of(what, random.standard_normal((97, columns)) * 2.0 ** random.uniform(-30, 30, columns), format)
@@ -173,8 +175,8 @@ def attention_with_everything(r: Recorder, x: Value) -> Value:
 
 @pytest.mark.parametrize("name", ["avx2", "generic"])
 def test_what_newer_models_use_has_the_same_bits(cpu: CpuBackend, name: str) -> None:
-    """Covers windows, caps, sinks, gates, layer norms; and halves of every size, which a generic processor converts in
-    software.
+    """Sliding windows, soft caps, attention sinks, gates and layer norms have the same bits, and so do float16 values
+    of every magnitude, which the generic row converts in software.
     """
     sizes = 10.0 ** np.random.RandomState(4).uniform(-9, 4, (97, 1))
     values = np.random.RandomState(3).standard_normal((97, 48)) * sizes
@@ -199,7 +201,7 @@ backend.close()
 
 @pytest.mark.parametrize(("cpu_name", "name"), [("haswell", "avx2"), ("x86-64", "generic")])
 def test_numba_cpu_name_chooses_the_row(cpu: CpuBackend, cpu_name: str, name: str) -> None:
-    """The variable works as for Numba, in a separate process, and does not change the logits."""
+    """In a separate process, NUMBA_CPU_NAME works as it does for Numba and does not change the logits."""
     needs(name)
     child = subprocess.run(
         [sys.executable, "-c", CHILD],
@@ -251,7 +253,7 @@ def test_features_decide_and_a_missing_one_falls_back() -> None:
 
 # -- code generation -------------------------------------------------------------------------------------------------
 
-INSTRUCTIONS = {  # name: required instructions of the dot product, in AT&T or Arm syntax
+INSTRUCTIONS = {  # instruction set -> required instructions of the dot product, in AT&T or Arm syntax
     "avx512-vnni": r"vpdpbusd\s.*%zmm",
     "avx-vnni": r"\{vex\}\s+vpdpbusd\s.*%ymm",
     "avx2": r"vpmaddubsw\s.*%ymm",
@@ -259,21 +261,21 @@ INSTRUCTIONS = {  # name: required instructions of the dot product, in AT&T or A
     "generic": r"$^",
 }
 ANY_DOT = r"vpdpbusd|vpdpwssd|vpmaddubsw|pmaddubsw|\b[su]s?dot\b"
-# Stack accesses per dot product in the loop over blocks. 32 registers hold two panels' sums, bytes, scales and
-# activations; on Arm they are a quarter as wide and hold all but a few scales. 16 registers of half the width hold
-# half: AVX2 may access the stack once per two products of three instructions each.
+# Stack accesses per dot product in the loop over blocks. With 32 registers, the sums, bytes, scales and activations of
+# two panels fit. On Arm the registers are a quarter as wide, and all but a few scales fit. AVX2 has 16 registers of
+# half the width, and may access the stack once per two products of three instructions each.
 STACK = {"avx512-vnni": 0.0, "avx-vnni": 0.0, "avx2": 0.6, "arm-dotprod": 0.2}
 
 
 def assembly(kernel: Kernel, row: isa.Isa) -> str:
-    """Return the machine code of a kernel."""
+    """Return the assembly of a kernel for an instruction set."""
     if not row.triple and not row.name.startswith("arm") and "sse2" not in HOST:
         pytest.skip("LLVM aborts if it must write x86 instructions for another kind of processor")
     return jit.assembly(kernel, row)
 
 
 def mat_vec(format: str) -> Kernel:
-    """Return the code of the kernel's product of one row with packed bytes."""
+    """Return a kernel that multiplies a matrix with packed bytes by one vector."""
     panel = INTEGER_PANELS[format]
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
@@ -306,7 +308,7 @@ def test_the_mat_vec_keeps_its_sums_in_registers(name: str, format: str) -> None
 
 
 def in_pairs(name: str) -> list[str]:
-    """Return the formats whose mat-mul multiplies in 16 bits on this row."""
+    """Return the formats whose matrix-matrix product uses 16-bit multiplication on this instruction set."""
     return [format for format, panel in INTEGER_PANELS.items() if wide.used(isa.isa_named(name), panel)]
 
 
@@ -324,8 +326,8 @@ class WideArguments(Struct):
 
 @pytest.mark.parametrize("format", in_pairs("avx2"))
 def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
-    """The loop has two instructions per 16 products, 32 values per iteration, and uses the stack only at an iteration's
-    end.
+    """The loop has two instructions per 16 products and 32 weights per iteration. It uses the stack only at the end of
+    an iteration.
     """
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
@@ -342,21 +344,21 @@ def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
 
 
 def test_bfloats_are_multiplied_in_pairs_and_stay_in_registers() -> None:
-    """Every tile uses only VDPBF16PS if the processor has it, and never otherwise."""
+    """If the processor has VDPBF16PS, every tile multiplies with it alone. Without it, no tile does."""
     features = dict.fromkeys((*isa.X86_ROWS["avx512-vnni"][0], "avx512bf16"), True)
     text = assembly(linear.linear("BF16"), isa.for_cpu("znver4", features, "x86_64"))
     loops = [block for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE) if "vdpbf16ps" in block]
     products = sorted(len(re.findall(r"vdpbf16ps\s.*%zmm", loop)) for loop in loops)
-    assert products == sorted(rows * panels for rows in (1, 2, 4, 6) for panels in (1, 2))  # tile sizes
+    assert products == sorted(rows * panels for rows in (1, 2, 4, 6) for panels in (1, 2))  # rows x panels of each tile
     assert not any(re.search(r"\(%(?:rsp|rbp)\)|vfn?madd", loop) for loop in loops)
     assert "vdpbf16ps" not in assembly(linear.linear("BF16"), isa.isa_named("avx512-vnni"))
 
 
 @pytest.mark.parametrize("format", [name for name, panel in INTEGER_PANELS.items() if panel.in_order])
 def test_a_decoding_product_loads_in_the_order_of_memory(format: str) -> None:
-    """Prefetchers follow a stream.
+    """Hardware prefetchers follow sequential loads.
 
-    Without ordering, the compiler mixes the loads of a block; only neighbours may be swapped.
+    Without ordering, the compiler shuffles the loads of a block. Only neighboring loads may be swapped.
     """
     text = assembly(mat_vec(format), isa.isa_named("avx512-vnni"))
     runs = []

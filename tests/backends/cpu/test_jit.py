@@ -1,4 +1,6 @@
-"""Compiled kernels on disk: found again, never a wrong one; an unusable folder costs only time."""
+"""The kernel cache on disk: a kernel is found again, a wrong kernel is never loaded, and an unusable folder only costs
+time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ HOST = isa.host()
 
 
 def answer(number: int, name: str = "answer") -> Kernel:
-    """Return a kernel that returns a number."""
+    """Return a kernel that returns the given number."""
 
     def emit(isa: Isa):  # type: ignore[no-untyped-def]
         return Function(name, 0, isa).finish(number)
@@ -41,7 +43,7 @@ def load(folder: Path | None, kernel: Kernel, isa: Isa = HOST) -> Library:
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     first = load(tmp_path, answer(42))
     assert (run(first), first.compiled) == (42, 1)
-    second = load(tmp_path, answer(0))  # the name is the key: the file on disk is loaded
+    second = load(tmp_path, answer(0))  # the cache key is the name, so the file on disk is loaded
     assert (run(second), second.compiled) == (42, 0)
 
 
@@ -55,7 +57,7 @@ def test_loading_again_and_more(tmp_path: Path) -> None:
 
 
 def test_names_of_the_c_library_are_ours(tmp_path: Path) -> None:
-    """Kernels named read and select neither shadow libc's functions nor are shadowed by them."""
+    """Kernels named read and select do not shadow the libc functions, and are not shadowed by them."""
     library = load(tmp_path, answer(7, "read"))
     assert run(library, "read") == 7
     assert library.address("read") != ctypes.cast(ctypes.CDLL(None).read, ctypes.c_void_p).value
@@ -77,7 +79,7 @@ def test_a_damaged_object_is_compiled_again(tmp_path: Path, damage: str) -> None
     )
     again = load(tmp_path, answer(42))
     assert (run(again), again.compiled) == (42, 1)
-    assert path.read_bytes() == data  # and written again
+    assert path.read_bytes() == data  # the kernel was written again
     assert load(tmp_path, answer(42)).compiled == 0
 
 
@@ -123,7 +125,7 @@ def test_the_key_holds_the_instruction_set_and_the_name(tmp_path: Path) -> None:
 
 
 def test_the_key_holds_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changed code does not find the results of the previous code."""
+    """After a change of the code, kernels compiled from the previous code are not found."""
     load(tmp_path, answer(42))
     monkeypatch.setattr("localllm.backends.cpu.jit._source_hash", lambda: b"another version")
     changed = load(tmp_path, answer(43))

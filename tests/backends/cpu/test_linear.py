@@ -1,12 +1,12 @@
-"""The product with rounded activations, checked for batch-independent bits, against its definition, and against the
-exact product.
+"""Matrix products with quantized activations: the bits do not depend on the batch, and the results are checked against
+a definition and against the exact product.
 
-The definition: a row of activations is cut into blocks of 32, each one float32 scale = max / 127 and 32 integers rint(x
-* (127 / max)). Integers are multiplied exactly, and every group of weights that shares a scale adds float(integer) *
-(weight scale * activation scale) to one chain of float32 fused multiply-adds. If groups have integer scales, blocks of
-activations are as long as the format's super-blocks, 256, and a super-block is added as a group: its integer is the sum
-over its groups of scale * integer. With BF16 weights every activation is rounded to BF16, and one chain of float32
-fused multiply-adds runs in order of k.
+The definition: a row of activations is cut into blocks of 32. A block has a float32 scale = max / 127 and 32 integers
+rint(x * (127 / max)). Integers are multiplied exactly. Every group of weights with a common scale adds float(integer) *
+(weight scale * activation scale) to one chain of float32 fused multiply-adds. If a format has integer scales, blocks of
+activations are as long as its super-blocks, 256. A super-block is then added as one group, whose integer is the sum of
+scale * integer over its groups. With BF16 weights every activation is rounded to BF16, and one chain of float32 fused
+multiply-adds runs in order of k.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from localllm.plan import Recorder, Value
 from tests.backends.support import UNIT, bind, feed, record, stored
 from tests.models.support import MemoryWeight
 
-SHAPES = ((1, 1), (17, 2), (70, 3))  # rows, and columns in blocks of the format (in threes of the short ones)
-BATCHES = (1, 2, 3, 4, 5, 6, 7, 11, 18, 67)  # rows of a batch: products with packed bytes, and every tile size
+# Matrix rows, and columns in quantization blocks (three times this if blocks are short).
+SHAPES = ((1, 1), (17, 2), (70, 3))
+BATCHES = (1, 2, 3, 4, 5, 6, 7, 11, 18, 67)  # batch sizes: products with packed bytes, and every tile size
 VOCABULARY = 67
 
 
@@ -36,12 +37,14 @@ def columns(format: str, blocks: int) -> int:
 
 
 def activations(width: int) -> np.ndarray:
-    """Return float32 (VOCABULARY, width): blocks of every size, some zero, some so small that their scale vanishes."""
+    """Return float32 (VOCABULARY, width) with blocks of every magnitude, all zero, and so small that the scale
+    is zero.
+    """
     random = np.random.RandomState(width)
     blocks = random.standard_normal((VOCABULARY, width // 32, 32))
     size = 10.0 ** random.uniform(-3, 1, (VOCABULARY, width // 32, 1))
     size[1, 0], size[2, :] = 0.0, 1e-42
-    blocks[3, 0] = np.arange(32) - 15.5  # halves: ties of the rounding
+    blocks[3, 0] = np.arange(32) - 15.5  # multiples of 0.5, which are rounding ties
     size[3, 0] = 127 / 15.5
     return (blocks * size).astype(np.float32).reshape(VOCABULARY, width)
 
@@ -52,7 +55,9 @@ def block_of(format: str) -> int:
 
 
 def quantized(x: np.ndarray, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Return integers float64 (T, blocks, size) and scales float32 (T, blocks, 1) of activations, as defined."""
+    """Return the activations quantized by the definition: integers as float64 (T, blocks, size), scales as float32 (T,
+    blocks, 1).
+    """
     blocks = x.reshape(len(x), -1, size)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
@@ -62,15 +67,17 @@ def quantized(x: np.ndarray, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
 
 
 def error(x: np.ndarray, size: int = 32) -> np.ndarray:
-    """Return the possible change of every activation: half a step, or all of it in a block below 1e-36."""
+    """Return the largest quantization error of every activation: half a step, or the whole value in a block below
+    1e-36.
+    """
     steps = np.repeat(quantized(x, size)[1][:, :, 0].astype(np.float64), size, axis=1)  # (T, width)
     return np.where(127 * steps < 1e-36, np.abs(x), 0.5001 * steps)
 
 
 @pytest.mark.parametrize("format", INTEGER_PANELS)
 def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> None:
-    """The result is within float32 rounding of the definition, and within half a step of every activation of the exact
-    product.
+    """The result is within float32 rounding of the definition. It is within the activations' quantization error of the
+    exact product.
     """
     for rows, blocks in SHAPES:
         width = columns(format, blocks)
@@ -83,9 +90,9 @@ def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> N
         w = weight.values().astype(np.float64)
         integers, scales = quantized(x, block_of(format))
         defined = (integers * scales).reshape(x.shape) @ w.T
-        # A weight is scale * q - minimum. Both parts are at most 3 times the largest weight of the group, because 16
-        # random q spread over their range. A group has at least 16 weights and rounds its product, its scale and its
-        # sum.
+        # A weight is scale * q - minimum. Each part is at most 3 times the largest weight of the group, because 16
+        # random q spread over their range. A group has at least 16 weights, and its product, its scale and its sum are
+        # rounded.
         largest = np.repeat(np.abs(w).reshape(rows, -1, 16).max(axis=2), 16, axis=1)  # (rows, width)
         rounding = (width / 16 + 8) * 3 * UNIT * (np.abs(x) @ largest.T)
         assert (np.abs(ours - defined) <= rounding).all(), format
@@ -97,7 +104,9 @@ def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> N
 
 @pytest.mark.parametrize("format", ["BF16", *INTEGER_PANELS])
 def test_rows_do_not_see_each_other(cpu: CpuBackend, format: str) -> None:
-    """The bits are the same in batches of every size: packed weights and unpacked tiles add in the same order."""
+    """The bits of a product do not depend on the batch size, because packed weights and unpacked tiles are summed in
+    the same order.
+    """
     weight = stored("w", format, (100, columns(format, 2)))
     x = activations(weight.shape[1])
     executable = bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight)))
@@ -109,8 +118,8 @@ def test_rows_do_not_see_each_other(cpu: CpuBackend, format: str) -> None:
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
 def test_the_definition_to_the_bit(cpu: CpuBackend, format: str) -> None:
-    """The test runs the chain step by step. float64 replaces the fused operation and differs once in a million
-    times.
+    """The chain is computed step by step. float64 replaces the fused operation, and differs about once in a
+    million operations.
     """
     rows, width = 64, 512
     x = activations(width)
@@ -131,9 +140,9 @@ def test_the_definition_to_the_bit(cpu: CpuBackend, format: str) -> None:
 
 
 def test_super_blocks_to_the_bit(cpu: CpuBackend) -> None:
-    """Q4_K: the integer sums over groups times their scales are exact.
+    """Q4_K: the sum of the groups' integer dot products times their integer scales is exact.
 
-    The contributions of scale and minimum of each super-block are multiplied by the activations' scale and added in
+    For each super-block, the contributions of scale and minimum are multiplied by the activation scale and added in
     order.
     """
     rows, blocks = 48, 5
@@ -162,7 +171,9 @@ def test_super_blocks_to_the_bit(cpu: CpuBackend) -> None:
 
 @pytest.mark.parametrize("columns", [2, 96, 255])
 def test_bfloats_to_the_bit(cpu: CpuBackend, columns: int) -> None:
-    """Activations of every size, with ties, rounded as the file converter does; then the chain."""
+    """Activations of every magnitude, including ties, are rounded as the GGUF converter rounds. Then the chain of
+    multiply-adds follows.
+    """
     random = np.random.RandomState(columns)
     x = (random.standard_normal((VOCABULARY, columns)) * 2.0 ** random.uniform(-40, 40, (VOCABULARY, 1))).astype("f4")
     x.view(np.uint32)[:2] = 0x3FC08000 + (np.arange(columns) << 16) % 2**22  # ties to an even and to an odd neighbour
@@ -170,19 +181,22 @@ def test_bfloats_to_the_bit(cpu: CpuBackend, columns: int) -> None:
     rounded = MemoryWeight.of("x", x, "BF16").values().astype(np.float64)
     total = np.zeros((VOCABULARY, 70), np.float32)
     for k in range(columns):
-        total = (rounded[:, k, None] * weight.values()[:, k] + total).astype(np.float32)  # exact in float64 but the sum
+        # Exact in float64, except for the sum.
+        total = (rounded[:, k, None] * weight.values()[:, k] + total).astype(np.float32)
     ours = feed(bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight))), np.arange(VOCABULARY))
     assert (ours == total).mean() > 0.999
     assert (np.abs(ours - total) <= 1e-6 * columns * np.abs(x).max(axis=1, keepdims=True)).all()
 
 
 def test_what_a_buffer_held_before_is_no_part_of_a_row(cpu: CpuBackend) -> None:
-    """Bfloats are stored in pairs. The entry after an odd row's end contains an earlier step's value, here infinity."""
+    """BF16 activations are stored in pairs. After the end of a row with odd length, the buffer still holds an element
+    of an earlier step, here infinity, which must have no effect.
+    """
     weight = MemoryWeight.of("w", np.abs(stored("w", "F32", (64, 33)).values()), "BF16")
 
     def build(r: Recorder, x: Value) -> Value:
         y = r.linear(x, weight)
-        large = r.scale(y, 1e30)  # the previous buffer of the bfloats
+        large = r.scale(y, 1e30)  # the previous contents of the BF16 buffer
         return r.add(r.glu(r.scale(large, 1e30), large, "swiglu_oai"), y)  # infinity in the old buffer of x; clamped
 
     executable = bind(cpu, record(MemoryWeight.of("table", 1 + activations(64)[:, :33] ** 2), build))
@@ -193,7 +207,9 @@ def test_what_a_buffer_held_before_is_no_part_of_a_row(cpu: CpuBackend) -> None:
 
 @pytest.mark.parametrize("of", ["norm", "glu"])
 def test_who_makes_a_row_rounds_it_as_who_reads_it_would(cpu: CpuBackend, of: str) -> None:
-    """A norm writes all forms that its readers need; a row from another operation is rounded separately."""
+    """A norm writes its output in every form that the following products read. Outputs of other operations are
+    quantized separately. The bits are the same.
+    """
     weights = [stored(f"w{format}", format, (40, 256)) for format in ("BF16", "Q8_0", "Q4_K", "F32")]
     table, gain = MemoryWeight.of("table", activations(256)), MemoryWeight.of("gain", np.ones(256))
 
@@ -212,14 +228,12 @@ def test_who_makes_a_row_rounds_it_as_who_reads_it_would(cpu: CpuBackend, of: st
     np.testing.assert_array_equal(ours, feed(bind(cpu, record(between, read)), tokens))
 
 
-# A quiet NaN, NaNs whose bits would round to infinity and past the sign, and the infinities.
+# A quiet NaN, NaNs that would round to infinity or flip the sign, and the infinities.
 @pytest.mark.parametrize("format", ["Q8_0", "BF16"])
 @pytest.mark.parametrize("at", [0, 5, 16, 31])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0x7F800000, 0xFF800000])
 def test_an_activation_that_is_no_number_shows(cpu: CpuBackend, format: str, at: int, bits: int) -> None:
-    """NaN must show at any of the 32 positions of its block: a damaged model must not answer as if nothing were
-    wrong.
-    """
+    """A NaN at any of the 32 positions of a block must reach the output. A damaged model must not seem to work."""
     x = np.ones((2, 64), np.float32)
     x.view(np.uint32)[0, at] = bits
     weight = stored("w", format, (20, 64))
@@ -230,7 +244,7 @@ def test_an_activation_that_is_no_number_shows(cpu: CpuBackend, format: str, at:
 
 @pytest.mark.parametrize("format", INTEGER_PANELS)
 def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
-    """The product computes y = (W x) * scale + bias + residual, each rounded once, in this order."""
+    """The product computes y = (W x) * scale + bias + residual, and rounds after each operation, in this order."""
     weight = stored("w", format, (45, columns(format, 1)))
     back = stored("back", "F32", (weight.shape[1], 45))
     bias = MemoryWeight.of("b", np.random.RandomState(0).standard_normal(45))
@@ -239,7 +253,7 @@ def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
     plain = feed(bind(cpu, record(embedding, lambda r, x: r.linear(x, weight))), tokens)
     all_of_it = feed(bind(cpu, record(embedding, lambda r, x: r.linear(x, weight, bias, 0.25))), tokens)
     np.testing.assert_array_equal(all_of_it, plain * np.float32(0.25) + bias.values())
-    # The residual comes from an early operation, and the product's input is the glu of two products.
+    # The residual comes from an early operation, and the product's input is the GLU of two products.
     other = stored("other", format, weight.shape)
     down = record(
         embedding,
@@ -248,7 +262,7 @@ def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
     ours, exact = (feed(bind(b, down), tokens) for b in (cpu, ReferenceBackend()))
     w, v = (np.abs(m.values().astype(np.float64)) for m in (weight, other))
     x = np.abs(embedding.values().astype(np.float64))
-    # |silu'| < 1.1: the quantization error of gate and up, times the other, through the last product.
+    # |silu'| < 1.1: the quantization error of gate times up, and of up times gate, through the last product.
     errors = error(embedding.values(), block_of(format))
     gate, up, of_gate, of_up = x @ w.T, x @ v.T, errors @ w.T, errors @ v.T
     slack = 1.1 * (gate * of_up + up * of_gate + of_gate * of_up)
@@ -258,7 +272,7 @@ def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
 
 @pytest.mark.parametrize("format", ["F32", "F16", "BF16"])
 def test_a_matrix_of_few_rows_is_work_for_all_threads(cpu: CpuBackend, format: str) -> None:
-    """Each task is two panels of the 24 rows; the result holds the numbers of both panels."""
+    """A task is two panels of the 24 matrix rows. The result contains the outputs of both panels."""
     shape = RepackedWeight(0, format, 2, 64, 1, 0, 0)
     assert [shape.chunk(threads) for threads in (1, 2, 8)] == [2, 1, 1]
     assert replace(shape, panels=16).chunk(8) == 2

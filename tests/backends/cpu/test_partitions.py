@@ -1,4 +1,6 @@
-"""Attention over many partitions: the same bits for any threads and every cache type, and the stored content."""
+"""Attention that is split over many partitions gives the same bits with any number of threads and every KV cache type,
+and stores the same cache content.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ from tests.backends.cpu.test_instruction_sets import needs
 from tests.backends.support import Build, bind, check_company, record
 from tests.models.support import Driver, MemoryWeight
 
-LONG = 2 * PARTITION * BLOCK + 100  # positions: two partitions, and a part of one
+LONG = 2 * PARTITION * BLOCK + 100  # positions: two full partitions and part of a third
 SHAPES = {
-    "narrow values": Heads(4, 2, 48, value_dim=32),  # test_attention compiles its kernels too
+    "narrow values": Heads(4, 2, 48, value_dim=32),  # shares its compiled kernels with test_attention
     "one kv head": Heads(4, 1, 32),
     "window": Heads(4, 2, 32, window=300),
     "sinks": Heads(6, 2, 20, softcap=3.0, sinks=True),
@@ -36,7 +38,7 @@ def plan_of(h: Heads) -> Plan:
     return record(MemoryWeight.of("table", values), attend(h))
 
 
-# Every type once; windows and sinks with number types and with block types.
+# Every cache type once; sliding windows and sinks with float types and with block-quantized types.
 SPLIT = [
     *(("narrow values", name) for name in CACHE_TYPES),
     *((shape, name) for shape in ("one kv head", "window", "sinks", "pieces") for name in ("f16", "q5_1")),
@@ -45,8 +47,8 @@ SPLIT = [
 
 @pytest.mark.parametrize(("shape", "name"), SPLIT)
 def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], shape: str, name: str) -> None:
-    """A long prompt at once; then its last rows in batches that are split over partitions, together with other
-    sequences.
+    """Threads, chunk sizes and other sequences do not change the bits. A long prompt runs at once, then its last tokens
+    run again in batches that are split over partitions.
     """
     plan, cache = plan_of(SHAPES[shape]), CacheTypes(name, name)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
@@ -54,7 +56,9 @@ def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], sha
 
 
 def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
-    """Few heads and a deep context are split over many threads; heads stay together if there are enough tasks."""
+    """With few heads and a deep context, each row is split over many threads. With enough tasks, heads are not
+    split.
+    """
     limits = Limits(512, 16, 512, 512 * BLOCK)
     for kv_heads, threads, position, split, heads in (
         (1, 8, 100, 0, 1),
@@ -75,7 +79,7 @@ def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
 
 
 def test_query_heads_of_one_head_are_shared_out() -> None:
-    """Latent rows have one KV head: its query heads are split over threads, unless there are enough rows."""
+    """MLA has one KV head. Its query heads are split over the threads, unless a batch has enough rows."""
     shape, limits = AttentionShape(576, 512, 64, 1), Limits(512, 16, 512, 512 * BLOCK)
     for threads, position, split, heads in (
         (1, 100, 0, 4),
@@ -97,8 +101,8 @@ def test_query_heads_of_one_head_are_shared_out() -> None:
 
 
 def test_a_piece_has_the_bits_of_its_heads_alone(backends: list[CpuBackend]) -> None:
-    """Attention of 32 heads that read the same keys equals attention of 16 of them at a time: in prefill, and with
-    shared work.
+    """Attention of 32 heads that read the same keys equals two attentions of 16 heads each, in prefill and with work
+    shared between threads.
     """
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
     values = np.random.RandomState(3).standard_normal((VOCABULARY, 34 * 20)).astype(np.float32)
@@ -139,7 +143,9 @@ def test_every_instruction_set_gives_the_same_bits(backends: list[CpuBackend], i
 
 @pytest.mark.parametrize("head_dim", [1, 2, 20, 64, 96])
 def test_the_rotation_is_orthogonal_and_its_own_inverse(head_dim: int) -> None:
-    """For a power of two it is Sylvester's Hadamard matrix over the root of its size."""
+    """If the size is a power of two, the rotation is Sylvester's Hadamard matrix divided by the square root of the
+    size.
+    """
     matrix = rotate_heads(np.eye(head_dim), head_dim)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(head_dim), atol=1e-12)
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Worker threads: awake or asleep, more than processors, interrupted at any moment, closed, garbage-collected."""
+"""Worker threads: awake, asleep, more than cores, interrupted at any moment, closed, garbage-collected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS = np.arange(8)
 
 
 def chain(length: int = 6) -> Executable | object:
-    """Build products that depend on each other: a barrier after each."""
+    """Build a chain of products, each with the previous result as its input, with a barrier after each."""
 
     def build(r: Recorder, x: Value) -> Value:
         for _ in range(length):
@@ -67,8 +67,8 @@ def test_many_small_steps(threads: int) -> None:
 
 @pytest.mark.parametrize("nap", [0.0, 0.002, 0.02])
 def test_workers_that_fell_asleep_wake_up(monkeypatch: pytest.MonkeyPatch, nap: float) -> None:
-    """Pauses shorter than, near and longer than the worker's spin time, which is reduced to make the middle case
-    likely.
+    """Pauses are shorter than, close to and longer than the time a worker spins. The spin time is reduced to make the
+    middle case likely.
     """
     monkeypatch.setattr(pool, "IDLE_SPINS", 2000)
     backend = CpuBackend(2)
@@ -85,7 +85,7 @@ ONE_PANEL = MemoryWeight.of("narrow", np.random.RandomState(3).standard_normal((
 
 
 def voluntary(thread: int) -> int:
-    """Return how often a thread of this process has yielded its processor voluntarily."""
+    """Return the number of voluntary context switches of a thread of this process."""
     status = Path(f"/proc/self/task/{thread}/status").read_text()
     found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)
     assert found
@@ -96,14 +96,14 @@ def voluntary(thread: int) -> int:
 def test_a_thread_that_waits_long_at_a_barrier_sleeps(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """One thread has all the work of a product of few rows, four milliseconds, and the other none.
+    """One thread has all the work, four milliseconds in a product of few rows, and the other waits.
 
     A thread spins for 20 microseconds on some machines and for 600 on others.
     """
     monkeypatch.setattr(pool, "IDLE_SPINS", 1 << 40)  # workers sleep only at barriers
     plan = record(WIDE, lambda r, x: r.linear(x, ONE_PANEL))
     backend = CpuBackend(2)
-    request.addfinalizer(backend.close)  # a worker that never sleeps must not outlive a failure
+    request.addfinalizer(backend.close)  # stop the worker even if the test fails, because it never sleeps
     [worker] = [thread for thread in ours() if thread in backend.pool._workers]
     assert worker.native_id is not None
     mine = threading.get_native_id()
@@ -131,7 +131,9 @@ def test_a_thread_that_waits_long_at_a_barrier_sleeps(
 @pytest.mark.parametrize("threads", [2, 3, 8])
 @pytest.mark.parametrize("spins", [1, 30])
 def test_threads_that_sleep_at_every_barrier_all_wake_up(threads: int, spins: int) -> None:
-    """No gap exists between going to sleep and being woken: after thousands of barriers no thread is left asleep."""
+    """A wake-up is never lost between the decision to sleep and the sleep. After thousands of barriers, no thread is
+    left asleep.
+    """
     backend = CpuBackend(threads)
     backend.pool.spins = spins
     executable = bind(backend, chain(40))
@@ -140,7 +142,7 @@ def test_threads_that_sleep_at_every_barrier_all_wake_up(threads: int, spins: in
         assert (feed(executable, TOKENS) == first).all()
     assert np.allclose(first, expected(40), rtol=1e-3, atol=1e-5)
     if sys.platform == "linux":
-        assert backend.pool.slept  # the number depends on other load
+        assert backend.pool.slept  # the number depends on the machine's load
     backend.close()
 
 
@@ -160,7 +162,7 @@ def test_two_executables_in_turn(cpu: CpuBackend) -> None:
 
 
 def test_two_python_threads_on_one_backend(cpu: CpuBackend) -> None:
-    """Each has its own executable: their batches run one after another."""
+    """Each Python thread has its own executable. Their batches run one after another."""
     wrong: list[int] = []
 
     def work(length: int) -> None:
@@ -232,9 +234,9 @@ def test_a_closed_executable_says_so_and_its_logits_stay(cpu: CpuBackend) -> Non
 
 
 def test_a_forgotten_backend_ends_its_threads() -> None:
-    """The backend is dropped right after a step, while its workers still run compiled code.
+    """The last reference to the backend is dropped right after a step, while its workers still run compiled code.
 
-    Threads end only with the last executable.
+    The threads end only when the last executable is gone.
     """
     before = set(ours())  # threads of other tests may end meanwhile
     for _ in range(10):
@@ -267,14 +269,16 @@ def test_a_number_of_threads_that_makes_no_sense(threads: int) -> None:
 
 
 def test_bandwidth_is_plausible_and_needs_weights(cpu: CpuBackend) -> None:
-    """The rate is between disk and register speed. For weights too small to measure it is unknown."""
+    """The measured bandwidth is between disk bandwidth and register bandwidth. For weights too small to measure it is
+    unknown.
+    """
     big, table = MemoryWeight.of("w", np.zeros((8192, 256))), MemoryWeight.of("t", np.zeros((2, 256)))
     assert 1e8 < bind(cpu, record(table, lambda r, x: r.linear(x, big))).read_bandwidth() < 2e12
     assert bind(cpu, chain()).read_bandwidth() == 0.0
 
 
 def test_too_many_threads_for_the_memory_are_an_error_that_says_so() -> None:
-    """The threads that did start have ended, so the backend opens again with fewer."""
+    """The threads that did start have ended, so the backend can open again with fewer threads."""
     script = (
         "import resource, threading\n"
         "from localllm.backends.base import BackendError\n"

@@ -1,4 +1,4 @@
-"""CPU programs: every operation becomes calls, and barriers separate calls whose memory conflicts."""
+"""CPU programs: every operation becomes kernel calls, with a barrier between calls whose memory accesses conflict."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def barriers(*calls: KernelCall, stages: tuple[slice, ...] = ()) -> list[bool]:
 @pytest.mark.parametrize(
     ("first", "second", "needed"),
     [
-        ((A, B), (B, C), True),  # the second reads the first one's output
-        ((A, B), (C, B), True),  # the second overwrites the first one's output
-        ((A, B), (C, A), True),  # the second overwrites the first one's input
-        ((A, B), (A, C), False),  # both read the same input
+        ((A, B), (B, C), True),  # the second call reads the output of the first
+        ((A, B), (C, B), True),  # the second call overwrites the output of the first
+        ((A, B), (C, A), True),  # the second call overwrites the input of the first
+        ((A, B), (A, C), False),  # both calls read the same input
         ((A, B), (C, D), False),
     ],
 )
@@ -85,7 +85,9 @@ def test_the_last_call_of_a_stage_has_a_barrier() -> None:
 
 
 def test_what_a_call_reads_and_writes_follows_from_its_arguments() -> None:
-    """Weights and counts do not change during a step, and each thread has its own scratch; a list is one memory."""
+    """The reads and writes of a call leave out weights and counts, which never change during a step, and scratch
+    memory, which each thread has for itself. A list counts as one memory.
+    """
     bias = VectorOf(Weight.of(MemoryWeight.of("bias", np.zeros(16))), 16)
     choices, chosen = ListOf(1, 64), ListOf(2, 64, offset=8)
     arguments = experts.RouteArguments(

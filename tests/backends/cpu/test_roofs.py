@@ -1,4 +1,6 @@
-"""The two limits of a processor: plausible numbers, and operations that are really executed."""
+"""The measured peak compute and bandwidth of the processor are plausible, and the benchmark kernels really execute
+every operation.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def cpu(request: pytest.FixtureRequest) -> Iterator[CpuBackend]:
 
 
 def test_every_thread_does_every_product(cpu: CpuBackend) -> None:
-    """Weights are 2, activations 3: a lane adds 4 x 6 per iteration to each sum, and the sums start at 0, 1, ..."""
+    """Weights are 2 and activations 3. Each iteration adds 4 x 6 to each lane of each sum, and the sums start at 0, 1,
+    ...
+    """
     threads, turns = cpu.pool.threads, 5
     data = np.full(peak.OPERANDS, 2, np.uint8)
     data[64:] = 3

@@ -1,4 +1,4 @@
-"""The rope table against exact sines: within one unit in the last place of float32, up to position a million."""
+"""The RoPE table is within one float32 ulp of exact sines and cosines, up to position one million."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ PI = Decimal("3.1415926535897932384626433832795028841971693993751058209749445923
 
 
 def exact(angle: float) -> tuple[float, float]:
-    """Return cosine and sine of a float64 number, from their series in 60 digits, after exact range reduction."""
+    """Return the cosine and sine of a float64 number, computed from their series in 60 digits after exact range
+    reduction.
+    """
     with localcontext() as context:
         context.prec = 60
         x = Decimal(angle) % (2 * PI)
@@ -33,7 +35,7 @@ def exact(angle: float) -> tuple[float, float]:
 
 
 def ulps(ours: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return the distance in units of the last place of float32 at the true value."""
+    """Return the error in float32 ulps at the true value."""
     return np.abs(ours.astype(np.float64) - truth) / np.spacing(np.abs(truth).astype(np.float32))
 
 
@@ -48,7 +50,9 @@ def test_cosines_and_sines_are_exact_to_the_last_place(base: float) -> None:
 
 
 def test_a_whole_table_agrees_with_numpy() -> None:
-    """Covers every quadrant and every position of a chat; NumPy's sine is accurate to 1e-16."""
+    """The table agrees with NumPy's float64 sine, which is accurate to 1e-16, in every quadrant and at every position
+    of a chat.
+    """
     what = Rope("interleaved", 64, tuple(10_000.0 ** (-2 * i / 64) for i in range(32)))
     table = rope.rope_rows(what, 0, 8192)
     assert (table.shape, table.dtype) == ((8192, 2, 32), np.float32)
@@ -56,7 +60,7 @@ def test_a_whole_table_agrees_with_numpy() -> None:
 
 
 def test_a_shifted_table_has_the_rows_of_other_positions() -> None:
-    """Positions below 0 use position 0."""
+    """Shifted positions below 0 count as position 0."""
     frequencies = tuple(10_000.0 ** (-2 * i / 20) for i in range(10))
     plain, shifted = (rope.rope_rows(Rope("interleaved", 20, frequencies, shift=n), 0, 40) for n in (0, -3))
     np.testing.assert_array_equal(shifted[3:], plain[:-3])
@@ -74,8 +78,8 @@ def test_pieces_of_a_table_are_the_table() -> None:
 
 
 def test_magnitude_and_temperature() -> None:
-    """The table holds cos * magnitude * (1 + t ln(1 + floor(p / length))), as Ministral 3 scales queries past its
-    context.
+    """The table holds cos * magnitude * (1 + t ln(1 + floor(p / length))), the scaling of queries past the context in
+    Ministral 3.
     """
     what = Rope("interleaved", 4, (0.0, 1e-3), 1.5, 0.25, 10)
     table = rope.rope_rows(what, 0, 31)

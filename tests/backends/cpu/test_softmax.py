@@ -1,4 +1,4 @@
-"""The exponential of attention, against float64, and the same bits on every instruction set."""
+"""The exp of attention is close to float64, and has the same bits on every instruction set."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_it_is_within_two_units_of_the_last_place() -> None:
     truth = np.exp(x.astype(np.float64))
     ours = powers(x, isa.host())
     assert np.abs(ours[:COUNT] / truth[:COUNT] - 1).max() < 1.3e-7
-    assert np.abs(ours / truth - 1).max() < 3e-7  # far below 0, where the rounding of ln 2 itself matters
+    assert np.abs(ours / truth - 1).max() < 3e-7  # far below 0, where the rounding error of ln 2 matters
 
 
 def test_one_at_zero_nothing_below_and_nan() -> None:

@@ -1,11 +1,12 @@
-"""The small plans on Oclgrind, which simulates a GPU and reports races, uninitialized reads and out-of-bounds accesses.
+"""Run the small plans on Oclgrind, which simulates a GPU and reports races, uninitialized reads and out-of-bounds
+accesses.
 
-`simulate.py` runs it as a program, because Oclgrind reads its environment when it is loaded.
+`simulate.py` starts it as a program, because Oclgrind reads its environment when it is loaded.
 
-It works around some limits of Oclgrind 21.10. Oclgrind believes a buffer to be as large as the host's last write to it,
-or to a buffer previously at that address, and ignores clEnqueueFillBuffer. So buffers here are not initialized (which
-is the stricter check), are written whole, and are never freed. And it aborts a kernel at LLVM's `freeze`, which the
-optimizer creates for a division and its remainder, so kernels are not optimized.
+It works around limits of Oclgrind 21.10. Oclgrind takes the size of a buffer from the last write of the host, even if
+that write was to an earlier buffer at the same address, and it ignores clEnqueueFillBuffer. So buffers here are not
+initialized (a stricter check), are always written whole, and are never freed. Oclgrind also aborts at LLVM's `freeze`
+instruction, which the optimizer emits for a division and its remainder, so kernels are compiled without optimization.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from localllm.backends.opencl.backend import OPTIONS, OpenClBackend, OpenClDevic
 from localllm.backends.opencl.devices import SIMULATOR, opencl_devices
 from tests.backends.gpu.small import PLANS, check
 
-# Faults to report: a text of the kernels -> its replacement; the plan; the report.
+# Injected bugs: a snippet of kernel source -> its replacement, the plan that runs, and the expected report.
 MUTANTS = {
     "no barrier": (("#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)", "#define BARRIER()"), "rows", "data race"),
     "beyond a row": (("y[i] = v;", "y[i + 99999] = v;"), "rows", "Invalid write"),
@@ -30,7 +31,7 @@ MUTANTS = {
 
 
 class Simulator(OpenClDevice):
-    """Oclgrind as a device. `mutant`: a text of the kernels, and its replacement."""
+    """An OpenCL device simulated by Oclgrind. `mutant` is a snippet of kernel source and its replacement."""
 
     def __init__(self, mutant: tuple[str, str] | None = None) -> None:
         import pyopencl
@@ -38,7 +39,7 @@ class Simulator(OpenClDevice):
         (found,) = (p.get_devices()[0] for p in pyopencl.get_platforms() if SIMULATOR in p.name.lower())
         super().__init__(found, cache=None)
         self._mutant = mutant
-        self._images: dict[int, tuple[Any, NDArray[np.uint8]]] = {}  # every buffer, and the data written by the host
+        self._images: dict[int, tuple[Any, NDArray[np.uint8]]] = {}  # every buffer, with the data the host wrote
 
     def alloc(self, size: int, what: str) -> Any:
         buffer = self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, max(size, 4))

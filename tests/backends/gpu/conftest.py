@@ -1,6 +1,6 @@
-"""Devices for the GPU tests: always PoCL, which runs OpenCL on the CPU; with `pytest -m gpu` every other device too.
+"""Provide devices for the GPU tests: always PoCL, which runs OpenCL on the CPU, and with `pytest -m gpu` all others.
 
-Mesa's rusticl runs OpenCL on the CPU as well, if RUSTICL_ENABLE=llvmpipe.
+Mesa's rusticl runs OpenCL on the CPU too, with RUSTICL_ENABLE=llvmpipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from tests.pocl import needed
 
 
 def pocl() -> OpenClBackend:
-    """PoCL is a test dependency; without it these tests fail. They are skipped where it cannot compile."""
+    """Provide PoCL, a test dependency. Tests fail without it, and are skipped if it cannot compile for this
+    processor.
+    """
     found = [number for number, device in enumerate(opencl_devices()) if "pocl" in device.version.lower()]
     assert found, "PoCL is missing: pip install 'pyopencl[pocl]'"
     needed()
@@ -62,7 +64,9 @@ CARD_PARAMETERS = [pytest.param(name, marks=pytest.mark.gpu) for name in CARDS]
 
 @pytest.fixture(scope="session", params=["pocl", *CARD_PARAMETERS])
 def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """PoCL, and the GPUs that `-m gpu` finds; others are skipped with the reason."""
+    """Provide PoCL and the GPUs that `-m gpu` finds. For a device that cannot be used, tests are skipped with the
+    reason.
+    """
     backend = pocl() if request.param == "pocl" else of_card(request.param)
     yield backend
     backend.close()
@@ -70,7 +74,9 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of emulated kernels, shared by all workers of pytest-xdist, so that each kernel is compiled once."""
+    """Provide the cache folder of emulated kernels. All pytest-xdist workers share it, so each kernel is
+    compiled once.
+    """
     base = tmp_path_factory.getbasetemp()
     found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
     found.mkdir(exist_ok=True)
@@ -79,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
 def backend_name(request: pytest.FixtureRequest) -> str:
-    """A backend by its command-line name: OpenCL on the first device, and CUDA."""
+    """Provide the command-line name of a backend: OpenCL on the first device, and CUDA."""
     if request.param == "cuda":
         of_card("cuda").close()
     return str(request.param)

@@ -1,14 +1,14 @@
-// CUDA kernels on the host: prepended to a kernel's source, compiled as C++ with -DHOST_EMULATION.
-// Every thread of a block is a fiber of one OS thread. Fibers run one after another, each to its next barrier or warp
-// operation, so a read without the required barrier finds no data yet. Blocks begin with shared memory of NaNs,
-// asynchronous copies end as late as allowed, and accesses must be aligned. Tensor core fragments follow the PTX manual.
+// Run CUDA kernels on the host. This file is prepended to a kernel's source and compiled as C++ with -DHOST_EMULATION.
+// Every thread of a block is a fiber of one OS thread. Fibers run one after another, each up to its next barrier or warp
+// operation, so a read without the required barrier finds no data. A block's shared memory starts as NaNs, asynchronous
+// copies complete as late as allowed, and accesses must be aligned. Tensor-core fragments follow the PTX manual.
 #include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
 
-// Replaces <math.h> and <utility>, which take twice as long to compile as a kernel.
+// Declarations that replace <math.h> and <utility>, which take twice as long to compile as a kernel.
 extern "C" {
 float expf(float), fmaf(float, float, float), fmaxf(float, float), fminf(float, float), logf(float), rintf(float);
 float sqrtf(float);
@@ -36,7 +36,7 @@ const char *failure;
 jmp_buf scheduler;
 char *stacks;
 
-// swapcontext would make a system call for the signal mask each time.
+// Not swapcontext, which makes a system call for the signal mask each time.
 void leave() { if (!_setjmp(fibers[now].place)) _longjmp(scheduler, 1); }
 inline void rest() { fibers[now].state = 1; leave(); }
 inline void wake(int from, int to) { for (int i = from; i < to; i++) if (fibers[i].state == 1) fibers[i].state = 0; }
@@ -45,7 +45,7 @@ inline void stop(const char *why) {  // stop the grid from a thread
   _longjmp(scheduler, 1);
 }
 }  // namespace emulated
-// Called by -fsanitize=alignment: a GPU faults at such an access.
+// Called for a misaligned access by code compiled with -fsanitize=alignment. A GPU would fault.
 extern "C" void __ubsan_handle_type_mismatch_v1(void *, void *) { emulated::failure = "an access that is not aligned"; }
 namespace emulated {
 inline void block_barrier() {
@@ -55,7 +55,7 @@ inline void warp_barrier() {
   int warp = now / 32;
   if (++at_warp[warp] == 32) { at_warp[warp] = 0; wake(32 * warp, 32 * warp + 32); } else rest();
 }
-// Every lane shares `count` words, and gets the result of `read` on its warp's words.
+// Every lane contributes `count` words, and gets the result of `read` on all words of its warp.
 template <class T, class F> T among(const void *own, int count, F read) {
   memcpy(slots[now], own, 4 * count);
   warp_barrier();
@@ -99,7 +99,7 @@ inline unsigned __reduce_max_sync(unsigned, unsigned v) {
   });
 }
 
-// The instructions of instructions.cl; EMULATED_COPY: bytes of a copy.
+// The instructions of instructions.cl. EMULATED_COPY is the size of a copy in bytes.
 #ifdef EMULATED_COPY
 inline void cp_async(void *to, const void *from, int inside) {
   auto &f = emulated::fibers[emulated::now];
@@ -129,7 +129,7 @@ inline void ldmatrix_x4(unsigned *r, const void *row) {
   });
   r[0] = v.x, r[1] = v.y, r[2] = v.z, r[3] = v.w;
 }
-// d (8 * eights, 8) += a b: elements of `bits` bits, `quads` registers of b per lane; `read` converts them to numbers.
+// d (8 * eights, 8) += a b. Elements have `bits` bits, a lane has `quads` registers of b, and `read` converts elements.
 template <class D, class F>
 void multiply(D *d, const unsigned *a, const unsigned *b, int eights, int bits, int quads, F read) {
   unsigned *own = emulated::slots[emulated::now];
@@ -184,7 +184,7 @@ void enter() {
     leave();
   }
 }
-// Resume a fiber; it returns by `leave`.
+// Resume a fiber, which returns by calling `leave`.
 void resume() {
   auto &f = fibers[now];
   if (f.begun) _longjmp(f.place, 1);
@@ -196,7 +196,7 @@ void resume() {
   makecontext(&context, enter, 0);
   setcontext(&context);
 }
-// Run the threads of a block to their end; `backwards`: from the last to the first.
+// Run the threads of a block to their end. With `backwards`, the last thread runs first.
 void run_block(int threads, int backwards) {
   memset(at_warp, 0, sizeof at_warp);
   finished = at_barrier = 0;
@@ -213,7 +213,7 @@ void run_block(int threads, int backwards) {
     if (!ran) { failure = "threads wait for threads that have ended"; return; }
   }
 }
-// Run the blocks of a grid one after another; return the error, or null.
+// Run the blocks of a grid one after another. Return the error, or null.
 const char *launch(void (*f)(void **), void **a, const int *grid, int threads, int local_bytes, int backwards) {
   if (threads > THREADS || threads % 32 || local_bytes > (int)sizeof local_memory) return "a block that is too large";
   if (!stacks) {

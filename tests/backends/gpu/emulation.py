@@ -1,6 +1,6 @@
-"""A device that runs the CUDA side of the kernels on the host, with a C++ compiler and `emulation.h`.
+"""A device that runs the CUDA version of the kernels on the host, with a C++ compiler and `emulation.h`.
 
-It replaces a GPU below the executable, so that plans are bound with tensor cores and run end to end.
+It replaces only the GPU under the executable, so plans use tensor-core kernels and run end to end.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from localllm.plan import Plan, Value
 HEADER = Path(__file__).with_name("emulation.h")
 OPTIONS = (
     "-std=c++17",
-    "-O0",  # kernels run once or twice: optimizing costs more than it saves
+    "-O0",  # a kernel runs once or twice, so optimization would take longer than it saves
     "-fno-strict-aliasing",
     "-ffp-contract=off",
     "-fPIC",
     "-shared",
     "-w",
     "-DHOST_EMULATION",
-    "-fsanitize=alignment",  # it calls a function of emulation.h
+    "-fsanitize=alignment",  # calls a function of emulation.h
     "-nodefaultlibs",
 )
 LIBRARIES = ("-lm", "-lc", "-lgcc")
@@ -42,9 +42,10 @@ WHY_NOT = "no C++ compiler (g++ or clang++) to emulate CUDA with"
 
 
 class EmulatedDevice:
-    """Buffers are NumPy arrays, kernels shared libraries in `folder`. `backwards` runs threads from last to first.
+    """Buffers are NumPy arrays, and kernels are shared libraries in `folder`. `backwards` runs threads in reverse
+    order.
 
-    Several processes may use one folder.
+    Several processes may share the folder.
     """
 
     generic = False
@@ -53,13 +54,13 @@ class EmulatedDevice:
     def __init__(self, folder: Path, compute: str = "sm_90", backwards: bool = False) -> None:
         self.facts = Facts("emulation", "host", compute, 1 << 30, 1 << 30, 48 << 10)
         self.backwards = backwards
-        self.launched: list[str] = []  # names of kernels, in order
+        self.launched: list[str] = []  # names of the launched kernels, in order
         self._folder = folder
 
     def alloc(self, size: int, what: str) -> Any:
         size = max(size, 4)
         memory = np.zeros(size + 256, np.uint8)
-        start = -memory.ctypes.data % 256  # aligned like a GPU's allocations
+        start = -memory.ctypes.data % 256  # the alignment of GPU allocations
         return memory[start : start + size]
 
     def free(self, buffer: Any) -> None: ...
@@ -84,7 +85,7 @@ class EmulatedDevice:
     def translate(self, source: str, kernel: str) -> None: ...
 
     def library(self, source: str, kernel: str) -> Path:
-        """Return a kernel compiled for this machine."""
+        """Compile a kernel for this machine and load it."""
         assert COMPILER is not None, WHY_NOT
         call = f"emulated::launch([](void **p) {{ emulated::call({kernel}, p); }}, a, grid, size, local, backwards)"
         run = 'extern "C" const char *run(void **a, const int *grid, int size, int local, int backwards) {\n'
@@ -131,7 +132,7 @@ class EmulatedDevice:
 
 
 class EmulatedBackend:
-    """The backend of that device, with the executable that all GPUs share."""
+    """A backend for `EmulatedDevice`, with the executable that all GPUs share."""
 
     name = "emulated"
 

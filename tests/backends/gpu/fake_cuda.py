@@ -1,7 +1,8 @@
-"""The parts of PyCUDA and libcuda that `backends.cuda` uses, on emulated kernels: memory, a stream, events, graphs.
+"""An imitation of the parts of PyCUDA and libcuda that `backends.cuda` uses: memory, a stream, events, graphs. Kernels
+are emulated.
 
-It is as strict as a GPU: queued work runs at synchronization, with the page-locked memory's content at that time;
-copies must be within an allocation; a stream under capture runs nothing; nothing works without a context.
+It is as strict as a GPU. Queued work runs at synchronization, with the contents that page-locked memory has then.
+Copies must stay within an allocation. A stream under capture runs nothing. Nothing works without a context.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ FREE, TOTAL = 1 << 30, 2 << 30
 
 
 class Error(Exception):
-    """pycuda.driver.Error"""
+    """An imitation of pycuda.driver.Error."""
 
 
 class MemoryError(Error):
-    """pycuda.driver.MemoryError"""
+    """An imitation of pycuda.driver.MemoryError."""
 
 
 class Card:
-    """One GPU, with libcuda's graph functions and the module `pycuda.driver`."""
+    """One GPU, with libcuda's graph functions and the `pycuda.driver` module."""
 
     def __init__(self, folder: Path, compute: str) -> None:
         self.folder, self.emulated = folder, EmulatedDevice(folder, compute)
@@ -61,7 +62,7 @@ class Card:
             work()
 
     def at(self, address: int, size: int) -> NDArray[np.uint8]:
-        """Return bytes of the device memory."""
+        """Return the device memory at an address."""
         for start, memory in self.memory.items():
             if start <= address <= start + len(memory) - size:
                 return memory[address - start : address - start + size]
@@ -140,7 +141,7 @@ class Function:
 
 
 def driver(card: Card) -> ModuleType:
-    """The module `pycuda.driver`."""
+    """Return the imitation of the module `pycuda.driver`."""
 
     class Device:
         max_shared_memory_per_block = 48 << 10
@@ -225,7 +226,7 @@ def driver(card: Card) -> ModuleType:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, compute: str = "sm_90") -> Card:
-    """Make `backends.cuda` find this GPU, and a compiler in place of NVRTC."""
+    """Make `backends.cuda` find this GPU, and replace NVRTC with another compiler."""
     card = Card(folder, compute)
     package, module = ModuleType("pycuda"), driver(card)
     package.driver = module  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Every model of the kit on backends against llama.cpp's logits or embeddings; takes some minutes on PoCL.
+"""Compare every test model on GPU or CPU backends with llama.cpp's logits or embeddings. On PoCL this takes minutes.
 
     python -m tests.backends.gpu.kit [opencl|cuda|cpu|reference ...] [--models NAME ...] [--out FILE]
 
@@ -20,7 +20,7 @@ from tests.models.test_embeddings import HALVES, off
 
 
 def error(backend: Backend, name: str) -> tuple[float, float]:
-    """Return the worst error of one model, and its limit."""
+    """Return the worst normalized mean squared error of a model, and the allowed maximum."""
     if name in EMBEDDERS:
         return off(backend, name), HALVES
     model = KIT[name]

@@ -1,7 +1,7 @@
-"""Start the small plans on Oclgrind, which runs about a million instructions a second.
+"""Run the small plans on Oclgrind, which executes about a million instructions per second.
 
-A few constants are smaller than for GPUs: kernels take the same paths with less work. They are set before the modules
-that copy them are imported, so this is a separate program.
+Some constants are smaller than for GPUs, so kernels take the same paths with less work. The constants are set before
+the modules that copy them are imported, which requires a separate program.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import sys
 
 from localllm.backends.gpu.kernels import attention, kernel, largest, products
 
-FEW_ROWS = 2  # prefill starts at three rows instead of 17
-COLUMNS = 3  # matrix rows per mat-vec work-group, instead of 8: two rows still leave a group partly empty
-SORTED = 512  # logits that a work-group sorts: two per work-item, instead of 16
-# Rows and keys of a prefill attention tile: for narrow heads instead of 32 and 64, so that few rows need several tiles.
-# Wider heads keep the tiles of GPUs.
+FEW_ROWS = 2  # prefill starts at 3 tokens instead of 17
+COLUMNS = 3  # matrix rows per mat-vec work-group, instead of 8; with two rows left, the last group is partly empty
+SORTED = 512  # logits that a work-group sorts: two per work-item instead of 16
+# Query and key tile sizes of prefill attention. For narrow heads they are 8 instead of 32 and 64, so that few tokens
+# need several tiles. Wider heads use the same tiles as on GPUs.
 TILES = {32: ((8, 8),), **attention.TILES}
 
 
 def main(names: str, mutant: str = "") -> None:
-    """Run plans by their names, separated by commas."""
+    """Run the plans with these comma-separated names."""
     kernel.FEW_ROWS, products.COLUMNS, largest.SORTED, attention.TILES = FEW_ROWS, COLUMNS, SORTED, TILES
     from tests.backends.gpu import checked
 

@@ -1,6 +1,6 @@
 """Small plans that together launch every kernel, in shapes that leave work-groups and tiles partly empty.
 
-They run on slow platforms: on Oclgrind, on PoCL with shapes and types as constants, and in emulated CUDA.
+They are small because they run on slow platforms: Oclgrind, PoCL with shapes and types as constants, emulated CUDA.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from tests.backends.selecting import Pooling, Selecting, attend_pools, attend_se
 from tests.backends.support import Build, bind, record, stored
 from tests.models.support import Driver, MemoryWeight, stack
 
-MANY = FEW_ROWS + 1  # minimum rows of prefill: 17, or 3 on Oclgrind (`simulate.py`)
-STEPS = (1, 2, MANY)  # rows of decode, verify, prefill
-DEPTH = 96 if MANY > 16 else 32  # of products: three steps of tensor cores; Oclgrind lacks them, and takes one chunk
+MANY = FEW_ROWS + 1  # smallest prefill: 17 tokens, or 3 on Oclgrind (`simulate.py`)
+STEPS = (1, 2, MANY)  # tokens per step: decode, verification of drafts, prefill
+# Inner dimension of products: three tensor-core steps; one chunk on Oclgrind, which has no tensor cores.
+DEPTH = 96 if MANY > 16 else 32
 
 
 @dataclass(frozen=True)
 class Small:
-    """A plan, its steps, and the allowed distance from the reference, relative to the largest result.
+    """A plan, its steps, and the allowed error relative to the largest result.
 
-    Results of the tokens `before` are not compared. Another device may evaluate them, because a simulator is slow.
+    The results of the tokens `before` are not compared. Another device may evaluate them, because a simulator is slow.
     """
 
     build: Build
@@ -65,7 +66,7 @@ def table(width: int) -> MemoryWeight:
 
 
 def rows(r: Recorder, x: Value) -> Value:
-    """Build all row-wise operations."""
+    """Build every operation that works on each token separately."""
     y = r.layer_norm(r.rms_norm(x, VECTOR, 1e-5), VECTOR, VECTOR, 1e-5)
     y = r.rms_norm(y, GROUPS, 1e-5, 3)
     for style in ("interleaved", "neox"):
@@ -81,7 +82,7 @@ def rows(r: Recorder, x: Value) -> Value:
 
 
 def layer(r: Recorder, x: Value) -> Value:
-    """Build a layer with every fused operation: two heads of 32, normed and rotated."""
+    """Build a layer with every fused operation. It has two heads of 32, normalized and rotated."""
 
     def product(name: str, y: Value, rows: int) -> Value:
         values = np.random.RandomState(len(name)).standard_normal((rows, y.width)) / y.width**0.5
@@ -99,7 +100,7 @@ def layer(r: Recorder, x: Value) -> Value:
 
 
 def products(*names: str, depth: int) -> Small:
-    """Build products with matrices of these formats, five rows each, with factor and bias, summed."""
+    """Build the sum of matrix products, one per format, each with five rows, a scale and a bias."""
 
     def build(r: Recorder, x: Value) -> Value:
         bias, sum = MemoryWeight.of("bias", np.linspace(-1.0, 1.0, 5)), None
@@ -112,7 +113,9 @@ def products(*names: str, depth: int) -> Small:
 
 
 def attended(h: Heads, keys: str = "f16", values: str = "f16", steps: tuple[int, ...] = (2, MANY)) -> Small:
-    """Build attention with the row as queries; keys and values are derived from it. One row runs as few do."""
+    """Build attention whose queries are x; keys and values are derived from it. One token uses the kernels of few
+    tokens.
+    """
     width = h.heads * h.head_dim
     picks = [np.eye(h.kv_heads * h.head_dim, width, offset) for offset in (0, 3)]
     sinks = MemoryWeight.of("sinks", np.linspace(-1.0, 1.0, h.heads)) if h.sinks else None
@@ -130,19 +133,19 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16", steps: tuple[int,
 
 
 def selected(s: Selecting, steps: tuple[int, ...], keys: str = "f16", values: str = "f16") -> Small:
-    """Build attention to the positions that an indexer selects; many rows run as few do."""
+    """Build sparse attention over the positions an indexer selects. Many tokens use the kernels of few tokens."""
     rows = MemoryWeight.of("table", rows_of(s, VOCABULARY))
     return Small(attend_selected(s), rows, CacheTypes(keys, values), 4e-3, steps)
 
 
 def pools(p: Pooling, steps: tuple[int, ...], keys: str = "f16", values: str = "f16") -> Small:
-    """Build attention to a window and to pools."""
+    """Build attention over a sliding window and pooled keys."""
     rows = MemoryWeight.of("table", rows_of(p, VOCABULARY))
     return Small(attend_pools(p), rows, CacheTypes(keys, values), 4e-3, steps)
 
 
 def heads(name: str, columns: int) -> Small:
-    """Build products of two heads with matrices of a format, five rows each."""
+    """Build per-head products: two heads of a format, with five rows each."""
     weight = replace(stored("heads", name, (10, columns)), shape=(2, 5, columns))
     return Small(lambda r, x: r.head_linear(x, weight), table(2 * columns), off=0.02)
 
@@ -151,7 +154,9 @@ def experts(
     kinds: str, used: int, *how: Any, count: int = 3, width: int = 32, ffn: int = 32, extras: bool = False,
     steps: tuple[int, ...] = (2,),
 ) -> Small:  # fmt: skip
-    """Build a mixture of experts; `kinds`: formats of gate, up and down. One row runs as few do."""
+    """Build a mixture of experts with gate, up and down in the formats `kinds`. One token uses the kernels of few
+    tokens.
+    """
     random = np.random.RandomState(6)
     shapes = {"gate": (count, ffn, width), "up": (count, ffn, width), "down": (count, width, ffn)}
     weights = [
@@ -196,13 +201,13 @@ PLANS: dict[str, tuple[Small, ...]] = {
     ),
     "attention": (
         attended(Heads(3, 1, 8)),
-        # The second and the last have rows and keys of several of Oclgrind's tiles.
+        # The second and the last have queries and keys for several tiles, even with Oclgrind's tile sizes.
         attended(Heads(2, 2, 7, window=9, softcap=2.0, sinks=True), "bf16", "fp8", (2, MANY + 6)),
         attended(Heads(1, 1, 36, window=12, slopes=True, causal=False), "fp8", "bf16"),
         attended(Heads(2, 1, 5), "f32", "f32"),
         attended(Heads(2, 2, 6, reach=4, causal=False), steps=(2, MANY + 6)),
     ),
-    "selections": (  # rows that see all, and rows that select: some positions, or blocks with a short last one
+    "selections": (  # tokens that see all positions, or select positions, or blocks with a short last block
         selected(Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 2), (1, 3)),
         selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 2, 1, weighted=False), (1, 4), "q8_0", "q4_0"),
         selected(Selecting(Heads(4, 1, 24), 3, 20, 1, 2, pooled=True), (1, 4)),
@@ -215,8 +220,8 @@ PLANS: dict[str, tuple[Small, ...]] = {
     ),
     "recurrent": (
         Small(RECURRENT["convolution"], table(48), steps=(1, 2, MANY, 1)),
-        # All rows of a sequence are one loop, so there are few. The last ones cross into the next cache block. A table
-        # as wide as the operation's whole input is sliced, without matrices.
+        # One loop runs over all tokens of a sequence, so there are few tokens. The last step enters the next cache
+        # block. The table is as wide as the operation's whole input, so the input is sliced and needs no matrices.
         Small(linear_attention(2, 1, 5, 7, delta=True, tiled=True), table(28), steps=(1, 2, 3)),
         Small(linear_attention(2, 2, 5, 7, delta=False, tiled=False), table(38), steps=(2, 1)),
         Small(linear_attention(1, 1, 5, 7, delta=False, tiled=False), table(19), steps=(3,), before=62),
@@ -233,9 +238,9 @@ PLANS: dict[str, tuple[Small, ...]] = {
 
 
 def check(backend: Backend, small: Small, quick: Backend | None = None) -> None:
-    """Compare the steps of a plan with the reference backend, and its largest logits if it selects rows.
+    """Compare the steps of a plan with the reference backend. If the plan selects rows, compare the largest logits too.
 
-    `quick` evaluates the tokens before them, on a device whose cache has the same layout.
+    With `quick`, that backend evaluates the preceding tokens. Its KV cache has the same layout.
     """
     plan = record(small.table, small.build)
     blocks = -(-(small.before + sum(small.steps)) // BLOCK)

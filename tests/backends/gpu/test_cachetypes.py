@@ -1,6 +1,6 @@
-"""Every cache type on a device: the bytes that `backends.cache` defines, and the same bits in any batch.
+"""Every KV cache type on a device stores the bytes that `backends.cache` defines, and gives the same bits in any batch.
 
-Also tests reading and restoring blocks.
+Blocks can be read and restored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.models.support import Driver, MemoryWeight
 
 
 def rows_of(row: CacheRow, content: np.ndarray, head: int, keys: bool) -> np.ndarray:
-    """Return blocks uint8 (n, bytes of one head) as heads in the bytes of their format: (n, BLOCK, head bytes)."""
+    """Return blocks, uint8 (n, bytes of one head), as heads in the bytes of their format: (n, BLOCK, head bytes)."""
     words, groups = row.words(head), row.size(head) // GROUP
     body, scales = np.split(content.reshape(len(content), -1), [4 * BLOCK * words], axis=1)
     body = body.reshape(-1, words, BLOCK, 4).transpose(0, 2, 1, 3) if keys else body.reshape(-1, BLOCK, words, 4)
@@ -39,7 +39,7 @@ def plan_of(h: Heads, values: np.ndarray) -> Plan:
 @pytest.mark.parametrize("name", CACHE_TYPES)
 @pytest.mark.parametrize("head", [20, 64, 96])
 def test_stored_bytes_are_the_defined_ones(gpu: Backend, name: str, head: int) -> None:
-    """Keys and values are rounded from numbers of every size, also beyond the type's maximum, and from NaN."""
+    """Keys and values have every magnitude, include NaN, and exceed the maximum of the type."""
     h = Heads(2, 2, head)
     random = np.random.RandomState(head)
     values = random.standard_normal((VOCABULARY, 6 * head)) * 10.0 ** random.randint(-3, 3, (VOCABULARY, 1))
@@ -71,7 +71,7 @@ def test_blocks_move_and_what_is_no_number_does_not(gpu: Backend, name: str) -> 
     second.lengths = [30]
     np.testing.assert_array_equal(first.step([(0, [7])]), second.step([(0, [7])]))
     if CACHE[name].infinite:
-        for at in (0, content.shape[1] // 2):  # keys, values: all bits of a part's first scales or numbers
+        for at in (0, content.shape[1] // 2):  # keys, values: the first scales or elements of each get all bits set
             size = content.shape[1] // 4
             spoilt = content.copy()
             scales = 4 * BLOCK * CACHE[name].words(40) if CACHE[name].scaled else 0
@@ -86,7 +86,9 @@ IN_COMPANY = CacheTypes("q8_0", "q4_0"), CacheTypes("q5_1", "fp8"), CacheTypes("
 
 @pytest.mark.parametrize("cache", IN_COMPANY, ids=str)
 def test_decoding_a_quantized_cache_gives_the_same_bits_in_any_company(gpu: Backend, cache: CacheTypes) -> None:
-    """The sequence is longer than a partition, with and without a window."""
+    """The bits of a decoded token do not depend on the other sequences in the batch. The sequence is longer than a
+    partition, with and without sliding-window attention.
+    """
     for h in (Heads(6, 2, 32), Heads(4, 2, 32, window=90)):
         values = np.random.RandomState(3).standard_normal((VOCABULARY, 32 * (h.heads + 4))).astype(np.float32)
         tokens = np.random.RandomState(2).randint(0, VOCABULARY, 400)

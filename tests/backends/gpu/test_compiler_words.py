@@ -1,4 +1,4 @@
-"""The message for the user if an OpenCL compiler rejects a kernel."""
+"""The error message if an OpenCL compiler rejects a kernel."""
 
 from __future__ import annotations
 

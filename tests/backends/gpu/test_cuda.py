@@ -1,4 +1,4 @@
-"""The whole CUDA backend on an emulated GPU (`fake_cuda`): memory, copies, launches, graphs, refusals."""
+"""The whole CUDA backend on an emulated GPU (`fake_cuda`): memory, copies, launches, graphs, error cases."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def card(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Card:
 
 @needs_compiler
 def test_plans(card: Card) -> None:
-    """With late copies and ordered launches, the small plans give the results of the reference backend."""
+    """The small plans give the results of the reference backend, with late copies and launches in order."""
     backend = CudaBackend("emulated", cache=None)
     assert backend.describe() == "cuda: Emulated card (sm_90), 2.0 GiB"
     assert backend.device.facts.api == "CUDA driver 13.0, NVRTC 13.0"
     assert backend.free_memory() == fake_cuda.FREE
     for small in (SMALL, *PLANS["rows"], *PLANS["experts"]):
         check(backend, small)
-    assert not card.memory  # all of it was freed
+    assert not card.memory  # everything was freed
     assert backend.device.seconds(lambda: None) == 2.5e-3
     backend.close()
     assert not card.contexts
@@ -44,14 +44,16 @@ def test_plans(card: Card) -> None:
 
 @needs_compiler
 def test_decoding_is_one_launch_of_a_graph(card: Card) -> None:
-    """The second step of a shape captures a graph, which runs nothing; later steps launch it, with the same bits."""
+    """The second step of a shape captures a graph without running it. Later steps launch the graph, with the
+    same bits.
+    """
     plan, rows = record(SMALL.table, SMALL.build), []
     backend = CudaBackend(cache=None)
     driver, graphs = Driver(bind(backend, plan, 20, 1)), []
     for token in (3, 5, 7, 9):
         rows.append(driver.step([(0, [token])]))
         graphs.append(len(card.graphs))
-    assert graphs == [0, 2, 2, 2]  # captured, and instantiated
+    assert graphs == [0, 2, 2, 2]  # a captured graph and its executable instance
     plain = Driver(bind(EmulatedBackend(card.folder), plan, 20, 1))
     np.testing.assert_array_equal(rows, [plain.step([(0, [token])]) for token in (3, 5, 7, 9)])
     backend.close()
@@ -95,9 +97,9 @@ def test_what_the_driver_refuses_is_said(card: Card) -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_89", "sm_90"])
 def test_nvrtc(architecture: str) -> None:
-    """A kernel becomes a cubin, and invalid CUDA is refused with the compiler's message.
+    """NVRTC turns a kernel into a cubin, and reports its error message for invalid CUDA.
 
-    benchmarks/gpu_compile.py compiles the whole table of kernels.
+    benchmarks/gpu_compile.py compiles every kernel.
     """
     try:
         nvrtc = Nvrtc()

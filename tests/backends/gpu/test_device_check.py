@@ -1,4 +1,4 @@
-"""The check of a device before a model uses it: it catches planted faults, stores results, and disables failing
+"""The check of a device before a model uses it. It detects injected bugs, stores its results, and disables failing
 devices.
 """
 
@@ -44,7 +44,9 @@ LIMITS = Limits(80, 80, 5, 5 * BLOCK)
 
 
 class Faulty(OpenClDevice):
-    """A device whose compiler replaces a text of the kernels. `met`: whether the text occurred."""
+    """A device with an injected bug: it replaces a snippet of kernel source before compiling. `met` is True once the
+    snippet occurred.
+    """
 
     old = new = ""
     met = False
@@ -63,7 +65,7 @@ def device() -> Iterator[Faulty]:
 
 
 def checked(device: OpenClDevice, small: Small, kernel: str = "") -> list[Verdict]:
-    """Return the verdicts of a plan; with `kernel`, only for segments that launch it."""
+    """Return the verdicts of a plan; with `kernel`, only of the segments that launch it."""
     own = [
         each
         for each in segments(record(small.table, small.build))
@@ -78,7 +80,7 @@ def checked(device: OpenClDevice, small: Small, kernel: str = "") -> list[Verdic
 
 @dataclass(frozen=True)
 class Fault:
-    """A text of the kernels and its replacement; a plan, and the affected kernel."""
+    """An injected bug: a snippet of kernel source, its replacement, a plan, and the affected kernel."""
 
     old: str
     new: str
@@ -218,7 +220,9 @@ def test_without_faults_everything_passes(gpu: Backend, name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kernels_that_are_checked_are_those_of_the_model(name: str) -> None:
-    """The kernels have the same constants, so that nothing is compiled twice, and none is missing."""
+    """The checked kernels have the same constants as the model's kernels: nothing is compiled twice, and none is
+    missing.
+    """
     own = tiny_plan(name)
     for compute in ("", "sm_90"):
         for cache in (F16_CACHE, CacheTypes("q8_0", "q4_0")):
@@ -231,7 +235,7 @@ def test_the_kernels_that_are_checked_are_those_of_the_model(name: str) -> None:
 
 
 class Counted(OpenClDevice):
-    """Counts the buffers that are not freed. A call fails as `failing` says; nothing is compiled."""
+    """A device that counts the buffers that are not freed. It compiles nothing, and a call fails as `failing` says."""
 
     failing = ""
     made = 0
@@ -272,7 +276,7 @@ def test_memory_of_a_check_that_fails_is_freed_at_once(failing: str) -> None:
     device.failing = failing
     small = Small(activated, table(40))
     (segment,) = [s for s in segments(record(small.table, small.build)) if s.title.startswith("activate")]
-    kept = []  # the traceback keeps alive everything that the check has created
+    kept = []  # the traceback keeps alive every object that the check created
     try:
         run_segments(device, segment, LIMITS, small.cache)
     except BackendError as error:
@@ -282,7 +286,7 @@ def test_memory_of_a_check_that_fails_is_freed_at_once(failing: str) -> None:
 
 
 class Raising(OpenClDevice):
-    """A device whose driver fails a launch after a number of them; `fatal`: all later calls fail too."""
+    """A device whose driver fails after a number of launches. With `fatal`, all later calls fail too."""
 
     after, fatal = 0, False
     kernel = "matvec"
@@ -335,7 +339,7 @@ def test_an_error_of_the_driver_fails_its_check_alone(raising: Raising, after: i
     raising.after = after
     with pytest.raises(WrongResults, match="failed its check"):
         bound(raising, tmp_path)
-    assert not list(tmp_path.iterdir())  # the driver may have recovered at the next start
+    assert not list(tmp_path.iterdir())  # no result is stored, because the driver may work again after a restart
     raising.kernel = ""
     bound(raising, tmp_path)
     assert list(tmp_path.iterdir())
@@ -358,7 +362,7 @@ def test_nothing_more_is_checked_on_a_device_that_is_lost(raising: Raising) -> N
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the number of segments that each check runs."""
+    """Record the number of segments in each check."""
     found: list[int] = []
 
     def counting(device: Any, own: Any, *others: Any) -> list[Verdict]:
@@ -370,7 +374,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def bound(device: OpenClDevice, folder: Path) -> None:
-    """Bind a small model as the program does."""
+    """Bind a small model in the way that the program does."""
     backend = OpenClBackend(device.facts.name, cache=None, conformance=Conformance(folder))
     backend.device = device
     backend.bind(plan("F32", LLAMA), LIMITS).close()
@@ -411,7 +415,7 @@ HELLO = ("run", "demo", "Hello", "-n", "4", "--temp", "0")
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PoCL with a fault in the norms, as the only device; results go to a folder of the test."""
+    """Provide PoCL with a bug injected into the norms, as the only device. Results go to a folder of the test."""
     needed()
     own = OpenClDevice.compile
 
@@ -439,7 +443,7 @@ def test_a_device_that_fails_is_refused_by_name_and_replaced_by_the_cpu_otherwis
     assert out == truth
     (line,) = err.splitlines()
     assert re.search(r"failed its check, so it is not used .*; all runs on cpu: ", line)
-    assert main([*HELLO, "-ngl", "2"]) == 1  # the GPU was requested explicitly
+    assert main([*HELLO, "-ngl", "2"]) == 1  # error, because the GPU was requested explicitly
     assert "failed its check" in capsys.readouterr().err
     assert main([*HELLO, "--backend", "opencl", "--force"]) == 0
     assert "failed" not in capsys.readouterr().err
@@ -470,7 +474,7 @@ def test_the_catalogue_needs_every_kernel_format_and_cache_type() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Provide a device with two plans to check, in an empty folder."""
+    """Provide a device with two plans to check, and an empty result folder."""
     small = {"rows": Small(activated, table(40)), "products": Q4_0}
     found = [(name, segments(record(each.table, each.build)), each.cache) for name, each in small.items()]
     monkeypatch.setattr("localllm.backends.gpu.conformance.catalogue.catalogue", lambda: iter(found))
@@ -506,13 +510,13 @@ def test_doctor_shows_each_operation_and_writes_a_report(
     assert re.search(r"^  failed   products: linear Q4_0 5 x 96: 70 rows: off by ", out, re.MULTILINE)
     assert "some kernels give wrong results" in err
     assert json.loads(Path("other.json").read_text(encoding="utf-8"))["devices"][0]["failed"] > 0
-    assert main(["doctor", "--gpu", "-o", "other.json"]) == 1  # refuse before checking for minutes
+    assert main(["doctor", "--gpu", "-o", "other.json"]) == 1  # refused before the check starts, which takes minutes
     assert "exists" in capsys.readouterr().err
     assert main(["doctor", "-o", "x.json"]) == 2
 
 
 def reported(tmp_path: Path) -> dict[str, Any]:
-    """Return the device of the only report in a folder."""
+    """Return the device in the only report of a folder."""
     (path,) = tmp_path.iterdir()
     (device,) = json.loads(path.read_text(encoding="utf-8"))["devices"]
     return dict(device)

@@ -1,4 +1,4 @@
-"""Every weight format on a device: exact numbers, and products within rounding of the definition."""
+"""Every weight format on a device: dequantized values are exact, and products are within rounding of the definition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_every_format_that_holds_weights_is_there() -> None:
 
 @pytest.mark.parametrize("format", formats.FORMATS)
 def test_embed_gives_the_numbers_of_the_file(gpu: Backend, format: str) -> None:
-    """The bits equal the file's values, for blocks of every size from subnormal up."""
+    """Embeddings equal the values in the GGUF bit for bit, for blocks of every magnitude from subnormal numbers up."""
     width = 2 * quant.FORMATS[format].block_values if quant.FORMATS[format].block_values > 1 else 21
     weight = stored("table", format, (VOCABULARY, width), low=0.0, high=3e38)
     tokens = np.arange(VOCABULARY)[::-1]
@@ -30,9 +30,10 @@ def test_embed_gives_the_numbers_of_the_file(gpu: Backend, format: str) -> None:
 
 @pytest.mark.parametrize("format", formats.QUANTIZED)
 def test_products(gpu: Backend, format: str) -> None:
-    """One row, a few, and many through tiles are within float32 rounding of the definition (`test_linear`).
+    """Products with one token, a few tokens, and many in tiles are within float32 rounding of the definition
+    (`test_linear`).
 
-    A single row has the bits that it has among few.
+    A single token gives the same bits as among a few tokens.
     """
     for rows, blocks in ((17, 2), (70, 3)):
         width = columns(format, blocks)

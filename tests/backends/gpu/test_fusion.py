@@ -1,6 +1,6 @@
-"""The launches of a step, and fused operations with the bits of single ones.
+"""The kernel launches of a step. Fused operations give the bits of separate operations.
 
-A plan whose values are all kept cannot be fused: the comparisons use this.
+A plan that keeps all values cannot be fused, so its results serve for comparison.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ LAYER = [
     "norm_rows", "matvec_together", "append", "attend_partition", "attend_combine", "matvec",
     "norm_rows", "matvec_gated", "matvec",
 ]  # fmt: skip
-LAST = [*LAYER[:5], "select_rows", "select_rows", *LAYER[5:]]  # continues with the rows whose logits are wanted
+LAST = [*LAYER[:5], "select_rows", "select_rows", *LAYER[5:]]  # continues with the tokens whose logits are wanted
 WHOLE = ["embed", *LAYER, *LAYER, *LAST, "norm_rows", "matvec"]
 
 
 def launched(model: Plan, rows: int = 1, cache: CacheTypes = F16_CACHE) -> list[str]:
-    """Return the kernels of a step, in order."""
+    """Return the names of the kernels that a step launches, in order."""
     dispatches = bind.program(model, LIMITS, cache).dispatches
     return [launch.kernel.name for dispatch in dispatches for launch in dispatch.launches(rows)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, FEW_ROWS])
 def test_a_layer_is_nine_launches(rows: int) -> None:
-    """It holds for matrices of one format, also with biases, with normed heads, and with float rows as inputs."""
+    """A layer is nine launches with matrices of one format: also with biases, normalized heads, and unquantized
+    inputs.
+    """
     for format in ("Q4_0", "Q8_0", "F16"):
         assert launched(plan(format, SHAPE), rows) == WHOLE
     assert launched(plan("Q4_0", Shape(head_dim=32, layers=3, biased=True)), rows) == WHOLE
@@ -46,7 +48,9 @@ def test_a_layer_is_nine_launches(rows: int) -> None:
 
 
 def test_what_cannot_be_one_is_few() -> None:
-    """The values have another format, or heads end within a block of 32, or keys are stored in blocks."""
+    """Some operations cannot be fused: values in another format, heads that end within a block of 32, quantized
+    keys.
+    """
 
     def count(model: Plan, cache: CacheTypes = F16_CACHE) -> dict[str, int]:
         names = launched(model, 1, cache)
@@ -59,7 +63,7 @@ def test_what_cannot_be_one_is_few() -> None:
     assert count(plan(lambda name: "Q5_1" if "ffn_up" in name else "Q4_0", SHAPE)) == more(
         matvec_gated=-3, matvec=6, elements=3
     )
-    assert count(plan("Q4_0", Shape(head_dim=16, layers=3))) == more(elements=2)  # select_rows makes blocks itself
+    assert count(plan("Q4_0", Shape(head_dim=16, layers=3))) == more(elements=2)  # select_rows itself quantizes
     assert count(plan("Q4_0", SHAPE), CacheTypes("q8_0", "q8_0")) == more(prepare_queries=3)
 
 
@@ -74,8 +78,8 @@ def test_experts_make_blocks_with_their_glu() -> None:
 
 
 def side_by_side(r: Recorder, x: Value) -> Value:
-    """Build six products of one value, in two formats, some with biases, with different scales and few rows; then two
-    whose glu is read twice.
+    """Build six products of one input, in two formats, with different scales and few rows, some with biases. Then build
+    two products whose GLU is read twice.
     """
     random = np.random.RandomState(9)
 
@@ -113,14 +117,14 @@ CACHES = [(name, F16_CACHE) for name in MODELS] + [("Q4_0, biased", CacheTypes("
 
 @pytest.mark.parametrize(("name", "cache"), CACHES, ids=str)
 def test_fused_operations_have_the_bits_of_single_ones(gpu: Backend, name: str, cache: CacheTypes) -> None:
-    """The test runs decode, few rows and prefill of two sequences.
+    """Decode, steps of few tokens, and prefill have the same bits with and without fusion.
 
-    The distance from float32 comes from int8 activations.
+    The error against float32 comes from int8 activations.
     """
     model = MODELS[name]
     single = bind.program(model, LIMITS, cache, model.values)
     assert len(launched(model, 1, cache)) < sum(len(d.launches(1)) for d in single.dispatches)
-    ids = tokens(80, 29)  # the smallest vocabulary
+    ids = tokens(80, 29)  # token ids below the smallest vocabulary size
     found = []
     for backend, keep in ((gpu, []), (gpu, model.values), (ReferenceBackend(), [])):
         executable = backend.bind(model, LIMITS, cache, keep=keep)
@@ -134,7 +138,7 @@ def test_fused_operations_have_the_bits_of_single_ones(gpu: Backend, name: str, 
 
 
 def test_side_by_side_is_right(gpu: Backend) -> None:
-    """int8 activations are off by at most a hundredth of the largest result."""
+    """The error of int8 activations is at most a hundredth of the largest result."""
     model = MODELS["side by side"]
     ours, theirs = (Driver(b.bind(model, LIMITS, F16_CACHE)) for b in (gpu, ReferenceBackend()))
     for count in (1, 3, 16, 20):

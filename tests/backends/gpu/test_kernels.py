@@ -1,4 +1,4 @@
-"""Declarations of kernels: they match the sources, check their types, and launches read only memory that was
+"""Kernel declarations match the kernel sources and check their types, and launches read only memory that was
 written.
 """
 
@@ -61,7 +61,7 @@ def sources() -> str:
 
 @cache
 def written() -> dict[str, set[Signature]]:
-    """Return the signatures of every kernel in the sources: one for each way of defining the macros."""
+    """Return the signatures of every kernel in the sources, one per way of defining the macros."""
     text = re.sub(r"\\\n", " ", sources())
     macros: dict[str, list[str]] = {}
     for name, value in re.findall(r"^#define (\w+_ARGUMENTS)(.*)$", text, re.MULTILINE):
@@ -88,14 +88,15 @@ def signatures(parameters: str, macros: dict[str, list[str]]) -> Iterator[Signat
 
 
 def test_every_kernel_is_declared_with_the_signatures_of_its_source() -> None:
-    """Compares names, order, element types, and which buffers are written."""
+    """Compares names, order and element types of the arguments, and which buffers a kernel writes."""
     found: dict[str, set[Signature]] = {}
     for kind in DECLARED:
         buffers = kind.buffers()
         own = {tuple(buffers.parameters(groups)) for groups in (False, True)}
         found.setdefault(kind.name, set()).update(own)
     assert found == written()
-    assert sum(map(len, found.values())) == len(found) + 4  # products of one matrix, and appends, have two each
+    # Products of one matrix and cache appends have two signatures each.
+    assert sum(map(len, found.values())) == len(found) + 4
 
 
 CACHE = attention.cache_shape(CacheTypes(), CacheLayer(2, 64, 64))
@@ -184,7 +185,7 @@ def test_heads_that_no_tile_fits_are_refused() -> None:
         lowered(attended(Heads(1, 1, 1024)))
 
 
-# The largest shapes: the widest heads, and more experts than any known model has.
+# The largest shapes: the widest heads, and more experts than any known model.
 LARGEST: tuple[Small, ...] = (
     *(attended(Heads(8, 1, width), *types) for width in (64, 128, 192, 256, 512, 640) for types in (
         ("f16", "f16"), ("f32", "f32"), ("q8_0", "q5_1"),
@@ -205,9 +206,9 @@ def lowered(small: Small, compute: str = "", local_memory: int = LEAST_LOCAL) ->
 
 
 def test_no_kernel_needs_more_local_memory_than_opencl_promises() -> None:
-    """OpenCL promises 32 KiB per work-group, at the largest shapes.
+    """OpenCL guarantees 32 KiB of local memory per work-group. The kernels stay within it at the largest shapes.
 
-    CUDA's tensor cores use 48 KiB, available on every GPU.
+    CUDA's tensor-core kernels use 48 KiB, which every GPU has.
     """
     needed: dict[str, int] = {}
     for small in LARGEST:
@@ -215,7 +216,7 @@ def test_no_kernel_needs_more_local_memory_than_opencl_promises() -> None:
             needed[kernel.name] = max(needed.get(kernel.name, 0), kernel.local_bytes)
     assert set(needed) == set(written()) - {"tensor", "split_rows"}
     assert {name: size for name, size in needed.items() if size > 32768} == {}
-    assert needed["attend_tile"] > 24000  # the shapes are large
+    assert needed["attend_tile"] > 24000  # proof that the shapes are large
     for small in LARGEST:
         assert max(kernel.local_bytes for kernel in lowered(small, "sm_90", 49152).kernels()) <= 49152
 
@@ -240,14 +241,15 @@ def test_there_is_an_emitter_for_every_operation() -> None:
 
 
 def accesses(launch: Launch) -> tuple[set[object], set[object]]:
-    """Return the activations and scratch memory that a launch reads and writes."""
+    """Return the activations and scratch buffers that a launch reads, and those that it writes."""
     both = zip(launch.buffers.parameters(), launch.buffers.references(), strict=False)
     own = [(access.written, at) for (_, access), at in both if isinstance(at, Buffer | Choices) or at is Fixed.PARTIAL]
     return {at for written, at in own if not written}, {at for written, at in own if written}
 
 
 def test_what_a_launch_reads_was_written_before_and_is_not_what_it_writes() -> None:
-    """It holds for every number of rows, in tiny models and small plans, with and without tensor cores.
+    """Launches read only written memory and never write their inputs, for every batch size, in tiny models and small
+    plans, with and without tensor cores.
 
     The host writes lookup data before a stage.
     """

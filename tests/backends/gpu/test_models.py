@@ -1,4 +1,4 @@
-"""Whole models on OpenCL: llama.cpp's logits of every reference architecture, its greedy texts, a chat."""
+"""Whole models on OpenCL: llama.cpp's logits for every reference architecture, llama.cpp's greedy texts, and a chat."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.models.test_embeddings import HALVES, off
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_position_of_the_reference_models(backend_name: str, architecture: str) -> None:
-    """Positions are evaluated in one prefill chunk and in several, then token by token."""
+    """Positions are evaluated in one prefill chunk, in several chunks, and token by token."""
     found = list(paths(architecture))
     assert found
     for path in found:
@@ -42,7 +42,7 @@ def test_greedy_text(backend_name: str, name: str) -> None:
 
 
 def said(backend: str, words: list[str], typed: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the program's greedy answer on a backend; it is the same on all backends."""
+    """Return the greedy answer of the program on a backend."""
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     with redirect_stdout(io.StringIO()) as out:
         assert main([*words, "--backend", backend, "--temp", "0", "-n", "24"]) == 0
@@ -63,7 +63,7 @@ def test_the_model_in_the_box_says_what_it_says_on_the_cpu(
 
 
 def test_chat_in_a_terminal(backend_name: str) -> None:
-    """`localllm chat --backend opencl` shows its device, answers, and prints statistics."""
+    """`localllm chat --backend opencl` names its device, answers, and prints statistics."""
     terminal = Terminal("chat", "--backend", backend_name, "--temp", "0", "-n", "16")
     assert f" on {backend_name}: " in terminal.wait_for(">>> ")
     for text in ("Hello! How are you?", "What is your name?"):
@@ -76,7 +76,7 @@ def test_chat_in_a_terminal(backend_name: str) -> None:
     assert "Traceback" not in terminal.seen
 
 
-# Together these models use every operation; `python -m tests.backends.gpu.kit` runs all the others.
+# Together these models use every operation. `python -m tests.backends.gpu.kit` runs the other test models.
 OF_EVERY_OPERATION = (
     "apertus", "deepseek2-groups", "gemma3n-e2b", "gemma4-26b-a4b", "gemma4-e2b", "jamba-dense", "llama4-moe",
     "kimi-k3-moe", "mpt-dense", "nemotron3", "qwen35-mtp", "qwen4exp-8of40", "rwkv7",
@@ -85,8 +85,8 @@ OF_EVERY_OPERATION = (
 
 @pytest.mark.parametrize("name", OF_EVERY_OPERATION)
 def test_every_position_of_models_of_the_kit(gpu: Backend, name: str) -> None:
-    """The models have layers that share keys and values, hyper-connections, per-layer embeddings, latent rows, states,
-    and experts of every kind.
+    """The models have layers with shared KV caches, hyper-connections, per-layer embeddings, MLA latents, recurrent
+    states, and every kind of experts.
     """
     model = KIT[name]
     ours = kit_logits(gpu, model)
@@ -96,5 +96,5 @@ def test_every_position_of_models_of_the_kit(gpu: Backend, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["modern-bert", "jina-bert-v2", "nomic-bert-moe"])
 def test_encoders_of_the_kit(gpu: Backend, name: str) -> None:
-    """Rows see later ones: within windows, with distance biases, and in a mixture of experts."""
+    """Attention is bidirectional: in sliding windows, with biases by distance, and in a mixture of experts."""
     assert off(gpu, name) < HALVES

@@ -1,4 +1,6 @@
-"""No kernel has a race, reads uninitialized memory or leaves its buffers: small plans on Oclgrind."""
+"""Run the small plans on Oclgrind: no kernel has a race, reads uninitialized memory, or accesses memory out of
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def oclgrind() -> None:
 
 
 def report(folder: Path, *words: str) -> tuple[str, subprocess.CompletedProcess[str]]:
-    """Oclgrind's report on a plan, and the output of the program that ran it."""
+    """Return Oclgrind's report on a plan, and the output of the program that ran the plan."""
     log = folder / "log"
     ran = subprocess.run(
         [sys.executable, "-m", "tests.backends.gpu.simulate", *words],
@@ -40,7 +42,7 @@ def report(folder: Path, *words: str) -> tuple[str, subprocess.CompletedProcess[
     return log.read_text(encoding="utf-8"), ran
 
 
-# Plans grouped by program run, because some take less time than its start.
+# Plans grouped by program run, because starting the program takes longer than some plans.
 PROGRAMS = [*(name for name in PLANS if name not in ("formats", "largest", "rows")), "formats,largest,rows"]
 
 

@@ -1,5 +1,6 @@
-"""The conformance table on a device: every operation against the reference backend, within the CPU backend's bounds.
-Decoded rows have the same bits in any batch."""
+"""The conformance table on a device: every operation is within the CPU backend's error bounds of the reference backend.
+The bits of a decoded token are the same in any batch.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ def run(backend: Backend, build: Build, embedding: MemoryWeight, tokens: np.ndar
 
 
 def looseness(backend: Backend, plan: Plan) -> float:
-    """Return the factor on the bound for float32: if matrices have 16-bit numbers, tensor cores round activations to 11
-    bits or more.
+    """Return the factor on the float32 error bound. With 16-bit weights, tensor cores round activations to 11 bits or
+    more.
     """
     compute, linears = backend.device.facts.compute, [op for op in plan.operations if isinstance(op, Linear)]
     shapes = [(op.weight.format, op.weight.shape[-1]) for op in linears]
@@ -99,7 +100,7 @@ WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
     """Two sequences decode and prefill in one batch, over several blocks and partitions.
 
-    Then one continues from a copy of the other's blocks.
+    Then one sequence continues from a copy of the other's blocks.
     """
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
@@ -128,7 +129,7 @@ CHOOSING = [
 
 @pytest.mark.parametrize(("s", "cache"), CHOOSING, ids=str)
 def test_attention_to_selected_positions(gpu: Backend, s: Selecting, cache: CacheTypes) -> None:
-    """Positions and results equal the reference's, and a decoded row does not depend on its batch."""
+    """Positions and results equal the reference's, and a decoded token does not depend on its batch."""
     for build, slack in ((select(s), 0.0), (attend_selected(s), 4e-3 if cache == F16_CACHE else 1e-2)):
         plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), build)
         ours, theirs = (Driver(bind(b, plan, 160, 12, cache), sequences=2) for b in (gpu, ReferenceBackend()))
@@ -141,7 +142,9 @@ def test_attention_to_selected_positions(gpu: Backend, s: Selecting, cache: Cach
 
 @pytest.mark.parametrize("name", CACHE_TYPES)
 def test_values_that_begin_the_keys_are_stored_once(gpu: Backend, name: str) -> None:
-    """The bits are the same as with separate values. Types that rotate heads by their width still store both."""
+    """Values that are a prefix of the keys need no memory and give the same bits as separate values. Cache types that
+    rotate heads by their width still store both.
+    """
     s, bound = replace(SELECTING[0], heads=Heads(5, 1, 96, value_dim=64)), []
     for values in ("copied", "prefix"):
         plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend_selected(s, values))
@@ -158,7 +161,7 @@ def test_values_that_begin_the_keys_are_stored_once(gpu: Backend, name: str) -> 
     ("p", "cache"), [*((p, F16_CACHE) for p in POOLING), (POOLING[0], CacheTypes("q8_0", "q5_1"))], ids=str
 )
 def test_attention_to_pools(gpu: Backend, p: Pooling, cache: CacheTypes) -> None:
-    """Results equal the reference's, and a decoded row does not depend on its batch."""
+    """Results equal the reference's, and a decoded token does not depend on its batch."""
     plan, slack = (
         record(MemoryWeight.of("table", rows_of(p, VOCABULARY)), attend_pools(p)),
         4e-3 if cache == F16_CACHE else 1e-2,
@@ -181,7 +184,9 @@ def test_attention_to_pools(gpu: Backend, p: Pooling, cache: CacheTypes) -> None
 
 
 def test_texts_in_both_directions_have_the_same_bits_in_any_company(gpu: Backend) -> None:
-    """Few rows of a text stay together although they leave a chunk partly empty; many others run with them."""
+    """With bidirectional attention, the bits do not depend on other texts. A chunk never splits a text of few tokens,
+    even if the chunk stays partly empty.
+    """
     h = Heads(4, 2, 16, causal=False)
     values = np.random.RandomState(3).standard_normal((VOCABULARY, 128)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
@@ -204,7 +209,7 @@ def test_a_layer_may_read_the_cache_of_another(gpu: Backend) -> None:
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
 @pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 1, 32, window=9)], ids=str)
 def test_rows_that_are_wanted_keep_their_positions(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
-    """Few of many rows run in different kernels than all of them."""
+    """A few tokens of a batch run in other kernels than the whole batch."""
     for ours, theirs in zip(
         wanted_rows(gpu, h, True, cache), wanted_rows(ReferenceBackend(), h, False, cache), strict=True
     ):
@@ -212,7 +217,7 @@ def test_rows_that_are_wanted_keep_their_positions(gpu: Backend, h: Heads, cache
 
 
 def test_decoding_gives_the_same_bits_in_any_company(gpu: Backend) -> None:
-    """One sequence decodes alone, then in batches with others that decode, verify and prefill."""
+    """A sequence decodes alone, and then in batches with sequences that decode, verify drafts and prefill."""
     h = Heads(4, 2, 16)
     values = np.random.RandomState(3).standard_normal((VOCABULARY, 128)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
@@ -243,7 +248,7 @@ def test_large_keys_and_values_stay_in_the_range_of_halves(gpu: Backend) -> None
 def test_what_is_no_number_is_not_lost(gpu: Backend, name: str) -> None:
     values = np.ones((2, 24), np.float32)
     values[0, 3] = np.nan
-    for tokens in (np.array([1, 0, 1]), np.array([1, 0, 1] * 10)):  # decoded, prefilled
+    for tokens in (np.array([1, 0, 1]), np.array([1, 0, 1] * 10)):  # decode, prefill
         rows = run(gpu, NONE[name], MemoryWeight.of("table", values), tokens)
         assert [np.isnan(row).any() for row in rows] == [False, True, False] * (len(tokens) // 3)
 
@@ -279,7 +284,7 @@ def test_experts(gpu: Backend, name: str) -> None:
 
 
 def test_quantized_experts(gpu: Backend) -> None:
-    """Three int8 products in sequence are off by at most a hundredth of the largest result."""
+    """The error of three int8 products in sequence is at most a hundredth of the largest result."""
     plan = record(TABLE, mixture("softmax", 3, formats=lambda name: {"down": "Q4_0", "up": "F16"}.get(name, "Q8_0")))
     rows, truth = (feed(bind(b, plan), np.arange(TOKENS)) for b in (gpu, ReferenceBackend()))
     assert np.abs(rows - truth).max() < 0.01 * np.abs(truth).max()

@@ -1,4 +1,4 @@
-"""Replays of decoding: recorded once per shape, with the same bits as single launches."""
+"""Decode steps are recorded once per shape and replayed. A replay gives the same bits as separate launches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = [[(0, 1)]] * 5 + [[(0, 1), (1, 1)]] * 3 + [[(0, 4)]] * 3 + [[(1, 200)], 
 
 
 class Spied:
-    """A device's `record` that counts its calls, and fails on demand."""
+    """A wrapper of a device's `record` that counts calls and fails on demand."""
 
     def __init__(self, device: Any, monkeypatch: pytest.MonkeyPatch, refuse: bool = False) -> None:
         self.recorded, self.replayed, self._real, self._refuse = 0, 0, device.record, refuse
@@ -52,7 +52,9 @@ def opened(gpu: Backend) -> tuple[Driver, GpuExecutable]:
 
 
 def test_replays_have_the_bits_of_launches(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds for one row, several rows and sequences, after a prefill, past a partition, and for top-k logits."""
+    """A replay has the bits of separate launches for one token, several tokens and sequences, after a prefill, past a
+    partition, and for top-k logits.
+    """
     results = []
     for refuse in (False, True):
         spied = Spied(gpu.device, monkeypatch, refuse)
@@ -75,11 +77,11 @@ def test_recorded_once_a_shape_and_again_when_partitions_double(gpu: Any, monkey
     for position in range(2 * PARTITION + 4):
         driver.step([(0, [position % VOCABULARY])])
         found.append(spied.recorded)
-    # The first step of a shape is not recorded: 1 partition, 2, and 3 and 4 as 4.
+    # The first step of a shape is not recorded. The shapes are 1 partition, 2 partitions, and 3 or 4.
     assert [found[i] for i in (0, 1, PARTITION, PARTITION + 1, 2 * PARTITION, 2 * PARTITION + 1)] == [0, 1, 1, 2, 2, 3]
     assert found[-1] == 3
     assert spied.replayed == len(found) - 3
-    driver.step([(0, [1])], logit_rows=[])  # another shape, twice
+    driver.step([(0, [1])], logit_rows=[])  # another shape, run twice
     driver.step([(0, [1])], logit_rows=[])
     assert spied.recorded == 4
 
@@ -105,7 +107,7 @@ def test_shapes_that_are_held_are_few() -> None:
 
 
 class Driver12:
-    """The functions of libcuda that a graph needs; the one named by `fails` returns an error."""
+    """The libcuda functions that a graph needs. The function named by `fails` returns an error."""
 
     def __init__(self, fails: str = "") -> None:
         self.calls: list[str] = []

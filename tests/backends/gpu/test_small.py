@@ -1,4 +1,4 @@
-"""The small plans as CUDA, emulated for two compute types, with threads in ascending or descending order."""
+"""The small plans in emulated CUDA, for two compute capabilities, with threads in ascending and in descending order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.backends.gpu.small import PLANS, check
 from tests.backends.support import record
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)
-# Compute type, whether the last thread of a block runs first, plans. sm_75 lacks asynchronous copies and the
-# one-instruction reduction, and its products have half the size; from sm_80 on all are the same.
+# Compute capability, whether the last thread of a block runs first, plans. sm_75 has neither asynchronous copies nor
+# the one-instruction reduction, and its matrix instructions are half as large. From sm_80 on kernels are the same.
 WAYS = (
     ("sm_90", True, tuple(PLANS)),
     ("sm_75", False, ("rows", "products", "experts", "keys and values in blocks")),

@@ -1,4 +1,4 @@
-"""Products on tensor cores, emulated on the host: copies complete as late as allowed, and threads run one after
+"""Products on tensor cores, emulated on the host. Copies complete as late as allowed, and threads run one after
 another.
 
 The order of threads is ascending or descending.
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)
 
 
 def blocks_of(x: np.ndarray) -> np.ndarray:
-    """Return rows of activation blocks as words: int8, scales, sums of halves times scale."""
+    """Return activations in the kernels' block format, as words: int8 values, scales, and the sum of each half block
+    times the scale.
+    """
     integers, scales = quantized(x)
     sums = scales * integers.astype(np.float32).reshape(*integers.shape[:2], 2, 16).sum(axis=3)
     parts = integers.astype(np.int8).reshape(len(x), -1).view(np.float32), scales[:, :, 0], sums.reshape(len(x), -1)
@@ -37,7 +39,7 @@ def blocks_of(x: np.ndarray) -> np.ndarray:
 def multiplied(
     device: EmulatedDevice, kernel: Kernel[Any], tile: Tile, weight: MemoryWeight, rows: np.ndarray
 ) -> np.ndarray:
-    """Return the result (T, N) of one kernel launch on rows in its input format."""
+    """Return the result (T, N) of one kernel launch on activations in the kernel's input format."""
     count, n = len(rows), weight.shape[0]
     matrix, x, y = (device.alloc(size, "") for size in (formats.size_of(weight), rows.nbytes, 4 * count * n))
     for offset, data in formats.pieces(weight):
@@ -52,8 +54,8 @@ def multiplied(
     return y.view(np.float32).reshape(count, n)
 
 
-# Format, tile, width, rows of the matrix, rows of activations: every layout of scales, minimums and row alignment, all
-# tiles, an odd number of chunks, and tiles that exceed both dimensions.
+# Format, tile, matrix columns, matrix rows, tokens. They cover every layout of scales, minimums and row alignment, all
+# tiles, an odd number of chunks, and tiles larger than both dimensions.
 NARROW = products.EXPERTS_TILE
 CASES = (
     ("Q4_0", Tile(128, 128), 96, 131, 130), ("Q8_0", Tile(64, 64), 160, 70, 67), ("Q5_1", NARROW, 96, 65, 33),
@@ -83,14 +85,16 @@ def test_int8_tiles_have_the_bits_of_the_tile_by_dp4a(
         np.testing.assert_array_equal(found, truth)
 
 
-# Format -> possible rounding error of a product: relative to its terms, and to a row's largest activation.
+# Format -> largest rounding error of a product, relative to its terms, and relative to a row's largest activation.
 SIXTEEN = {"F16": (2.0**-11, 2.0**-38), "BF16": (2.0**-17, 0.0)}
 
 
 @pytest.mark.parametrize("format", SIXTEEN)
 @pytest.mark.parametrize("backwards", [False, True])
 def test_products_of_16_bit_numbers(folder: Path, format: str, backwards: bool) -> None:
-    """Activations have any size, also zero and beyond the range of halves; products have bias, scale and residual."""
+    """Activations have any magnitude, including zero and beyond the float16 range. Products have bias, scale and
+    residual.
+    """
     weight, bias = stored("w", format, (48, 48)), MemoryWeight.of("b", np.arange(48.0))
     x = np.random.RandomState(2).standard_normal((70, 48)).astype(np.float32)
     x *= 10.0 ** np.linspace(-30, 30, 70, dtype=np.float32)[:, None]
@@ -105,11 +109,11 @@ def test_products_of_16_bit_numbers(folder: Path, format: str, backwards: bool) 
     slack = ((of_terms + 60 * UNIT) * np.abs(x) + of_largest * np.abs(x).max(axis=1, keepdims=True)) @ w.T
     slack += 8 * UNIT * (np.abs(exact) + np.abs(bias.values()))
     assert (np.abs(ours - exact) <= slack).all()
-    assert (np.abs(ours - exact) > 0.0).any()  # differs from float32's product
+    assert (np.abs(ours - exact) > 0.0).any()  # differs from the float32 product
 
 
 def test_prefill_of_a_mixture(folder: Path) -> None:
-    """Pairs are grouped by expert, in tiles of all three kinds."""
+    """Pairs of token and expert are grouped by expert, in tiles of all three kinds."""
     kinds = {"gate": "Q8_0", "up": "F16", "down": "Q4_0"}
     plan = record(TABLE, mixture("softmax", 12, formats=lambda name: kinds[name], extras=True))
     backend = EmulatedBackend(folder)
@@ -122,7 +126,7 @@ def test_prefill_of_a_mixture(folder: Path) -> None:
 @pytest.mark.parametrize("compute", ["sm_75", "sm_90"])
 @pytest.mark.parametrize(("format", "width"), [("Q8_0", 32), ("Q8_0", 96), ("F16", 32), ("F16", 48), ("BF16", 48)])
 def test_what_is_no_number_stays_in_its_row(folder: Path, format: str, width: int, compute: str) -> None:
-    """It holds also if a row ends within a step of the tile, so that the next row follows directly."""
+    """A NaN or infinity affects only its own row, even if the next row starts within the same step of the tile."""
     x = np.ones((20, width), np.float32)
     x[0, 5], x[3, 5], x[4, 7] = np.nan, np.nan, np.inf
     plan = record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, stored("a", format, (20, width))))
@@ -131,7 +135,9 @@ def test_what_is_no_number_stays_in_its_row(folder: Path, format: str, width: in
 
 
 def test_the_rule() -> None:
-    """Every format except F32 has tensor cores from some compute type on; tiles shrink until the GPU is full."""
+    """Every format except F32 uses tensor cores from some compute capability on. Tiles shrink until they fill
+    the GPU.
+    """
     for format in formats.FORMATS:
         from_ = (n for n in (70, 75, 80, 89, 90, 120) if products.terms(format, 256, f"sm_{n}") is not None)
         assert next(from_, None) == {"F32": None, "BF16": 80}.get(format, 75)

@@ -1,4 +1,4 @@
-"""A GPU and the CPU for tests of both together: PoCL, which runs OpenCL on the CPU, replaces the GPU."""
+"""Provide a GPU and the CPU for tests of both together. PoCL, which runs OpenCL on the CPU, replaces the GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.backends.gpu.conftest import pocl
 
 @pytest.fixture(scope="session")
 def pair() -> Iterator[tuple[Backend, Backend]]:
-    """(card, host)"""
+    """Provide the backends of the GPU and of the host."""
     card, host = pocl(), CpuBackend(2)
     yield card, host
     card.close()

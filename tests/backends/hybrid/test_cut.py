@@ -1,4 +1,4 @@
-"""The assignment of operations to the GPU and the host."""
+"""Assign a plan's operations to the GPU and the host."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PLANS = {DENSE: lambda: plan("F32", Shape(layers=3)), EXPERTS: lambda: plan_of(*
 
 
 def names(plan: Plan) -> set[str]:
-    """Return the matrices of a plan's products, by name."""
+    """Return the names of the matrices in a plan's products."""
     found = {op.weight.name for op in plan.operations if isinstance(op, Linear)}
     return found | {op.gate.weight.name for op in plan.operations if isinstance(op, Experts)}
 
 
 def test_the_last_layers_go_to_the_card_and_the_output_counts_as_one() -> None:
-    """Layers are counted as for llama.cpp's -ngl."""
+    """Layers are counted in the same way as for llama.cpp's -ngl."""
     model = PLANS[DENSE]()
     assert most_layers(model) == 4
     for layers, first in ((1, 3), (2, 2), (3, 1)):
@@ -45,7 +45,7 @@ def test_all_layers_take_the_embeddings_along(layers: int) -> None:
 
 
 def test_experts_of_the_first_layers_alone_stay_on_the_host() -> None:
-    """Router, shared expert, attention and cache go to the GPU, as with llama.cpp's -ncmoe."""
+    """The router, shared expert, attention and KV cache go to the GPU, as with llama.cpp's -ncmoe."""
     model = PLANS[EXPERTS]()
     for count, layers in ((1, {0}), (2, {0, 1}), (9, {0, 1})):
         parts = cut_plan(model, Placement(99, count))
@@ -57,9 +57,12 @@ def test_experts_of_the_first_layers_alone_stay_on_the_host() -> None:
 
 
 def test_a_layer_attends_where_the_cache_is_that_it_reads() -> None:
-    """The last five of ten layers share two caches; everything else of them goes to the GPU."""
+    """The last five of the ten layers reuse the KV caches of two earlier layers. Their attention runs on the device
+    that holds the cache. The rest of the layer runs on the GPU.
+    """
     model = plan_of(*KIT["gemma4-e2b"].loaded())
-    whole, some, few = (cut_plan(model, Placement(layers)) for layers in (7, 6, 2))  # the output, and 6, 5 and 1 layers
+    # The output layer, and 6, 5 and 1 layers.
+    whole, some, few = (cut_plan(model, Placement(layers)) for layers in (7, 6, 2))
     assert [side for side, _ in whole.layers] == ["host"] * 4 + ["gpu"]
     assert [side for side, _ in some.layers] == [side for side, _ in few.layers] == ["host"] * 5
     for parts, on_card in ((whole, 2), (some, 0), (few, 0)):

@@ -1,4 +1,4 @@
-"""A plan on a GPU and the CPU: logits of every split, caches that move, batches of many sequences."""
+"""A plan that is split between a GPU and the CPU: logits of every split, moved caches, batches of many sequences."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bound(pair: Pair, model: Plan, layers: int, host_experts: int = 0, limits: L
 
 
 def logits(executable: Executable, ids: Sequence[int], prompt: int) -> np.ndarray:
-    """Return the logits of every row: a prompt in one batch, then the other tokens one by one."""
+    """Return the logits of every token: a prompt in one batch, then one token at a time."""
     driver = Driver(executable)
     rows = [driver.step([(0, ids[:prompt])]), *(driver.step([(0, [token])]) for token in ids[prompt:])]
     executable.close()
@@ -43,7 +43,7 @@ def logits(executable: Executable, ids: Sequence[int], prompt: int) -> np.ndarra
 
 
 def placements(model: Plan, experts: bool) -> list[tuple[int, int]]:
-    """Return every placement that leaves operations on both sides."""
+    """Return every placement that puts operations on both devices."""
     most = most_layers(model)
     cuts = [(layers, 0) for layers in range(1, most)]
     return cuts + [(layers, n) for layers in (most - 1, most) for n in (1, most)] if experts else cuts
@@ -56,12 +56,13 @@ TINY = {**{name: VARIANTS[name] for name in ("llama plain", "qwen3")}, **FAMILIE
     "name", ["llama plain", "qwen3", "llama experts", "glm4moe", "gpt-oss", "gemma2", "gemma3 pattern", "olmo3"]
 )
 def test_every_cut_of_a_tiny_model(pair: Pair, name: str) -> None:
-    """The models are dense or mixtures, with windows, soft caps and tied embeddings."""
+    """The models are dense or mixtures of experts, with sliding-window attention, soft caps and tied embeddings."""
     model = plan_of(*TINY[name]())
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 16)
     for layers, host_experts in placements(model, "experts" in name or name in ("glm4moe", "gpt-oss")):
         found = bound(pair, model, layers, host_experts)
-        assert isinstance(found, HybridExecutable) or (name == "glm4moe" and host_experts == 1)  # its first is dense
+        # The first layer of glm4moe is dense.
+        assert isinstance(found, HybridExecutable) or (name == "glm4moe" and host_experts == 1)
         assert nmse(logits(found, TOKENS.tolist(), 16), truth).max() < 1e-5, (layers, host_experts)
 
 
@@ -75,7 +76,7 @@ def test_every_cut_of_the_reference_models(pair: Pair, file: str) -> None:
 
 
 def test_what_a_layer_looks_up_is_read_for_its_side(pair: Pair) -> None:
-    """The second of three layers adds rows of n-grams: it is on the host in one split, on the GPU in another."""
+    """The second of three layers adds n-gram embeddings. It is on the host in one split, and on the GPU in another."""
     model = plan_of(*KIT["qwen4exp-8of40"].loaded())
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 16)
     sides = set()
@@ -88,7 +89,7 @@ def test_what_a_layer_looks_up_is_read_for_its_side(pair: Pair) -> None:
 
 @pytest.mark.parametrize("name", ["llama plain", "llama experts", "gpt-oss"])
 def test_every_split_has_the_bits_of_the_whole_plan_on_the_reference_backend(name: str) -> None:
-    """The test needs no device: the sides run alternately."""
+    """Both parts run on the reference backend, one after the other, so the test needs no device."""
     model = plan_of(*TINY[name]())
     whole = ReferenceBackend().bind(model, LIMITS)
     truth = logits(whole, TOKENS.tolist(), 16)
@@ -112,7 +113,7 @@ def test_nothing_and_all_of_a_plan_need_one_backend(pair: Pair) -> None:
 
 
 def test_rows_do_not_depend_on_what_else_is_in_the_batch(pair: Pair) -> None:
-    """The GPU runs long and short sequences in chunks; every row has the bits that it has alone."""
+    """The GPU runs long and short sequences in chunks. Every token has the same bits as without the other sequences."""
     model, ids = plan("Q4_0", MODEL), tokens(60)
     alone = []
     for s in range(3):
@@ -135,7 +136,9 @@ def test_rows_do_not_depend_on_what_else_is_in_the_batch(pair: Pair) -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_texts_stay_whole_where_rows_see_later_ones(pair: Pair, layers: int) -> None:
-    """Short texts in a batch with a long one: also if the GPU has only the operations after the last layer."""
+    """Bidirectional attention needs all tokens of a text in one chunk. This must also work if the GPU runs only the
+    operations after the last layer.
+    """
     metadata, tensors = plan_model("F32", MODEL)
     model = plan_of(metadata | {"llama.attention.causal": False}, tensors)
     texts = [tokens(count, seed=count) for count in (7, 11, 25, 5)]
@@ -169,16 +172,16 @@ def test_blocks_that_moved_give_the_same_bits_and_every_layer_knows_its_side(pai
     assert there.block_bytes == (*host.block_bytes[:2], card.block_bytes[2])
     for layer in range(3):
         here.write_blocks(layer, np.array([4, 1]), there.read_blocks(layer, np.array([0, 1])))
-    here.copy_blocks(np.array([4]), np.array([5]))  # as a fork does
+    here.copy_blocks(np.array([4]), np.array([5]))  # copied in the same way as by a fork
     driver = Driver(here)
     driver.tables, driver.lengths = np.array([[5, 1, 3]], np.int32), [2 * BLOCK]
-    assert nmse(driver.step([(0, ids[2 * BLOCK :])]), truth).max() < 1e-9  # pieces of other sizes on the card
+    assert nmse(driver.step([(0, ids[2 * BLOCK :])]), truth).max() < 1e-9  # the GPU runs chunks of other sizes
     for executable in (there, here, host, card):
         executable.close()
 
 
 def test_layers_with_a_window_keep_blocks_of_their_own_on_both_sides(pair: Pair) -> None:
-    """The tables of windows are separate, and name other blocks than the full tables."""
+    """The block tables of sliding-window layers are separate from the full tables, and name other blocks."""
     model = plan_of(*FAMILIES["gemma3 pattern"]())
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 24)
     ids = TOKENS.astype(np.int32)
@@ -206,7 +209,7 @@ def test_what_needs_one_place_is_refused(pair: Pair) -> None:
 
 @dataclass
 class Remembering:
-    """A backend that remembers its executables."""
+    """A backend that keeps a list of its executables."""
 
     backend: Backend
     bound: list[Executable]

@@ -1,6 +1,6 @@
-"""Layers on a GPU and on the CPU: planning from free memory, refusals and messages, and the same text.
+"""Layers on a GPU and on the CPU: placement by free memory, error messages, and the same generated text.
 
-PoCL replaces the GPU; its free memory is simulated if a test depends on it.
+PoCL replaces the GPU. Its free memory is simulated if a test depends on it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def planner(card: Small, model: Plan, context: int = 4096) -> Planner:
 
 
 def room_for(card: Small, room: int) -> None:
-    """Set the free memory such that this much is usable."""
+    """Set the free memory so that a model can use this many bytes."""
     card.free = room + RESERVE
     if card.free // 20 < RESERVE:
         card.free = -(-room * 20 // 19)
@@ -87,7 +87,7 @@ def test_auto_takes_the_layers_that_fit_and_no_more(card: Small) -> None:
 
 
 def test_layers_are_weighed_with_their_cache(card: Small) -> None:
-    """A layer's share grows with the context; the output has no cache."""
+    """The memory of a layer grows with the context. The output layer has no KV cache."""
     model = plan("Q8_0", MODEL)
     short, long = (planner(card, model, context) for context in (1024, 4096))
     for layers, blocks in ((1, 0), (3, 2), (5, 4)):
@@ -96,12 +96,12 @@ def test_layers_are_weighed_with_their_cache(card: Small) -> None:
             memory = plans.needs(Placement(layers))
             assert memory is not None
             caches.append(memory.cache)
-        a_layer = 4 * 32 * 2 * 2  # KV heads, head width, keys and values, bytes
+        a_layer = 4 * 32 * 2 * 2  # KV heads, head dimension, keys and values, bytes
         assert caches[1] - caches[0] == blocks * a_layer * 3072
 
 
 def test_what_is_asked_for_and_does_not_fit_is_refused_with_what_would(card: Small) -> None:
-    """Every proposal fits, and the next larger one would not."""
+    """Every placement that a message proposes fits, and the next larger placement does not."""
     plans = planner(card, plan("Q8_0", MODEL))
     room_for(card, total(plans.needs(Placement(4))))
     for asked in ("all", 5, 99):
@@ -231,7 +231,7 @@ def test_memory_that_is_not_there_is_explained(card: Small) -> None:
 def test_memory_that_runs_out_in_a_step_is_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Drivers that allocate lazily may report it at any call."""
+    """A driver that allocates lazily may report missing memory at any call."""
     import pyopencl
 
     def refuse(*_: object, **__: object) -> None:
@@ -266,7 +266,7 @@ def text_of(model: localllm.Model, prompt: str = "Tell me about your day", count
 
 
 def test_guessing_ahead_changes_nothing() -> None:
-    """Rejected draft tokens are removed from the caches of both sides."""
+    """Rejected draft tokens are removed from the KV caches of both devices."""
     with localllm.load("demo", backend="opencl", gpu_layers=3) as model:
         truth = text_of(model)
     for how in (SpeculationOptions(spec="ngram"), SpeculationOptions("draft", "draft")):
@@ -277,7 +277,7 @@ def test_guessing_ahead_changes_nothing() -> None:
 
 
 def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:
-    """Rewinding, and a cache file, which is rejected by a different split."""
+    """A session on both devices can rewind and be stored in a prompt cache file. A different split rejects the file."""
     kept = tmp_path / "kept"
     with localllm.load("demo", backend="opencl", gpu_layers=3) as model:
         ids = model.tokenize("One day a very small cat went out to look for a friend. " * 12)[:150]
@@ -299,7 +299,7 @@ def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:
             assert session.length == (0 if problem else 151)
             if problem:
                 session.evaluate([*ids, ids[3]], logits=False)
-            limit = 2e-2 if problem else 1e-2  # another layer rounds its inputs to 8 bits
+            limit = 2e-2 if problem else 1e-2  # the other device rounds its inputs to 8 bits
             assert np.abs(session.evaluate([ids[5]], logits=False) - truth).max() < limit * np.abs(truth).max()
 
 

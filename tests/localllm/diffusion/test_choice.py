@@ -1,4 +1,4 @@
-"""One diffusion step against a float64 recomputation by the formulas in the papers' code."""
+"""One diffusion step against a float64 computation by the formulas of the papers' reference implementations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def logits(seed: int = 0) -> np.ndarray:
 
 
 def expected(row: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """Return the probabilities of all tokens, one at a time, in float64."""
+    """Return the probabilities of all tokens in float64, computed one at a time."""
     order = sorted((token for token in range(VOCABULARY) if token != MASK), key=lambda token: (-row[token], token))
     order = order[:top_k] if top_k else order
     weights = [math.exp(float(row[token]) - float(row[order[0]])) for token in order]
@@ -104,7 +104,8 @@ def test_places_are_drawn_without_replacement() -> None:
     assert settling(confidences, 2, 0.5, from_list([shares[0] - 1e-9, 0.0])).tolist() == [0, 1]
     everything = settling(confidences, 3, 0.5, np.random.RandomState(0).random_sample)
     assert sorted(everything.tolist()) == [0, 1, 2]
-    assert sorted(settling(np.array([0.0, 1.0, 0.5]), 3, 1e-4, lambda: 0.5).tolist()) == [0, 1, 2]  # most underflow
+    # Most probabilities underflow.
+    assert sorted(settling(np.array([0.0, 1.0, 0.5]), 3, 1e-4, lambda: 0.5).tolist()) == [0, 1, 2]
 
 
 def test_guidance() -> None:

@@ -1,4 +1,4 @@
-"""Diffusion models fill in a text: from Python, from the command line, and against a recomputation in float64."""
+"""Diffusion models from Python and from the command line, against a second computation in float64."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def answer(model: Model, options: DiffusionOptions | None = None, sampling: Samp
 
 
 def recomputed(path: Path, prompt: list[int], length: int, steps: int, shifted: bool) -> list[int]:
-    """Return the answer at temperature 0, recomputed position by position on the float64 reference backend."""
+    """Return the answer at temperature 0, computed position by position on the reference backend in float64."""
     executable = bind_reference(plan_of(*open_model(path)))
     tokens = [*prompt, *[MASK] * length]
     for step in range(steps):
@@ -116,7 +116,7 @@ def test_steps_that_settle_nothing_are_not_evaluated(files: dict[str, Path]) -> 
     with load(files["dream"]) as model:
         canvases = list(model.diffuse(PROMPT, None, GREEDY, max_tokens=5))
     assert canvases[-1].step == canvases[-1].steps == 128
-    assert len(canvases) <= 6  # the first is all masks, and each of the others has settled at least one token
+    assert len(canvases) <= 6  # the first is all masks, and each of the others fixes at least one token
 
 
 def test_an_answer_ends_where_the_model_says(files: dict[str, Path]) -> None:
@@ -181,7 +181,7 @@ def run(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_command_line(files: dict[str, Path], tmp_path: Path) -> None:
-    """A pipe gets the final text only; options that do not fit the model give a one-line error."""
+    """A pipe gets only the final text. Options that the model does not support give a one-line error."""
     told = run(
         "run", files["llada"], "--raw", "-c", "64", "-n", "40", "--temp", "0", "--top-k", "0", "--top-p", "1", PROMPT
     )
@@ -216,7 +216,7 @@ diffusion-alg-temp = 0.5
 
 
 def test_configured_options_that_do_not_fit_the_model_are_noted(files: dict[str, Path], tmp_path: Path) -> None:
-    """They may be meant for other models, so they are errors only on the command line."""
+    """Configured options may be meant for other models, so only options on the command line are errors."""
     (tmp_path / "config.toml").write_text(CONFIGURED)
     config, ordinary = str(tmp_path / "config.toml"), write_model(tmp_path / "llama.gguf")
     words = ("--raw", "-n", "2", "--temp", "0", "-c", "64", "a")

@@ -1,4 +1,4 @@
-"""Helpers for tests of the engine: random steps of many sequences, each compared with the same sequence alone."""
+"""Helpers for tests of the engine: random steps of many sequences, each compared with a separate evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.models.tiny_families import FAMILIES
 WINDOW = 24
 LIMITS = Limits(rows=128, logit_rows=64, blocks=22, positions=5 * BLOCK, window_blocks=20)
 ALONE = replace(LIMITS, logit_rows=128)
-FEW = 16  # maximum tokens of a sequence in a step that a GPU sums in a fixed order
+FEW = 16  # largest number of tokens of a sequence whose sums have a fixed order on a GPU
 
 
 def windowed(family: str) -> Plan:
@@ -58,13 +58,13 @@ def engine_of(backend: Backend, plan: Plan, limits: Limits, cache: str = "f16") 
 
 @dataclass(eq=False)
 class Live:
-    """A sequence, the rest of its prompt, and its results so far."""
+    """A sequence, the part of its prompt that is not evaluated yet, and its results so far."""
 
     sequence: CacheSequence
     tokens: list[int] = field(default_factory=list)
     prompt: list[int] = field(default_factory=list)
     compared: bool = True
-    logits: dict[int, np.ndarray] = field(default_factory=dict)  # by position
+    logits: dict[int, np.ndarray] = field(default_factory=dict)  # logits by position
     largest: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def note(self, part: SequenceRows, logits: np.ndarray, largest: TopK) -> None:
@@ -85,9 +85,9 @@ class Live:
 
 
 class Schedule:
-    """Random steps of up to `most` sequences; every result is compared with `alone`, which runs one sequence at a time.
+    """Random steps of up to `most` sequences. The engine `alone` repeats each sequence without others for comparison.
 
-    `long`: chunk sizes whose results are compared; `longest`: of the others.
+    `long` is the chunk size of prompts whose results are compared, and `longest` the chunk size of the others.
     """
 
     def __init__(self, engine: Engine, alone: Engine, vocabulary: int, seed: int, long: int, longest: int) -> None:
@@ -174,7 +174,7 @@ class Schedule:
         self.counts["together"] = max(self.counts["together"], len(parts))
 
     def part(self, one: Live) -> SequenceRows:
-        """Return the next chunk of a prompt; then a decoded token, or a few to verify."""
+        """Return the next chunk of a prompt, or a decoded token, or a few tokens to verify."""
         if one.prompt:
             count = min(len(one.prompt), self.random.randint(1, (self.long if one.compared else self.longest) + 1))
             tokens, one.prompt = one.prompt[:count], one.prompt[count:]
@@ -189,7 +189,7 @@ class Schedule:
         self.engine.release(one.sequence)
 
     def check(self, one: Live) -> None:
-        """Compare a sequence's results with the sequence evaluated alone, in other chunks."""
+        """Compare a sequence's results with an evaluation without other sequences, in other chunks."""
         assert one.sequence.tokens == one.tokens
         if not one.compared or not (one.logits or one.largest):
             return
@@ -204,7 +204,7 @@ class Schedule:
 
 
 def alone(engine: Engine, tokens: list[int], size: int) -> np.ndarray:
-    """Return logits (T, vocabulary) of one sequence in a separate engine, `size` tokens at a time."""
+    """Return the logits (T, vocabulary) of one sequence in a separate engine, evaluated `size` tokens at a time."""
     sequence = engine.add()
     parts = [
         engine.step([SequenceRows(sequence, tokens[at : at + size], "all")])[0].logits.copy()
@@ -215,7 +215,7 @@ def alone(engine: Engine, tokens: list[int], size: int) -> np.ndarray:
 
 
 def state(engine: Engine, live: list[Live]) -> object:
-    """Return everything that a refused step must not change."""
+    """Return all state that a refused step must not change."""
     pools = engine.pool.pools
     return (
         [(one.sequence.tokens.copy(), [t.tolist() for t in one.sequence.tables()]) for one in live],

@@ -1,4 +1,4 @@
-"""Keeping cached tokens: the text stays the same, and the reused part is as long as possible."""
+"""Keep cached tokens if a new prompt has the same text in other tokens. The reused part is as long as possible."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def keep(held: list[int], fresh: list[int]) -> list[int]:
 
 
 def test_an_answer_that_was_written_in_other_tokens_is_kept() -> None:
-    assert keep([2, 3, 3, 2], [6, 2, 0, 2]) == [2, 3, 3, 2, 0, 2]  # a b b a: the tokenizer has abb a
+    assert keep([2, 3, 3, 2], [6, 2, 0, 2]) == [2, 3, 3, 2, 0, 2]  # "abba": the tokenizer would use the token "abb"
     assert keep([4, 3], [6, 0]) == [4, 3, 0]
     assert keep([6], [2, 3, 3, 0]) == [6, 0]
     assert keep([6, 0, 4, 5], [2, 3, 3, 0, 2, 3, 5, 0]) == [6, 0, 4, 5, 0]
-    assert keep([7, 8, 2], [9, 2, 0]) == [7, 8, 2, 0]  # bytes of one character
+    assert keep([7, 8, 2], [9, 2, 0]) == [7, 8, 2, 0]  # the bytes of one character
 
 
 def test_what_was_cut_off_the_end_goes_and_the_rest_stays() -> None:
     assert keep([2, 4, 3], [2, 4, 0, 2]) == [2, 4, 0, 2]
     assert keep([2, 3, 4], [2, 3, 0]) == [2, 3, 0]
-    assert keep([4, 6], [4, 2, 0]) == [4, 2, 0]  # not in the middle of a token
+    assert keep([4, 6], [4, 2, 0]) == [4, 2, 0]  # a match must not end within a token
 
 
 def test_a_special_token_is_not_its_text() -> None:
@@ -68,7 +68,7 @@ def test_the_text_is_never_changed(held: list[int], fresh: list[int]) -> None:
 
 @given(st.lists(st.integers(2, 9)), st.lists(st.integers(2, 9)))
 def test_all_of_an_answer_in_other_tokens_is_kept(answer: list[int], more: list[int]) -> None:
-    """`fresh` writes the same bytes one by one if the vocabulary has them, and then continues."""
+    """`fresh` has the same bytes in single-byte tokens, as far as the vocabulary has them, and then continues."""
     single = {b"a": [2], b"b": [3], b"\xe2": [7]}
     joined = b"".join(PIECES[token] for token in answer)
     if b"\x82" in joined:

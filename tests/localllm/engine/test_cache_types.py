@@ -1,4 +1,4 @@
-"""Cache types: harmful types are rejected, `auto` considers heads and sizes, and byte counts are exact."""
+"""KV cache types: harmful types are rejected, `auto` considers head dimensions and sizes, and byte counts are exact."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_indexer_without_values_harms_no_type(name: str) -> None:
 
 
 def test_a_layer_of_pools_counts_for_its_share() -> None:
-    """Key and value rows have 64 numbers of 2 bytes: for each position, and for every 4th and every 128th."""
+    """Keys and values have 64 elements of 2 bytes: at each position, at every 4th and at every 128th."""
     limits, plan, types = limits_of(8), model_plan(*KIT["deepseek4-8of50"].loaded()), CacheTypes()
     states = sum(4 * 8 * (BLOCK * layer.row) for layer in plan.layers if isinstance(layer, RowLayer))
     rows = 3 * BLOCK + BLOCK // 4 + 1
@@ -61,7 +61,7 @@ def test_a_layer_of_pools_counts_for_its_share() -> None:
 
 
 def test_auto_is_q8_0_where_the_cache_is_a_tenth_of_the_weights_or_more() -> None:
-    """Two heads of 64, for keys and values, of two bytes are 512 bytes a token."""
+    """Two heads of dimension 64 need 512 bytes per token for keys and values of two bytes."""
     plan, auto = plan_of(64), CacheTypes("auto", "auto")
     small, large = (choose_types(auto, plan, limits_of(blocks), 512 * 1280, any_type=False) for blocks in (1, 2))
     assert (small.types, large.types) == (CacheTypes(), CacheTypes("q8_0", "q8_0"))
@@ -77,7 +77,7 @@ def test_auto_is_q8_0_where_the_cache_is_a_tenth_of_the_weights_or_more() -> Non
 
 
 def test_auto_counts_of_a_window_what_is_kept_of_it() -> None:
-    """1000 blocks of context are ten times the weights; the two blocks that the layer stores are 2 %."""
+    """A full KV cache of 1000 blocks would be ten times the weights. The two blocks that the layer stores are 2 %."""
     for window, chosen in ((0, "q8_0"), (100, "f16")):
         found = choose_types(
             CacheTypes("auto", "auto"), plan_of(64, window), limits_of(1000, 2), 512 * BLOCK * 100, any_type=False

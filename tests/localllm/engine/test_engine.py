@@ -1,4 +1,4 @@
-"""Many sequences in one step: each has the bits that it has alone, and a step that does not fit changes nothing."""
+"""Many sequences in one step have the same bits as separate sequences. A step that does not fit changes nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def card() -> Iterator[Backend]:
 
 @pytest.fixture
 def small(cpu: CpuBackend) -> Iterator[Engine]:
-    """A cache of four blocks, too small for two sequences of three blocks."""
+    """Provide a KV cache of four blocks, too small for two sequences of three blocks."""
     engine = engine_of(cpu, PLANS["llama"](), Limits(rows=80, logit_rows=16, blocks=4, positions=3 * BLOCK))
     yield engine
     engine.executable.close()
@@ -60,7 +60,7 @@ def small(cpu: CpuBackend) -> Iterator[Engine]:
     [*((name, cache) for name in ATTENDING for cache in CACHE_TYPES), *((name, "f16") for name in RECURRENT)],
 )
 def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: str, cache: str) -> None:
-    """1 to 16 sequences: prompts in chunks with decoded rows, forks, truncations, steps that do not fit."""
+    """Up to 16 sequences: prompt chunks together with decoded tokens, forks, truncations, steps that do not fit."""
     plan = PLANS[name]()
     engines = engine_of(cpu, plan, LIMITS, cache), engine_of(cpu, plan, ALONE, cache)
     total = dict[str, int]()
@@ -80,7 +80,9 @@ def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: 
     ("name", "cache"), [*(("llama", cache) for cache in CACHE_TYPES), ("experts and windows", "q8_0")]
 )
 def test_decoded_rows_on_a_card_get_the_bits_they_have_alone(card: Backend, name: str, cache: str) -> None:
-    """Rows run alone, together, and with long prompt chunks; up to 16 tokens of a sequence count as decoded rows."""
+    """Sequences run separately, together, and with long prompt chunks. Up to 16 tokens of a sequence count as
+    decoded.
+    """
     plan = PLANS[name]()
     engines = engine_of(card, plan, LIMITS, cache), engine_of(card, plan, ALONE, cache)
     for seed, (most, steps) in enumerate([(2, 8), (16, 30)]):
@@ -93,7 +95,7 @@ def test_decoded_rows_on_a_card_get_the_bits_they_have_alone(card: Backend, name
 
 
 def test_largest_of_says_what_the_device_says() -> None:
-    """Ties are ordered by id, NaN comes first, and zeros have one sign."""
+    """Ties are ordered by id, NaN comes first, and zeros of both signs are equal."""
     logits = np.array([[1, 3, 3, -np.inf, 2], [5, np.nan, 5, np.nan, np.inf], [-0.0, 0.0, -1, -0.0, -2]], np.float32)
     found = top_k_of(logits, 3)
     assert found.ids.tolist() == [[1, 2, 4], [1, 3, 4], [0, 1, 3]]
@@ -109,7 +111,7 @@ def test_a_step_that_does_not_fit_the_cache_changes_nothing(small: Engine) -> No
     one, two = small.add(), small.add()
     small.step([SequenceRows(one, [1] * 40), SequenceRows(two, [2] * 40)])
     assert (small.free_blocks, small.room(one)) == (2, 3 * BLOCK - 40)
-    fork = small.fork(one)  # shares its block: if both write, it takes one more
+    fork = small.fork(one)  # the fork shares a block; if both sequences write, they need one more
     live = [Live(one), Live(two), Live(fork)]
     before = state(small, live)
     wanted = [SequenceRows(one, [1] * 25), SequenceRows(two, [2] * 25), SequenceRows(fork, [3] * 2)]
@@ -124,7 +126,7 @@ def test_a_step_that_does_not_fit_the_cache_changes_nothing(small: Engine) -> No
 
 
 def test_the_last_that_shares_a_block_needs_no_copy(small: Engine) -> None:
-    """Four blocks hold four sequences that continue from the same tokens, but not a fifth."""
+    """Four blocks are enough for four sequences that continue from the same tokens, but not for a fifth."""
     first = small.add()
     small.step([SequenceRows(first, [1, 2, 3])])
     four = [first, *(small.fork(first) for _ in range(3))]
@@ -159,7 +161,7 @@ def test_more_than_a_step_or_a_sequence_takes(small: Engine) -> None:
 
 
 def test_a_step_that_fails_takes_all_its_tokens_back(small: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If copies of shared blocks fail too, the next step makes them."""
+    """If the copies of shared blocks fail too, the next step makes them."""
     one = small.add()
     small.step([SequenceRows(one, [1, 2, 3])])
     two, other = small.fork(one), small.add()
@@ -187,7 +189,9 @@ def test_a_step_that_fails_takes_all_its_tokens_back(small: Engine, monkeypatch:
 def test_a_block_still_to_be_copied_is_copied_before_it_is_filled(
     small: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It happens when a conversation is restored from a file into blocks that another one has just freed."""
+    """A block must get its pending copy before other content. A pending copy remains after a failed step, and its
+    source can then be filled from a prompt cache file.
+    """
     tokens = [1, 2, 3, 4, 5] * 14
     truth = alone(small, [*tokens, 6], 16)[-1:]
     one = small.add()

@@ -1,4 +1,4 @@
-"""The paged cache's bookkeeping against sequences that each own a list: every token reads its own data."""
+"""The paged KV cache against a model in which each sequence owns a list. Every token must read its own data."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Conversation:
         self.sequence = sequence
         self.values = values
         self.slack = paging.SLACK
-        self.evaluated = 0  # number of values whose step has run
+        self.evaluated = 0  # values whose step has run
 
 
 class PagedCache(RuleBasedStateMachine):
-    """Storage is one number per slot. Several sequences may be edited between two steps, as when a scheduler builds a
+    """The storage is one number per slot. Several sequences may change between two steps, as when a scheduler builds a
     batch.
 
-    Layers with a window have fewer blocks: the visible positions are always stored, others while blocks are free.
+    Sliding-window layers have fewer blocks. Visible positions are always stored, and others while blocks are free.
     """
 
     conversations = Bundle("conversations")
@@ -74,7 +74,7 @@ class PagedCache(RuleBasedStateMachine):
 
     @rule(one=conversations, other=conversations, n=st.integers(1, 9), m=st.integers(1, 9))
     def append_together(self, one: Conversation, other: Conversation, n: int, m: int) -> None:
-        """Append to two sequences in one step. A predicted fit must be right, and predicting must change nothing."""
+        """Append to two sequences in one step. The prediction whether both fit must be right and change nothing."""
         if one is other:
             return
         self.step()
@@ -89,14 +89,14 @@ class PagedCache(RuleBasedStateMachine):
 
     @rule(who=conversations)
     def abort(self, who: Conversation) -> None:
-        """Cancel the step that was to evaluate the newest tokens, as after an error or Ctrl-C."""
+        """Cancel the step for the newest tokens, as after an error or Ctrl-C."""
         self.pending = [entry for entry in self.pending if entry[0] is not who]
         assert who.sequence.reach(who.evaluated) == who.evaluated
         self.cut(who, who.evaluated)
 
     @rule(who=conversations, back=st.integers(0, SLACK))
     def take_back(self, who: Conversation, back: int) -> None:
-        """Remove rejected draft tokens: a few tokens can always be removed, even if blocks were freed."""
+        """Remove rejected draft tokens. A few tokens can always be removed, even if blocks were freed."""
         self.abort(who)
         length = max(0, len(who.values) - min(back, who.slack))
         assert who.sequence.reach(length) == length
@@ -122,7 +122,9 @@ class PagedCache(RuleBasedStateMachine):
 
     @rule(target=conversations, who=conversations)
     def keep_and_take_up(self, who: Conversation) -> Conversation:
-        """Save and restore as from a file: whole blocks; in windowed layers only the visible ones."""
+        """Save and restore whole blocks, as in a prompt cache file. Sliding-window layers save only the visible
+        blocks.
+        """
         if who.evaluated < len(who.values):
             self.step()
         values = who.values[: len(who.values) // self.size * self.size]
@@ -150,7 +152,7 @@ class PagedCache(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        """Run all copies at once, then the writes, as a backend does."""
+        """Run all copies at once and then the writes, in the same way as a backend."""
         for pool, storage in zip(self.pools, self.storage, strict=True):
             source, target = pool.take_copies()
             assert len(set(target.tolist())) == len(target)
@@ -159,7 +161,8 @@ class PagedCache(RuleBasedStateMachine):
         for _, slots, values in self.pending:
             for storage, places in zip(self.storage, slots, strict=True):
                 storage[places] = values
-        for who, _, values in self.pending:  # positions visible to the first new token, and to the next one
+        # Positions visible to the first new token, and positions visible to the token after this step.
+        for who, _, values in self.pending:
             start = len(who.values) - len(values)
             for n, length in ((0, 0), (1, max(0, start + 1 - WINDOW))):
                 assert self.read(who, n)[length:] == who.values[length:]
@@ -229,7 +232,7 @@ def test_a_shared_block_is_copied_by_the_first_to_write() -> None:
     first.append(range(6))
     second = first.fork()
     assert second.append([9])[0].tolist() == [2 * 4 + 2]
-    assert first.append([8])[0].tolist() == [1 * 4 + 2]  # now the only user of its block: no second copy
+    assert first.append([8])[0].tolist() == [1 * 4 + 2]  # the block has no other user now, so it is not copied
     assert [pairs.tolist() for pairs in pool.take_copies()] == [[1], [2]]
     assert [pairs.tolist() for pairs in pool.take_copies()] == [[], []]
     assert (first.tables()[0].tolist(), second.tables()[0].tolist()) == ([0, 1], [0, 2])
@@ -241,7 +244,7 @@ def test_a_copy_of_a_copy_that_is_still_to_be_made_reads_the_original() -> None:
     first.append(range(6))
     second = first.fork()
     second.append([9])
-    second.truncate(6)  # its step did not run, nor did the copy 1 -> 2
+    second.truncate(6)  # neither its step nor the copy 1 -> 2 has run
     second.fork().append([9])
     assert [pairs.tolist() for pairs in pool.take_copies()] == [[1, 1], [2, 3]]
 
@@ -275,7 +278,7 @@ def test_a_full_cache_says_how_much_fits_and_changes_nothing() -> None:
     assert isinstance(error.value, LocalLLMError)
     assert (sequence.length, pool.free_blocks) == (5, 1)
     fork = sequence.fork()
-    assert (fork.room, pool.free_blocks) == (3, 1)  # the free block must hold the copy
+    assert (fork.room, pool.free_blocks) == (3, 1)  # the free block is reserved for the copy
     assert pool.new_sequence().room == 4
     sequence.append(range(3))
     with pytest.raises(CacheFull, match="1 more tokens do not fit, 0 do"):
@@ -320,7 +323,7 @@ def test_what_has_fallen_out_of_the_window_makes_room(monkeypatch: pytest.Monkey
     other.append([1])
     assert sequence.reach(111) == 0
     assert sequence.reach(118) == 118
-    assert other.room == 7  # in its block, and in another free one
+    assert other.room == 7  # in its own block and in a free block
 
 
 def test_many_tokens_at_once_do_not_fit_a_small_pool_of_windowed_layers() -> None:
@@ -339,7 +342,7 @@ def test_guesses_can_be_taken_back_however_little_room_there_is(monkeypatch: pyt
         sequence.append([token])
     while greedy.room:
         greedy.append([1])
-    assert greedy.length == 16  # the other keeps 14 tokens, which are in four blocks
+    assert greedy.length == 16  # the other sequence keeps 14 tokens, in four blocks
     assert sequence.reach(100 - SLACK) == 100 - SLACK
     assert sequence.reach(80) == 0
 

@@ -1,4 +1,4 @@
-"""Answers: the tokens that they evaluate and leave in the cache, and the text if tokens, characters and stops
+"""Answers: which tokens they evaluate and leave in the KV cache, and their text if tokens, characters and stop strings
 overlap.
 """
 
@@ -23,7 +23,8 @@ from localllm.plan import BLOCK
 from localllm.reply import pieces_of
 from tests.localllm.support import SPECIAL, write_model
 
-SPACE = len(SPECIAL) + 256  # the tokens are: control tokens, all bytes, the space, printable ASCII from "!" on
+# Id of the space; the ids are special tokens, all bytes, the space, and printable ASCII from "!" on.
+SPACE = len(SPECIAL) + 256
 
 
 def byte(value: int) -> int:
@@ -36,14 +37,14 @@ def letters(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
-    """A model with four blocks of context."""
+    """Provide a model with a context of four KV cache blocks."""
     with localllm.load(write_model(tmp_path_factory.mktemp("m") / "m.gguf", context=4 * BLOCK), threads=2) as opened:
         yield opened
 
 
 @pytest.fixture
 def session(model: localllm.Model) -> Iterator[Session]:
-    """A sequence, with an otherwise empty cache."""
+    """Provide a sequence, with an otherwise empty KV cache."""
     model.new_core(SchedulerLimits())
     opened = Session(model.engine)
     yield opened
@@ -107,7 +108,7 @@ def cached(model: localllm.Model) -> list[list[int]]:
 
 @pytest.fixture
 def fresh(model: localllm.Model) -> localllm.Model:
-    """The model with an empty cache."""
+    """Provide the model with an empty KV cache."""
     model.new_core(SchedulerLimits())
     return model
 
@@ -128,7 +129,9 @@ def test_a_character_that_stays_half_ends_as_a_replacement(fresh: localllm.Model
 
 
 def test_a_stop_that_comes_in_pieces(fresh: localllm.Model) -> None:
-    """Possible starts of a stop are held back, and shown if it does not follow; the stop is never shown."""
+    """The possible start of a stop string is held back. It is shown if the stop string does not follow. A complete stop
+    string is never shown.
+    """
     pieces = say(fresh, letters("abENoEND!"), stop=("END", "zzz"))
     assert texts(pieces) == ["a", "b", "", "", "ENo", "", "", ""]
     assert end_of(pieces).reason == "stop"
@@ -190,7 +193,7 @@ def test_reuse_does_not_show_in_the_logits(model: localllm.Model, session: Sessi
 
 
 def test_an_answer_that_is_not_read_on(fresh: localllm.Model) -> None:
-    """Later answers reuse the evaluated tokens."""
+    """Later answers reuse the tokens that were evaluated."""
     request = Request([1, 70, 71], SamplingOptions())
     answer = fresh.stepper.stream(request, sampler=Script([*range(80, 96)]))  # type: ignore[arg-type]
     pieces = pieces_of(answer)
@@ -258,7 +261,7 @@ def test_several_conversations_share_the_cache_until_it_is_full(model: localllm.
 
 
 def test_conversations_do_not_hear_each_other(model: localllm.Model, tmp_path: Path) -> None:
-    """Two conversations, interleaved token by token, equal the same conversations alone."""
+    """Two conversations, interleaved token by token, have the same answers as separate conversations."""
     a, b = [1, *letters("one two three")], [1, *letters("vier fünf sechs".replace("ü", "u"))]
     truth = [model.logits(a), model.logits(b)]
     sessions = [Session(model.engine), Session(model.engine)]

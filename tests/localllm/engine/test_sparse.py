@@ -1,4 +1,4 @@
-"""Sparse attention: the same bits for a conversation however it was evaluated."""
+"""Sparse attention gives the same bits for a conversation, no matter how it was evaluated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(path: Path) -> Iterator[api.Model]:
 
 @pytest.fixture(scope="module")
 def truth(path: Path) -> np.ndarray:
-    """Return float32 (200, vocabulary), in one batch on one thread."""
+    """Return the float32 logits (200, vocabulary) of one batch on one thread."""
     with api.load(path, ctx_size=CONTEXT, threads=1) as whole:
         return whole.logits(IDS)
 
@@ -48,7 +48,7 @@ def test_the_layers_hold_index_keys_and_read_a_selection(model: api.Model) -> No
     assert selected
     assert max(selected) == model.executable.memory.selected < len(IDS)
     memory = model.executable.memory
-    deep = memory.read_after(200) - memory.read_after(100)  # index keys, and layers with full attention
+    deep = memory.read_after(200) - memory.read_after(100)  # reads of indexer keys, and of layers with full attention
     assert deep == 100 * memory.cache_per_token
 
 

@@ -1,4 +1,4 @@
-"""The fast selection against a full sort, on realistic sizes and degenerate inputs."""
+"""The fast top-k selection against a full sort, on realistic sizes and on degenerate inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers with a window or a state store little: the same bits as with a full cache, in less memory."""
+"""Sliding-window and recurrent layers give the same bits as with a full KV cache, in less memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def model(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[api.Model]:
 
 @pytest.fixture(scope="module")
 def truth(path: Path) -> np.ndarray:
-    """Return float32 (1100, vocabulary), from a full cache."""
+    """Return the float32 logits (1100, vocabulary) computed with a full KV cache."""
     with api.load(path, ctx_size=CONTEXT, threads=1) as whole:
         assert whole.pool.windowed is None
         return whole.logits(IDS)
@@ -67,7 +67,7 @@ def test_the_bits_are_those_of_a_cache_that_keeps_everything(model: api.Model, t
     session = model.session()
     feed(session, 0, 1000)
     assert (feed(session, 1000, 1100, 1) == truth[1000:]).all()
-    for back in (1, 16, SLACK):  # as after rejected drafts
+    for back in (1, 16, SLACK):  # tokens to rewind, as after rejected drafts
         session.rewind(len(IDS))
         assert session.rewind(len(IDS) - back) == len(IDS) - back
         assert (feed(session, len(IDS) - back, len(IDS)) == truth[-back:]).all()
@@ -99,7 +99,7 @@ def test_memory_is_the_window_and_the_layers_without(model: api.Model) -> None:
     ]
     assert executable.memory.cache == pytest.approx(sum(parts), abs=64 * 2 * len(parts))
     memory = executable.memory
-    assert memory.window in (window, 0, 32)  # for attention: LFM2's file has one of 32
+    assert memory.window in (window, 0, 32)  # sliding window of attention: LFM2's GGUF has a window of 32
     assert memory.read_after(1000) - memory.weights_per_token == (
         memory.cache_per_token * 1000
         + memory.window_per_token * memory.window
@@ -128,8 +128,8 @@ def test_far_back_means_from_the_start(model: api.Model, truth: np.ndarray) -> N
 
 
 def test_forks_and_neighbours(model: api.Model, truth: np.ndarray) -> None:
-    """Two sequences continue from the same tokens, each writing to its copy of the last block, while a third takes
-    blocks.
+    """Two sequences continue from the same tokens, and each writes to its own copy of the last block. A third sequence
+    takes blocks meanwhile.
     """
     session, other, third = model.session(), model.session(), model.session()
     feed(session, 0, 290)
@@ -165,7 +165,7 @@ def test_a_file_holds_the_window_alone(
     assert (feed(fresh, 950, 1100) == truth[950:]).all()
     fresh.close()
     monkeypatch.setattr(localllm.loading.loader, "WINDOW_PAST", CONTEXT)
-    with api.load(path, ctx_size=CONTEXT) as whole:  # a full cache: the file's windows are too small for that
+    with api.load(path, ctx_size=CONTEXT) as whole:  # a full KV cache, because the GGUF's windows are too small for it
         found = read_prompt_cache(tmp_path / "c", whole)
         assert found.problem == "its cache keeps another window"
 
@@ -174,7 +174,8 @@ def test_a_file_holds_the_window_alone(
 def test_prompts_fit_even_if_no_block_is_spare(
     path: Path, truth: np.ndarray, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(localllm.loading.loader, "WINDOW_PAST", 0)  # as if large states left only the needed blocks
+    # Simulates large states, for which only the required blocks are kept.
+    monkeypatch.setattr(localllm.loading.loader, "WINDOW_PAST", 0)
     monkeypatch.setattr(localllm.loading.loader, "BATCH_ROWS", rows)
     with api.load(path, ctx_size=CONTEXT, threads=2) as opened:
         session = opened.session()

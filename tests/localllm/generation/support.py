@@ -1,4 +1,4 @@
-"""Requests to a scheduler in tests: collect events, run single steps, and record the rows of its engine."""
+"""Send requests to a scheduler in tests: collect events, run single steps, and record what its engine evaluates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from localllm.generation.speculation.drafts import Drafts
 from localllm.generation.stream import Stepper
 from localllm.sampling.sampler import Sampler
 
-WAIT = 60  # seconds: a test that hangs fails
+WAIT = 60  # seconds after which a test counts as hanging
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Answer:
     events: list[Event] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     ticket: Ticket | None = None
-    until: int = 0  # cancel after this many tokens
+    until: int = 0  # cancel after this number of tokens
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)
@@ -79,15 +79,15 @@ def scheduled(model: localllm.Model, **limits: object) -> Iterator[Scheduler]:
 def stepper_of(
     on: localllm.Model | Engine, limits: SchedulerLimits | None = None, drafts: Drafts | None = None, **more: Any
 ) -> Stepper:
-    """Return a separate core for an engine, in place of the model's current core."""
+    """Return a stepper with a new core, which replaces the model's current core."""
     if isinstance(on, Engine):
         return Stepper(Core(on, None, Sampler, limits, drafts, **more))
-    on.new_core(limits or SchedulerLimits())  # the old one frees its blocks
+    on.new_core(limits or SchedulerLimits())  # frees the blocks of the previous core
     return Stepper(Core(on.engine, on.maybe_tokenizer, on.sampler, limits, drafts, **more))
 
 
 class Watched(Engine):
-    """An engine that records the rows of its steps: (sequence, tokens, wanted logits)."""
+    """An engine that records the input of its steps: (sequence, tokens, wanted logits)."""
 
     def __init__(self, engine: Engine, **limits: int) -> None:
         super().__init__(engine.executable, engine.pool, replace(engine.limits, **limits))
@@ -123,7 +123,7 @@ class Stepped:
             self.core.step()
 
     def finish(self) -> None:
-        """Run steps until no request is left."""
+        """Run steps until no request remains."""
         for _ in range(10_000):
             if not self.running.busy:
                 return

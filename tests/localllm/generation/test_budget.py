@@ -1,4 +1,4 @@
-"""The number of prompt rows of a step follows from measured costs: by hand, with given costs."""
+"""The number of prompt tokens per step, worked out by hand from given costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from localllm.generation.schedule import LEAST, Budget
 
-ROW, DECODE = 0.002, 0.05  # seconds
+ROW, DECODE = 0.002, 0.05  # seconds per prompt token, seconds of a decode step
 
 
 def measured(seconds: float = 0.2, rows: int = 512) -> Budget:
@@ -28,20 +28,20 @@ def test_before_anything_is_measured_a_step_takes_few() -> None:
 
 
 def test_a_step_lasts_as_long_as_asked() -> None:
-    """(0.2 - 0.05) / 0.002 is 75, and 64 is the multiple of 16 below it."""
+    """(0.2 - 0.05) / 0.002 is 75, and the largest multiple of 16 up to 75 is 64."""
     assert measured().prompt_rows(4) == 64
     assert measured(0.4).prompt_rows(4) == 160
     assert measured(0.4, rows=100).prompt_rows(4) == 96
 
 
 def test_if_more_wait_than_are_written_steps_may_last_longer() -> None:
-    """A step may last twice as long for 8 waiting and 4 running, and 2.5 times at most."""
+    """With 8 requests waiting and 4 running, a step may last twice as long. The limit is 2.5 times."""
     assert measured().prompt_rows(4, 8) == 160  # (0.4 - 0.05) / 0.002 = 175
     assert measured().prompt_rows(4, 100) == 224  # (0.5 - 0.05) / 0.002 = 225
 
 
 def test_many_answers_leave_prompts_as_much_time_as_they_take() -> None:
-    """Answers take 0.16 s of 0.2 s, so a step may last 0.32 s: 0.16 / 0.002 is 80."""
+    """Decoding takes 0.16 s of 0.2 s, so a step may last 0.32 s. The other 0.16 s are enough for 80 prompt tokens."""
     budget = Budget(512, 0.2)
     for _ in range(100):
         budget.observe(16, 0, 0.16)
@@ -82,5 +82,5 @@ def test_rows_cost_something_even_if_decoding_seems_to_cost_all() -> None:
 def test_prompts_alone_cost_their_rows() -> None:
     budget = Budget(512, 0.2)
     budget.observe(4, 0, 0.05)
-    budget.observe(0, 100, 0.2)  # no decode rows in the step
+    budget.observe(0, 100, 0.2)  # the step decodes no token
     assert budget.prompt_rows(4) == 64

@@ -1,4 +1,4 @@
-"""Accounts share the slots and the queue, for any users, priorities and numbers of answers in their requests."""
+"""Accounts share the slots and the queue fairly, for any users, priorities, and numbers of answers per request."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def test_an_account_with_all_places_gives_one_to_another_and_loses_nothing(model
         assert clients(it) == ["a/0", "a/1", "a/2"]
         other, _ = it.ask(wanted(50, "b", 4))
         it.turn()
-        assert clients(it) == ["a/0", "a/1", "b"]  # the newest one waits
+        assert clients(it) == ["a/0", "a/1", "b"]  # the newest request of a waits
         it.turn(5)
         assert other.ended == "length"
         it.finish()
     assert [answer.tokens for _, answer in asked] == [answer.tokens for answer in alone]
-    assert asked[2][1].reused < 3 + 8  # its first start; the tokens before the preemption were not evaluated again
+    assert asked[2][1].reused < 3 + 8  # from its first start; after the preemption, no token was evaluated again
 
 
 def test_accounts_with_as_many_places_keep_them(model: localllm.Model) -> None:
@@ -115,7 +115,7 @@ def test_a_waiting_request_of_low_priority_stops_nobody(model: localllm.Model) -
 
 def test_one_account_cannot_fill_the_queue(model: localllm.Model) -> None:
     with scheduled(model, parallel=1, waiting=7) as scheduler:
-        for number in range(5):  # half of the 8 slots, and one
+        for number in range(5):  # one more than half of the 8 slots
             ask(scheduler, wanted(number, f"a/{number}", 200))
         with pytest.raises(QueueFull, match="5 answers of yours are running or waiting"):
             scheduler.submit(wanted(6, "a/another user"), Answer())

@@ -1,4 +1,4 @@
-"""The pieces of an answer: its prompt in steps, the largest logits, text with stops, counts and times."""
+"""The parts of generation: prompt steps, top logits, text with stop strings, usage counts and times."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_prompt_that_is_cancelled_keeps_what_was_read(model: localllm.Model) -
 
 
 class Device(Table):
-    """Returns up to `max_top_k` top logits; records the requests."""
+    """A device that returns up to `max_top_k` of the largest logits, and records the requested numbers."""
 
     def __init__(self, rows: np.ndarray, max_top_k: int) -> None:
         super().__init__(lambda text: rows[len(text) - 1], Clock(), lambda count: 1.0)
@@ -117,7 +117,7 @@ def test_the_tokens_are_the_same_however_few_logits_leave_the_device(options: Sa
 
 
 class Looks:
-    """An observer that records the logits that tokens are sampled from."""
+    """An observer that records the logits from which tokens are sampled."""
 
     def __init__(self) -> None:
         self.seen: list[Choosing] = []
@@ -198,7 +198,7 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
 
 
 def test_usage_times_the_prompt_the_first_token_and_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only passes advance the clock: the prompt takes 3 seconds, a token 0.5."""
+    """Only forward passes advance the clock. The prompt takes 3 seconds, and a token 0.5."""
     clock = Clock()
     for module in ("generation.core", "generation.request_state"):
         monkeypatch.setattr(f"localllm.{module}.perf_counter", clock)

@@ -1,4 +1,4 @@
-"""Kept prefixes: found by their blocks, evicted in order of use, and on disk across restarts."""
+"""Kept prefixes are found by their blocks, evicted in order of use, and stored on disk across restarts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_longest_common_beginning_is_found() -> None:
     kept(pool, cache, [1, 2, 3, 9, 5, 6, 7, 8])
     tiny = kept(pool, cache, [7, 7])
     assert cache.find([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]) == (long, 10, 10)
-    assert cache.find([1, 2, 3, 4, 5, 6, 0])[1] == 6  # within a block
+    assert cache.find([1, 2, 3, 4, 5, 6, 0])[1] == 6  # the match ends within a block
     assert cache.find([7, 7, 7]) == (tiny, 2, 2)
     assert cache.find([5]) == (None, 0, 0)
     cache.drop(long)  # type: ignore[arg-type]
@@ -83,7 +83,9 @@ def test_the_number_of_sequences_has_a_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_window_that_has_moved_on_saves_nothing_but_is_alike() -> None:
-    """The whole of a text can be continued; its beginning only from the copy made there."""
+    """A sliding-window model can continue a whole kept text. It can continue the beginning only from a copy
+    made there.
+    """
     pool = BlockPool(80, 4, windowed=BlockPool(40, 4, window=4))
     cache = PrefixCache(4)
     tokens = list(range(200))
@@ -136,7 +138,7 @@ def test_damaged_files_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_prefixes_is_this_users_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Pipes and links in it are left alone, and other users cannot read saved files."""
+    """Pipes and links in the folder are left alone, and other users cannot read saved files."""
     folder = tmp_path / "cache"
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=1024) as model:
         first = PrefixFiles(folder, model)
@@ -146,7 +148,7 @@ def test_a_folder_of_prefixes_is_this_users_own(tmp_path: Path, caplog: pytest.L
         model.engine.release(sequence)
         [path] = folder.iterdir()
         assert (folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
-        path.chmod(0o644)  # as earlier versions wrote it
+        path.chmod(0o644)  # the mode that earlier versions gave the file
         assert PrefixFiles(folder, model).best([3] * 500) == LEAST
         assert path.stat().st_mode & 0o777 == 0o600
         path.rename(tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""One answer: its end, the listener's events, and its usage."""
+"""The state of one request: how its answer ends, the events that its listener gets, and its usage."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_listener_that_fails_ends_its_request(model: localllm.Model) -> None:
 
 
 def test_penalties_see_every_token_once(model: localllm.Model) -> None:
-    """It holds also if the prompt comes from the cache."""
+    """Penalties count every token once, even if the prompt comes from the KV cache."""
     hot = SamplingOptions(temperature=0.9, frequency_penalty=0.7, repeat_last_n=200, seed=4)
     prompt = text(2, 80)
     requests = [Request(prompt, hot, 40, ignore_eos=True), Request([*prompt, 4, 4], hot, 40, ignore_eos=True)]

@@ -1,4 +1,4 @@
-"""Running requests: admission in order, reuse of earlier tokens, kept prefixes, and preemption by a full cache."""
+"""Running requests: order of admission, reuse of evaluated tokens, kept prefixes, and preemption in a full KV cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.localllm.engine.support import ATTENDING, engine_of
 from tests.localllm.generation.support import Stepped
 from tests.localllm.generation.test_scheduler import Free, each_alone
 
-VOCABULARY = 28  # of the smallest model here
+VOCABULARY = 28  # size of the smallest model's vocabulary
 GREEDY = SamplingOptions(temperature=0.0)
 
 
@@ -35,7 +35,7 @@ def model() -> Iterator[localllm.Model]:
 
 @pytest.fixture
 def small() -> Iterator[localllm.Model]:
-    """A model with a cache of five blocks."""
+    """Provide a model with a KV cache of five blocks."""
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=4 * BLOCK, sequences=1) as model:
         assert model.pool.blocks == 5
         yield model
@@ -43,7 +43,7 @@ def small() -> Iterator[localllm.Model]:
 
 @pytest.fixture(params=[9, 11])
 def windows(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """Layers with a window and few blocks, so that windows move on."""
+    """Provide an engine with sliding-window layers and few blocks, so that old blocks are soon freed."""
     backend = CpuBackend(1)
     limits = Limits(rows=128, logit_rows=16, blocks=60, positions=16 * BLOCK, window_blocks=request.param)
     yield engine_of(backend, ATTENDING["experts and windows"](), limits)
@@ -184,7 +184,7 @@ def test_copies_stay_where_prompts_part_and_where_answers_begin(windows: Engine)
         it.finish()
         one, parted = it.ask(wanted([*beginning, *text(10, 11 * BLOCK)]))
         it.running.admit()
-        assert parted.reused == 0  # the window has moved on
+        assert parted.reused == 0  # the window has moved past these tokens
         assert one.checkpoints == [3 * BLOCK, 14 * BLOCK]
         it.finish()
         third, answer = it.ask(wanted([*beginning, *text(11, 11 * BLOCK)]))
@@ -209,7 +209,7 @@ def test_a_copy_stays_where_a_prompt_parts_from_a_running_one(windows: Engine) -
 
 
 def test_if_the_window_of_a_running_one_has_moved_all_is_evaluated_again(windows: Engine) -> None:
-    """A copy remains at the point of divergence."""
+    """A checkpoint is kept at the point of divergence."""
     with Stepped(windows, step_seconds=100.0) as it:
         it.ask(wanted(text(13, 20), 14 * BLOCK))
         it.turn(13 * BLOCK)
@@ -236,7 +236,7 @@ def test_the_log_says_at_which_token_a_prompt_parts(
         assert len(caplog.records) == 1
         expected = "client a: prompt of 100 tokens differs from an earlier one at token 40; 40 are reused"
         assert caplog.messages == [expected]
-        for client in ("b", "c"):  # a is forgotten
+        for client in ("b", "c"):  # the requests of a are forgotten
             it.ask(wanted(text(16, 90), client=client))
             it.finish()
         it.ask(wanted(text(17, 80), client="a"))
@@ -269,7 +269,7 @@ def test_kept_sequences_make_room_for_a_request_beside_others(small: localllm.Mo
         it.ask(wanted(text(4, 80), 20))
         it.running.admit()
         assert len(it.running.active) == 2
-        assert len(it.running.prefixes) == 1  # the older one was evicted
+        assert len(it.running.prefixes) == 1  # the older prefix was evicted
         [left] = it.running.prefixes
         assert same(left.tokens, text(2, 100)) == 100
         it.finish()
@@ -316,7 +316,7 @@ def test_kept_sequences_go_before_running_ones_are_stopped(small: localllm.Model
 def test_the_newest_of_the_lowest_priority_is_stopped_and_loses_nothing(
     small: localllm.Model, priorities: tuple[int, int], stopped: int
 ) -> None:
-    hot = SamplingOptions(temperature=0.8, repeat_penalty=1.3, seed=5)  # depends on the history
+    hot = SamplingOptions(temperature=0.8, repeat_penalty=1.3, seed=5)  # sampling that depends on the history
     requests = [
         Request(text(seed, 2 * BLOCK - 20), hot, 100, ignore_eos=True, priority=priorities[seed]) for seed in (0, 1)
     ]

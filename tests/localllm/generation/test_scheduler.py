@@ -1,4 +1,4 @@
-"""The scheduler generates the same tokens alone and in a batch, with any preemption, reuse and drafts."""
+"""The scheduler generates the same tokens for a request alone and in a batch, with any preemption, reuse and drafts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.localllm.generation.support import WAIT, Answer, ask, scheduled, step
 from tests.models.kit import KIT
 
 GREEDY = SamplingOptions(temperature=0.0)
-MOST = 24  # tokens of an answer
+MOST = 24  # largest number of tokens per answer
 FAMILIES = {
     "attention": "llama-dense", "windows": "gpt-oss-moe", "delta net": "qwen35-mtp", "Mamba-2": "granitehybrid-dense",
 }  # fmt: skip
@@ -44,7 +44,7 @@ def model() -> Iterator[localllm.Model]:
 
 
 def mixed(model: localllm.Model, count: int, longest: int, seed: int) -> list[Request]:
-    """Return random requests, some with a common prefix, greedy and sampled."""
+    """Return random requests, greedy and sampled, some with a common prefix."""
     chance = random.Random(seed)
     beginnings = [[chance.randrange(model.vocabulary) for _ in range(chance.randrange(longest))] for _ in range(3)]
     requests = []
@@ -72,7 +72,7 @@ def test_answers_are_the_same_alone_and_in_company(model: localllm.Model) -> Non
     requests = mixed(model, 24, 150, 1)
     expected = each_alone(model, requests)
     with scheduled(model, parallel=5, step_seconds=1e-4) as scheduler:
-        for _ in range(2):  # the second time, prompts are in the cache
+        for _ in range(2):  # the second time, the prompts are in the KV cache
             answers = [ask(scheduler, request) for request in requests]
             for answer, tokens in zip(answers, expected, strict=True):
                 answer.result()
@@ -99,7 +99,8 @@ def test_every_kind_of_cache_keeps_the_promise(family: str, tmp_path: Path) -> N
 
 
 def test_a_full_cache_preempts_and_loses_nothing() -> None:
-    with localllm.load("demo", backend="cpu", threads=1, ctx_size=256, sequences=1) as model:  # room for one sequence
+    # The KV cache has room for one sequence.
+    with localllm.load("demo", backend="cpu", threads=1, ctx_size=256, sequences=1) as model:
         requests = [Request(one.prompt, one.sampling, 60, ignore_eos=True) for one in mixed(model, 8, 120, 3)]
         expected = each_alone(model, requests)
         with scheduled(model, parallel=4) as scheduler:
@@ -111,7 +112,7 @@ def test_a_full_cache_preempts_and_loses_nothing() -> None:
 
 
 class Free(Costs):
-    """Additional rows cost nothing, so that everything is verified."""
+    """A cost model in which additional tokens cost nothing, so that all drafts are verified."""
 
     def observe(self, rows: int, seconds: float) -> None: ...
 
@@ -221,7 +222,7 @@ def test_the_context_ends_an_answer(model: localllm.Model) -> None:
     with scheduled(model) as scheduler:
         answer = ask(scheduler, Request([5] * 1000, GREEDY, ignore_eos=True))
         assert answer.result().reason == "context"
-        assert len(answer.tokens) == 25  # the last token needs no slot in the cache
+        assert len(answer.tokens) == 25  # the last token needs no slot in the KV cache
 
 
 def test_closing_ends_what_runs(model: localllm.Model) -> None:
@@ -248,7 +249,7 @@ def until(true: Callable[[], bool]) -> bool:
 
 
 def test_what_is_asked_while_it_closes_is_told_the_end(model: localllm.Model) -> None:
-    """The request arrives after the stop signal and before the end of the thread."""
+    """The request arrives after the stop signal and before the thread ends."""
     scheduler = Scheduler(stepper_of(model))
     late: list[Answer] = []
 
@@ -270,7 +271,7 @@ def test_what_is_asked_while_it_closes_is_told_the_end(model: localllm.Model) ->
 
 
 def test_load_may_be_asked_at_any_time() -> None:
-    """Another thread asks while windows free blocks and sequences start and end."""
+    """Another thread calls `load` while sliding windows free blocks, and sequences start and end."""
     backend = CpuBackend(1)
     limits = Limits(rows=128, logit_rows=16, blocks=50, positions=10 * BLOCK, window_blocks=14)
     engine = engine_of(backend, ATTENDING["experts and windows"](), limits)
@@ -345,7 +346,7 @@ def test_sampled_logprobs_are_those_of_the_tokens_that_may_come(model: localllm.
 
 
 class Even:
-    """A grammar that allows only even tokens, then the end."""
+    """A grammar that allows only even tokens and then the end token."""
 
     def __init__(self, vocabulary: int, most: int, end: int) -> None:
         self._mask = np.arange(vocabulary) % 2 == 0
@@ -387,7 +388,7 @@ def test_a_constraint_decides_what_may_come(model: localllm.Model) -> None:
 def test_a_prompt_that_fills_the_cache_alone_is_told(model: localllm.Model) -> None:
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=128, sequences=1) as small:
         held = small.engine.add()
-        small.engine.step([SequenceRows(held, [3] * 128)])  # held by another owner
+        small.engine.step([SequenceRows(held, [3] * 128)])  # another owner holds these blocks
         with scheduled(small) as scheduler:
             answer = ask(scheduler, Request([5] * 128, GREEDY, 100))
             error = answer.error().error

@@ -1,4 +1,4 @@
-"""Slots of answers: which answer gets which slot, their content at the end, and restoring into a full cache."""
+"""Slots: which answer gets which slot, what the slot contains at the end, and restoring a slot into a full KV cache."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_requests_take_the_place_they_name_or_a_free_one(model: localllm.Model) 
             for n, place in enumerate(places)
         ]
         it.finish()
-        assert [one.slot for one in ones] == [0, 1, 2, 0]  # slot 0 is free again, 9 does not exist
+        assert [one.slot for one in ones] == [0, 1, 2, 0]  # slot 0 is free again, and slot 9 does not exist
         assert tokens_of(it, 1) == ones[1].tokens[:-1]
         assert tokens_of(it, 0) == ones[3].tokens[:-1]
         assert it.running.slots.erase(1) == 12
@@ -85,7 +85,7 @@ def test_loading_makes_room_by_dropping_what_was_not_used_longest(model: localll
         assert tokens_of(it, 2) == [9] * (2 * BLOCK)
         assert tokens_of(it, 0) == []
         assert it.running.slots.load(1, read) == (2 * BLOCK, 77)
-        assert len(it.running.prefixes) == 1  # not kept twice
+        assert len(it.running.prefixes) == 1  # the prefix is not kept twice
 
 
 def test_jobs_run_between_steps_and_tell_their_errors(model: localllm.Model) -> None:

@@ -1,4 +1,4 @@
-"""A step: the rows that it takes from each request, within the engine's limits, and the use of its results."""
+"""A step: the tokens that it takes from each request, within the engine's limits, and the use of its results."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_prompt_of_higher_priority_is_read_first(model: localllm.Model) -> Non
 
 
 def test_answers_go_on_while_a_prompt_is_read(model: localllm.Model) -> None:
-    """Each step has a row of every answer, and a prompt gets the remaining rows."""
+    """Each step decodes a token of every answer. The prompt gets the remaining room."""
     engine = Watched(model.engine)
     with Stepped(engine, parallel=3, step_seconds=1e-9) as it:
         _, first = it.ask(wanted(text(1, 9), 60))
@@ -73,7 +73,7 @@ def test_answers_go_on_while_a_prompt_is_read(model: localllm.Model) -> None:
         assert (len(first.tokens), len(second.tokens)) == (before[0] + 12, before[1] + 12)
         prompts = [count for step in engine.stepped[3:] for count in counts(step) if count > 1]
         assert len(prompts) > 1
-        assert min(prompts[:-1]) >= 16  # the minimum, if steps take no time; more for slow ones
+        assert min(prompts[:-1]) >= 16  # the minimum if steps take no time; slow steps get more
         it.finish()
 
 
@@ -105,7 +105,7 @@ def test_log_probabilities_of_prompts_keep_to_the_rows_of_logits(model: localllm
 
 
 class Bold(Drafts):
-    """Drafts the same 15 tokens for every request, and has all of them verified."""
+    """Drafts the same 15 tokens for every request. All of them are verified."""
 
     def propose(self, writing: object, limits: Limits) -> None:
         for one in writing:  # type: ignore[attr-defined]
@@ -147,7 +147,7 @@ def test_chunks_of_a_card_do_not_depend_on_the_load(model: localllm.Model) -> No
     "kind", ["experts and windows", "delta net", "Mamba-2", "lightning attention", "blends of earlier sums"]
 )
 def test_layers_that_forget_give_the_same_tokens_in_company(kind: str) -> None:
-    """There are so few blocks that copies are made, become outdated, and are evicted."""
+    """Blocks are so few that copies of sliding-window and recurrent layers become outdated and are evicted."""
     backend = CpuBackend(1)
     plan = {**ATTENDING, **RECURRENT}[kind]()
     limits = Limits(rows=128, logit_rows=16, blocks=50, positions=10 * BLOCK, window_blocks=14)
@@ -181,7 +181,7 @@ def test_layers_that_forget_give_the_same_tokens_in_company(kind: str) -> None:
 
 
 class Broken(Engine):
-    """Fails in a step with a certain token."""
+    """An engine that fails in a step with a certain token."""
 
     def step(self, rows: object) -> list[Result]:
         if any(27 in part.tokens for part in rows):  # type: ignore[attr-defined]
@@ -207,10 +207,10 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(model: localllm.Model
 
 @pytest.mark.parametrize("written", [0, 5])
 def test_a_request_that_fills_the_cache_alone_ends(model: localllm.Model, written: int) -> None:
-    """It ends as a complete answer if it has begun, else with an error."""
+    """The request ends as a complete answer if it has begun, and otherwise with an error."""
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=4 * BLOCK, sequences=1) as small:
         held = small.engine.add()
-        small.engine.step([SequenceRows(held, [3] * 2 * BLOCK)])  # held by another owner
+        small.engine.step([SequenceRows(held, [3] * 2 * BLOCK)])  # another owner holds these blocks
         free = small.pool.free_blocks * BLOCK
         with Stepped(small) as it:
             _, answer = it.ask(wanted(text(1, free + 1 - written), 50))

@@ -1,4 +1,4 @@
-"""Stop strings: the text before the first stop is shown, however the text is cut."""
+"""The text before the first stop string is shown, no matter how the text is split into pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.generation.text import StopStrings
 
 
 def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool, list[str]]:
-    """Return the shown text, whether it stopped, and the text shown after each piece."""
+    """Return the shown text, whether generation stopped, and the text shown after each piece."""
     watcher = StopStrings(stops)
     shown, stopped = [], False
     for piece in pieces:
@@ -24,7 +24,7 @@ def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool, list[str]
 
 
 def before_first_stop(stops: tuple[str, ...], text: str) -> tuple[str, bool]:
-    """Read character by character until the text ends with a stop string; of several, the longest."""
+    """Read character by character until the text ends with a stop string. If several match, use the longest."""
     for end in range(len(text) + 1):
         done = [stop for stop in stops if text[:end].endswith(stop)]
         if done:

@@ -1,4 +1,4 @@
-"""Interleaved answers share steps: how far each runs ahead, what a suspended one gives up, and how answers end."""
+"""Interleaved answers share steps: how far an answer runs ahead, what it gives up when suspended, and how it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model() -> Iterator[localllm.Model]:
 
 @pytest.fixture
 def all_free(model: localllm.Model) -> Iterator[None]:
-    """Check that the test leaves no request, and no blocks except in the prefix cache."""
+    """Check that the test leaves no request, and no KV cache blocks except in the prefix cache."""
     model.new_core(SchedulerLimits(parallel=PARALLEL))
     before = model.engine.free_blocks
     yield
@@ -42,7 +42,7 @@ def all_free(model: localllm.Model) -> Iterator[None]:
 
 
 def begin(model: localllm.Model, number: int, count: int = 30, **more: Any) -> localllm.Reply:
-    """Start an answer; every second one is sampled."""
+    """Start an answer. Every second answer is sampled, and the others are greedy."""
     sampling = {"temperature": 1.0, "seed": number} if number % 2 else {"temperature": 0.0}
     return model.generate([300 + number, *range(400, 420)], max_tokens=count, ignore_eos=True, **sampling, **more)  # type: ignore[arg-type]
 
@@ -90,7 +90,7 @@ def test_an_answer_runs_ahead_of_its_reader_by_few_tokens(model: localllm.Model)
     assert replies[0].tokens == expected[0]
     ahead = answered(model)
     assert set(ahead) == {1, 2}
-    assert 1 < ahead[1] <= AHEAD + 1  # one token has been read
+    assert 1 < ahead[1] <= AHEAD + 1  # the reader has read one token
     assert 1 < ahead[2] <= AHEAD
     assert [reply.tokens for reply in replies[1:]] == expected[1:]
 
@@ -104,8 +104,8 @@ def test_answers_that_are_read_in_turn_share_steps(model: localllm.Model) -> Non
         for _ in zip(*replies, strict=True):
             pass
     assert [reply.tokens for reply in replies] == expected
-    assert sizes.count(4) >= 25  # of 30 tokens
-    assert len(sizes) < 60  # and not 120
+    assert sizes.count(4) >= 25  # for 30 tokens
+    assert len(sizes) < 60  # separate answers would need 120 steps
 
 
 @pytest.mark.usefixtures("all_free")
@@ -125,7 +125,7 @@ def test_without_a_bound_an_answer_never_waits_for_its_reader(model: localllm.Mo
 
 @pytest.mark.usefixtures("all_free")
 def test_more_suspended_answers_than_places(model: localllm.Model) -> None:
-    """Each is read a little, so that suspended answers take all slots."""
+    """Every answer is read a little, so that suspended answers take all slots."""
     count = PARALLEL + 5
     expected = [alone(model, number, 12) for number in range(count)]
     replies = [begin(model, number, 12) for number in range(count)]
@@ -149,7 +149,9 @@ def test_suspended_answers_make_room_while_there_are_blocks(model: localllm.Mode
 
 
 def test_suspended_answers_whose_blocks_others_need() -> None:
-    """Five answers of 90 tokens share a cache for 128; they are read alternately and then one after another."""
+    """Five answers of 90 tokens share a KV cache of 128 positions. They are read alternately, and then one after
+    another.
+    """
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=128) as model:
         free = model.engine.free_blocks
         expected = [alone(model, number, 70) for number in range(5)]
@@ -179,7 +181,7 @@ def test_logits_take_the_blocks_of_suspended_answers() -> None:
 
 
 class Asks(threading.Event):
-    """A cancel event that uses the model whenever it is checked within a step."""
+    """A cancel event that uses the model when a step checks it."""
 
     def __init__(self, use: Callable[[], object]) -> None:
         super().__init__()
@@ -204,7 +206,7 @@ USES: dict[str, Callable[[localllm.Model], object]] = {
 @pytest.mark.usefixtures("all_free")
 @pytest.mark.parametrize("use", USES)
 def test_a_function_within_a_step_cannot_use_the_model(model: localllm.Model, use: str) -> None:
-    """It gets an error instead of a deadlock; the answer continues."""
+    """The function gets an error instead of a deadlock. The answer continues."""
     expected, found = alone(model, 4), list[list[int]]()
     asks = Asks(lambda: USES[use](model))
     thread = threading.Thread(target=lambda: found.append(begin(model, 4, cancel=asks).tokens), daemon=True)
@@ -215,7 +217,7 @@ def test_a_function_within_a_step_cannot_use_the_model(model: localllm.Model, us
     assert {str(error) for error in asks.found} == {
         "the model is in the middle of a step; a function that it calls cannot use it"
     }
-    assert USES[use](model) is not False  # afterwards it can be used
+    assert USES[use](model) is not False  # afterwards the function can use the model
 
 
 # -- interrupts --------------------------------------------------------------------------------------------------------
@@ -224,7 +226,7 @@ def test_a_function_within_a_step_cannot_use_the_model(model: localllm.Model, us
 @pytest.mark.usefixtures("all_free")
 @pytest.mark.parametrize("at", [1, 2, 9])
 def test_an_interrupt_within_a_step_leaves_the_model_usable(model: localllm.Model, at: int) -> None:
-    """Ctrl-C within the engine: the answer that is read ends, others continue with the same tokens."""
+    """Ctrl-C is raised within the engine. The answer that is read ends, and others continue with the same tokens."""
     expected = [alone(model, number) for number in range(3)]
     model.stepper.core.running.prefixes.clear()
     read, other = begin(model, 0), begin(model, 1)
@@ -244,7 +246,7 @@ def test_an_interrupt_within_a_step_leaves_the_model_usable(model: localllm.Mode
 
 @pytest.mark.usefixtures("all_free")
 def test_an_interrupt_while_a_token_is_chosen_loses_no_other_answer(model: localllm.Model) -> None:
-    """Ctrl-C is delayed until the end of the step, so the other rows of the step are not lost."""
+    """Ctrl-C is delayed until the end of the step, so that no results of the step are lost."""
     expected, calls = alone(model, 1), list[int]()
 
     def processor(tokens: Any, logits: Any) -> Any:
@@ -263,7 +265,7 @@ def test_an_interrupt_while_a_token_is_chosen_loses_no_other_answer(model: local
 
 @pytest.mark.usefixtures("all_free")
 def test_a_grammar_that_fails_ends_its_own_answer_only(model: localllm.Model) -> None:
-    """The error used to reach the caller of the step, and the answer continued without its grammar."""
+    """Only the answer whose grammar fails gets the error. Other answers in the step continue."""
 
     def broken() -> Any:
         raise LocalLLMError("no grammar")
@@ -296,7 +298,9 @@ class Interrupts:
 
 @pytest.mark.usefixtures("all_free")
 def test_an_interrupt_between_a_pass_and_its_tokens_loses_no_request(model: localllm.Model) -> None:
-    """Untaken results of the pass are lost, so those answers end with an error; no reader waits for ever."""
+    """Results of the forward pass that were not processed are lost. Their answers end with an error, so that no reader
+    waits forever.
+    """
     expected, observer = alone(model, 1), Interrupts(5)
     request = Request([1, 2, 3], SamplingOptions(temperature=0), 30, ignore_eos=True, observer=observer)
     watched, other = model.stepper.stream(request), begin(model, 0)
@@ -362,11 +366,11 @@ def test_a_reply_that_nobody_holds_frees_its_place(model: localllm.Model, read: 
 
 @pytest.mark.usefixtures("all_free")
 def test_a_reply_that_is_dropped_in_the_last_step_of_another_thread(model: localllm.Model) -> None:
-    """No step follows, so that step frees the reply's blocks."""
+    """No step follows, so that step must free the blocks of the reply."""
     dropped = begin(model, 1)
     next(dropped)
     inside, go_on = threading.Event(), threading.Event()
-    last = model.generate([300], max_tokens=1, ignore_eos=True)  # one step
+    last = model.generate([300], max_tokens=1, ignore_eos=True)  # a single step
 
     def stop(step: int, rows: int) -> None:
         if threading.current_thread() is thread:
@@ -377,7 +381,7 @@ def test_a_reply_that_is_dropped_in_the_last_step_of_another_thread(model: local
     with within_steps(model, stop):
         thread.start()
         assert inside.wait(60)
-        dropped.close()  # does not wait
+        dropped.close()  # does not wait for the step
         assert 1 in answered(model)
         go_on.set()
         thread.join(60)

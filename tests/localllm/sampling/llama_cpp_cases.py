@@ -1,4 +1,4 @@
-"""Cases for the history-dependent samplers and for infill: logits by a rule, and the settings of each case."""
+"""Cases for the history-dependent samplers and for infill: logits computed by a rule, and the settings of each case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 STEPS = 24
-LISTED = 6  # number of top probabilities that are stored
+LISTED = 6  # number of largest probabilities to store
 FOLLOWING: dict[str, dict[str, Any]] = {
     "mirostat": {"mirostat": 1},
     "mirostat, low": {"mirostat": 1, "mirostat_tau": 1.5, "mirostat_eta": 0.4, "temperature": 1.3},
@@ -20,12 +20,12 @@ FOLLOWING: dict[str, dict[str, Any]] = {
     "adaptive-p, no memory": {"adaptive_target": 0.0, "adaptive_decay": 0.0, "temperature": 1.2},
     "adaptive-p, off": {"adaptive_target": -1.0},
 }
-INFILL = 120  # number of cases
+INFILL = 120  # number of infill cases
 
 
 def logits(case: str, step: int, size: int = 160) -> np.ndarray:
-    """Return float32 (size,): near Zipf's law in a random order; multiples of 1/16, so that all machines have the
-    same.
+    """Return float32 logits (size,) in random order, near Zipf's law. They are multiples of 1/16, so equal on all
+    machines.
     """
     random = np.random.RandomState(sum(case.encode()) * 1000 + step)
     ranks = random.permutation(size) + 1.0
@@ -35,7 +35,7 @@ def logits(case: str, step: int, size: int = 160) -> np.ndarray:
 
 
 def infill_logits(case: int, pieces: list[bytes], ends: list[int]) -> tuple[np.ndarray, int]:
-    """Return logits of a vocabulary with some related tokens among the largest, and a top-k."""
+    """Return logits that favor some related tokens, and a top-k."""
     random = np.random.RandomState(case)
     values = random.standard_normal(len(pieces))
     written = [token for token, piece in enumerate(pieces) if piece]

@@ -1,4 +1,4 @@
-"""Write data/llama_cpp.json: the result of llama.cpp's samplers for the logits in llama_cpp_cases.py.
+"""Write data/llama_cpp.json: the results of llama.cpp's samplers for the logits in llama_cpp_cases.py.
 
 A development tool that needs llama-cpp-python. Run from the repository: python -m
 tests.localllm.sampling.make_llama_cpp
@@ -62,7 +62,7 @@ def chain_of(options: SamplingOptions, size: int) -> list[int]:
 
 
 def apply(chain: Sequence[int], row: np.ndarray) -> tuple[dict[int, float], int]:
-    """Run a chain; return the probabilities of the remaining logits, and the sampled token."""
+    """Run a sampler chain. Return the probabilities of the remaining tokens, and the sampled token."""
     data = (Candidate * len(row))(*[Candidate(token, float(logit), 0.0) for token, logit in enumerate(row)])
     found = Candidates(data, len(row), -1, False)
     for one in chain:

@@ -1,6 +1,6 @@
-"""A second implementation of the samplers, from their definitions: plain Python over a list of (id, logit), in float64.
+"""A second implementation of the samplers from their definitions: plain float64 Python over a list of (id, logit).
 
-The order of the list is part of the definition: as given, or by descending logit with ties by id.
+The order of the list is part of the definition: either as given, or by descending logit with ties ordered by id.
 """
 
 from __future__ import annotations
@@ -45,17 +45,19 @@ def penalties(
 
 
 def dry_lengths(window: Sequence[int], allowed: int, breakers: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Return token -> longest repetition that it would continue, for repetitions of at least `allowed` tokens."""
+    """Return token -> longest repetition that the token would continue, for repetitions of at least `allowed`
+    tokens.
+    """
     n = len(window)
     reach = n
-    for start in range(n):  # the latest start of a breaker counts; of several there, the longest
+    for start in range(n):  # the latest start of a sequence breaker counts; among breakers with that start, the longest
         ends = [start + len(b) for b in breakers if list(window[start : start + len(b)]) == list(b)]
         if ends:
             reach = n - max(ends)
     if n <= allowed or reach < allowed:
         return {}
     longest: dict[int, int] = {}
-    for end in range(n - 1):  # window[..end] may end like window[..n-1]
+    for end in range(n - 1):  # window[..end] may end with the same tokens as window[..n-1]
         length = 0
         while length <= end and window[end - length] == window[n - 1 - length]:
             length += 1
@@ -128,7 +130,7 @@ def min_p(items: Items, p: float, min_keep: int = 0) -> Items:
 
 
 def xtc(items: Items, threshold: float, min_keep: int = 0) -> Items:
-    """Apply XTC, once the random draw has activated it."""
+    """Apply XTC after its random draw has activated it."""
     probabilities = dict(zip([token for token, _ in items], softmax(items), strict=True))
     likely = [token for token, _ in falling(items) if probabilities[token] >= max(threshold, 5e-324)]
     gone = likely[:-1]

@@ -1,4 +1,4 @@
-"""Every sampler against llama.cpp's published expectations and against a plain implementation of its definition."""
+"""Every sampler against llama.cpp's published expectations, and against a plain implementation of its definition."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ EXPECTED: list[tuple[str, dict[str, Any], Sequence[float], Sequence[float]]] = [
     ("xtc", {"xtc_probability": 1.0, "xtc_threshold": 0.09, "min_keep": 1}, FALLING, (0, 0, 0, 1)),
     ("xtc", {"xtc_probability": 1.0, "xtc_threshold": 0.09, "min_keep": 2}, FALLING, FALLING),
     ("xtc", {"xtc_probability": 1.0, "xtc_threshold": 0.0}, (0.5, 0.5, 0.0), (0, 1, 0)),
-    ("typ_p", {"typical_p": 0.5}, (0.25,) * 4, (1 / 3, 1 / 3, 1 / 3, 0)),  # more than p, not p itself
+    # The kept probabilities must sum to more than p.
+    ("typ_p", {"typical_p": 0.5}, (0.25,) * 4, (1 / 3, 1 / 3, 1 / 3, 0)),
     ("top_n_sigma", {"top_n_sigma": 1.0}, RISING, (0, 0, 0.428571, 0.571429)),
     ("top_n_sigma", {"top_n_sigma": 0.0}, RISING, RISING),
     ("top_n_sigma", {"top_n_sigma": 3.0}, RISING, RISING),
@@ -160,7 +161,7 @@ def test_queues_leave_the_ids_that_follow_from_probabilities_proportional_to_the
     queue: str, k: int, p: float, m: float
 ) -> None:
     n = 10000
-    lowest = 1  # lowest remaining id; id 0 has probability 0
+    lowest = 1  # lowest remaining id, because id 0 has probability 0
     for letter in queue:
         if letter == "k":
             lowest = max(lowest, n - k)
@@ -196,7 +197,7 @@ cases = st.tuples(st.sampled_from(SIZES), st.sampled_from(sorted(KINDS)), st.int
 
 
 def make(case: tuple[int, str, int]) -> tuple[Logits, oracle.Items, list[int]]:
-    """Return logits, the same as the oracle's items, and a history with repetitions."""
+    """Return logits, the same logits as items for the oracle, and a history with repetitions."""
     size, kind, seed = case
     random = np.random.default_rng(seed)
     logits = KINDS[kind](random, size).astype(np.float32)
@@ -362,7 +363,7 @@ def test_min_keep_holds_for_sorted_candidates_too() -> None:
 
 
 def test_the_longest_breaker_counts() -> None:
-    history = [2, 5, 9, 0, 1, 2, 5]  # "2 5" again, but 2 belongs to the breaker "0 1 2"
+    history = [2, 5, 9, 0, 1, 2, 5]  # "2 5" repeats, but this 2 belongs to the sequence breaker "0 1 2"
     assert continuations(history, 64, 1, {0: ((1,),)}) == {9: 2}
     assert continuations(history, 64, 1, {0: ((1,), (1, 2))}) == {9: 1}
 
@@ -379,7 +380,7 @@ def test_plain_greedy_is_one_step() -> None:
 @many
 @given(cases, st.sampled_from([0.0, 1e-5, 0.25, 0.5, 0.9491, 0.99999]), st.sampled_from([0, 5, 400]))
 def test_top_p_is_exact_where_float32_cannot_tell(case: tuple[int, str, int], p: float, min_keep: int) -> None:
-    """Ties are ordered as by float64 probabilities, with and without min_p after it."""
+    """Ties are ordered by float64 probabilities, with and without min_p after top_p."""
     logits, _, _ = make(case)
     candidates = Candidates(np.arange(len(logits), dtype=np.int32), logits)
     options = SamplingOptions(top_p=p, min_p=0.03, min_keep=min_keep)

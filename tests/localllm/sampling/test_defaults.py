@@ -1,4 +1,4 @@
-"""Sampling defaults of a file: llama.cpp's keys, overridden by the user, and harmless if invalid."""
+"""Sampling defaults in a GGUF: llama.cpp's keys, overridden by the user, and ignored if invalid."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def test_the_program_goes_by_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["off", "ngram"])
 def test_suppressed_tokens_of_the_file(spec: str, tmp_path: Path) -> None:
-    """llama-server gave the greedy answers from the same two files; the second suppresses "$", "n" and "x"."""
+    """The expected greedy answers are llama-server's for the same two GGUFs. The second GGUF suppresses "$", "n" and
+    "x".
+    """
     plain = write_model(tmp_path / "plain.gguf")
     suppressed = {"tokenizer.ggml.suppress_tokens": np.array([265, 339, 349], np.int32)}
     without = write_model(tmp_path / "without.gguf", extra=suppressed)

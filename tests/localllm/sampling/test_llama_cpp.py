@@ -1,4 +1,4 @@
-"""Mirostat, adaptive-p and infill against llama.cpp's library: the same probabilities at every token.
+"""Mirostat, adaptive-p and infill give the same probabilities as llama.cpp's library at every token.
 
 `make_llama_cpp.py` wrote data/llama_cpp.json: llama.cpp's probabilities for the logits of `llama_cpp_cases.py`.
 """
@@ -59,11 +59,11 @@ def test_infill_keeps_what_llama_cpp_keeps(demo: localllm.Model) -> None:
         expected = {int(token): value for token, value in FACTS["infill"][case].items()}
         assert dict(zip(ids.tolist(), p.tolist(), strict=True)) == pytest.approx(expected, rel=2e-4)
         seen.add((len(expected), bool(expected.keys() & tokenizer.eog)))
-    assert {(1, False), (1, True), (2, False)} <= seen  # a text, the end, and a choice
+    assert {(1, False), (1, True), (2, False)} <= seen  # a text, the end token, and a choice
 
 
 def test_infill_of_a_whole_vocabulary(demo: localllm.Model) -> None:
-    """llama.cpp compares every pair of candidates, so one request could block all others."""
+    """llama.cpp compares every pair of candidates. With a whole vocabulary, one request could then block all others."""
     row = np.zeros(demo.tokenizer.vocab_size, np.float32)
     row[5] = 60.0
     sampler = demo.sampler(SamplingOptions(samplers=("infill",), temperature=1.0))
@@ -80,7 +80,7 @@ def test_infill_of_a_whole_vocabulary(demo: localllm.Model) -> None:
     ids=["mirostat", "mirostat 2", "adaptive-p"],
 )
 def test_answers_do_not_depend_on_drafts(demo: localllm.Model, changed: dict[str, Any]) -> None:
-    """The prompt is repetitive, so that n-grams draft; some answers have a grammar."""
+    """The prompt is repetitive, so that n-grams are drafted. Some answers have a grammar."""
     prompt = "one two three one two three one two three one two"
     with localllm.load("demo", ctx_size=128, spec="ngram") as drafting:
         for seed in range(4):
@@ -98,7 +98,7 @@ def test_infill_needs_a_vocabulary() -> None:
 
 @pytest.mark.parametrize("case", ["mirostat", "mirostat 2", "adaptive-p"])
 def test_only_written_tokens_count(case: str) -> None:
-    """Drafts, repeated sampling and prompt tokens do not change later probabilities; `reset` starts over."""
+    """Drafts, repeated sampling and prompt tokens do not change later probabilities. `reset` starts over."""
     plain, busy = Sampler(options_of(case)), Sampler(options_of(case))
     for token in (5, 6, 7):
         busy.accept(token)

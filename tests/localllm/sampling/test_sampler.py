@@ -1,4 +1,4 @@
-"""The sampler's options, random numbers, history and errors; the samplers themselves are in test_chain.py."""
+"""The sampler's options, random numbers, history and errors. test_chain.py covers the sampling algorithms."""
 
 from __future__ import annotations
 
@@ -199,9 +199,9 @@ def test_a_sampler_that_is_rewound_continues_after_the_tokens_that_were_read(
     ahead, exact = (Sampler(SamplingOptions(seed=9, **options)) for _ in range(2))
     assert answer(ahead, 5) == answer(exact, 5)
     assert answer(ahead, 12)[:read] == answer(exact, read)
-    ahead.sample(LOGITS)  # chosen, and not written
+    ahead.sample(LOGITS)  # sampled, but not appended to the answer
     rewound = ahead.rewound(read)
-    ahead.sample(LOGITS)  # by another thread
+    ahead.sample(LOGITS)  # in another thread
     for count in (9, 4):
         assert answer(rewound, count) == answer(exact, count)
 
@@ -221,7 +221,7 @@ def test_greedy_takes_the_largest_and_of_equal_ones_the_lowest_id() -> None:
     logits[[17, 400, 401]] = 50
     for options in (
         SamplingOptions(temperature=0),
-        SamplingOptions(temperature=0, presence_penalty=1e-3),  # without the fast path
+        SamplingOptions(temperature=0, presence_penalty=1e-3),  # no fast path for greedy decoding
         SamplingOptions(temperature=0, samplers=("top_k", "penalties", "temperature"), presence_penalty=1e-3),
     ):
         assert Sampler(options).sample(logits) == 17
@@ -250,7 +250,7 @@ def test_bias_is_added_before_everything_else() -> None:
         SamplingOptions(temperature=0),
         SamplingOptions(seed=1),
         SamplingOptions(top_k=2, seed=1),
-        SamplingOptions(logit_bias={0: 100.0, 2: 100.0}, seed=1),  # a user's bias does not restore it
+        SamplingOptions(logit_bias={0: 100.0, 2: 100.0}, seed=1),  # the user's bias does not restore a forbidden token
     ],
 )
 def test_suppressed_tokens_are_never_chosen(options: SamplingOptions) -> None:
@@ -317,11 +317,13 @@ def test_sequence_breakers_are_found_in_every_spelling() -> None:
         9: ((5, 6),),
     }
     both = find_dry_breakers(("aab",), [b"aa"], lambda text: list(text.encode()))
-    assert both == {0: ((97, 98), (98,))}  # as "a|ab" after the last a, or "aa|b"
+    assert both == {0: ((97, 98), (98,))}  # as "a|ab" after the last a, or as "aa|b"
 
 
 def test_many_sequence_breakers_are_found_as_fast_as_few() -> None:
-    """A request may name hundreds: each token of the vocabulary is searched as often as for one of them."""
+    """A request may have hundreds of sequence breakers. Searching them takes as long per vocabulary token as
+    for one.
+    """
     looks = 0
 
     class Watched(bytes):
@@ -345,7 +347,7 @@ def test_many_sequence_breakers_are_found_as_fast_as_few() -> None:
 
 
 def test_a_quick_draw_is_the_exact_one() -> None:
-    """If float32 sums decide a draw from many candidates, float64 probabilities give the same token."""
+    """If float32 sums decide a draw among many candidates, float64 probabilities give the same token."""
     random = np.random.default_rng(5)
     quick = 0
     for spread in (0.01, 1.0, 3.0, 9.0):

@@ -1,4 +1,4 @@
-"""Conversations in files: the same bits after loading, and no file can destroy user data."""
+"""Conversations in prompt cache files: the bits after loading are the same, and no file can destroy user data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.conftest import full_disk
 from tests.localllm.support import localllm, write_model
 
 GREEDY = api.SamplingOptions(temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000)
-IDS = [1, *range(270, 350), *range(300, 350), *range(280, 290)]  # two blocks and a part of one
+IDS = [1, *range(270, 350), *range(300, 350), *range(280, 290)]  # two KV cache blocks and a part of one
 MESSAGES = [{"role": "user", "content": "é\u2028\x00"}, {"role": "assistant", "content": ""}]
 
 
@@ -47,20 +47,20 @@ def session(model: api.Model) -> Iterator[api.Session]:
     opened = model.session()
     yield opened
     opened.close()
-    model.new_core(SchedulerLimits())  # clears the prefix cache
+    model.new_core(SchedulerLimits())  # empties the prefix cache
     assert model.pool.free_blocks == model.pool.blocks
 
 
 @pytest.fixture
 def kept(model: api.Model, session: api.Session, tmp_path: Path) -> Path:
-    """Return a file of IDS and MESSAGES."""
+    """Return a prompt cache file of IDS and MESSAGES."""
     session.evaluate(IDS, logits=False)
     save(tmp_path / "kept", model, session.sequence, MESSAGES)
     return tmp_path / "kept"
 
 
 def test_what_was_kept_goes_on_with_the_same_bits(file: Path, model: api.Model, kept: Path) -> None:
-    """One thread writes the file, a process with three threads reads it into other blocks."""
+    """A process with one thread writes the file. A process with three threads reads it into other blocks."""
     truth = model.logits([*IDS, 300, 301])[-2:]
     with api.load(file, threads=3) as other:
         before, session = other.session(), other.session()
@@ -107,7 +107,7 @@ def test_a_turn_after_loading_is_the_turn_after_saving(file: Path, model: api.Mo
         assert (found.tokens, found.text) == (truth.tokens, truth.text)
         assert second.messages == first.messages
         assert found.usage.reused_tokens == truth.usage.reused_tokens
-        assert truth.usage.reused_tokens > 40  # includes the first answer
+        assert truth.usage.reused_tokens > 40  # includes the tokens of the first answer
 
 
 def test_what_was_taken_back_is_not_in_the_file(model: api.Model, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_every_changed_byte_is_noticed(model: api.Model, kept: Path) -> None:
 
 
 def forge(path: Path, change: Callable[[dict[str, Any]], object], body: bytes | None = None, version: int = 1) -> None:
-    """Replace the file's header, with a matching digest."""
+    """Replace the header of the file, with a matching digest."""
     whole = path.read_bytes()
     length = struct.unpack("<I", whole[12:16])[0]
     header = json.loads(whole[16 : 16 + length])
@@ -227,7 +227,7 @@ def test_another_format_another_model_too_small_a_context(file: Path, model: api
 
 
 def test_numbers_that_would_spoil_the_cache_are_refused(model: api.Model, kept: Path, session: api.Session) -> None:
-    """Even with a matching digest, NaN is never restored as a key; the user's conversation continues."""
+    """Even with a matching digest, NaN is never restored as a key. The user's conversation continues."""
     whole = kept.read_bytes()
     length = struct.unpack("<I", whole[12:16])[0]
     body = bytearray(whole[16 + length : -32])
@@ -244,7 +244,7 @@ def test_numbers_that_would_spoil_the_cache_are_refused(model: api.Model, kept: 
 def test_a_cache_of_another_kind_leaves_the_text(
     model: api.Model, kept: Path, session: api.Session, field: str
 ) -> None:
-    """For a different version, backend or cache type the tokens are evaluated again."""
+    """For a different version, backend or cache type, the saved tokens are evaluated again."""
     whole = kept.read_bytes()
     if field == "block_bytes":
         length = struct.unpack("<I", whole[12:16])[0]

@@ -1,4 +1,4 @@
-"""Slot files: plain names only, no links, only slot files are replaced, and an error if the folder is missing."""
+"""Slot files: only plain names, no links, only slot files are replaced, and a missing folder is an error."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_other_files_stay_and_errors_do_not_name_the_folder(files: SlotFiles, mo
 
 
 def test_what_is_no_file_is_refused_at_once(files: SlotFiles, model: localllm.Model) -> None:
-    """Opening a pipe would wait for a writer, in the thread that evaluates all requests."""
+    """Opening a pipe would block the thread that evaluates all requests."""
     os.mkfifo(files._folder / "pipe")
     (files._folder / "folder").mkdir()
     sequence = model.engine.add()
@@ -88,7 +88,7 @@ def test_only_this_user_reads_saved_prompts(files: SlotFiles, model: localllm.Mo
     sequence = model.engine.add()
     model.engine.step([SequenceRows(sequence, [1, 2, 3])])
     files.save("a", sequence)
-    (files._folder / "a").chmod(0o644)  # as earlier versions wrote it
+    (files._folder / "a").chmod(0o644)  # the mode that earlier versions gave the file
     files.save("a", sequence)
     model.engine.release(sequence)
     assert (files._folder / "a").stat().st_mode & 0o777 == 0o600

@@ -1,4 +1,4 @@
-"""Metadata in, `Config` out: llama.cpp's defaults, and a clear one-line error for every fault."""
+"""Read metadata into a `Config`, with llama.cpp's defaults. Every invalid value gives a clear one-line error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_factor_of_2023_files_and_of_no_scaling() -> None:
 
 
 def test_the_base_stretched_by_alpha() -> None:
-    """llama.cpp computes base * alpha ^ (d / (d - 2)) for Hunyuan VL, with heads of 8 numbers."""
+    """llama.cpp computes base * alpha ^ (d / (d - 2)) for Hunyuan VL; the head dimension d is 8 here."""
     assert config(rope__scaling__alpha=0.0).rope.base == 10000.0
     assert config(rope__scaling__alpha=1000.0).rope.base == pytest.approx(1e8)
     with pytest.raises(ModelError, match=r"rope\.scaling\.alpha: expected 0 or a number from 1 up, found 0\.5"):
@@ -192,7 +192,7 @@ YARN = {
 
 
 def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
-    """With the numbers of YaRN's Llama 2 models, the ramp runs from pair 20 to pair 46."""
+    """With the parameters of YaRN's Llama 2 models, the ramp runs from pair 20 to pair 46."""
     plain = np.array(inverse_frequencies(config(attention__key_length=128).rope, None))
     np.testing.assert_allclose(plain, 10000.0 ** (-np.arange(64) / 64), rtol=1e-15)
     scaled = np.array(inverse_frequencies(config(**YARN).rope, None))

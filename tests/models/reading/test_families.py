@@ -1,4 +1,4 @@
-"""The properties that architecture families read from a file: windows, latent attention, shared layers, rotations."""
+"""Properties of architecture families in a GGUF: sliding windows, latent attention, shared KV caches, RoPE."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def test_windows_as_the_families_have_them() -> None:
         9,
         0,
     )
-    assert sliding("llama", attention__sliding_window=4096).windows == (0,) * 7  # Mistral 7B v0.1: llama.cpp ignores it
+    # llama.cpp ignores the key for Mistral 7B v0.1.
+    assert sliding("llama", attention__sliding_window=4096).windows == (0,) * 7
 
 
 def test_sliding_layers_may_have_heads_of_another_width() -> None:
@@ -107,7 +108,7 @@ def latent(**changes: Any) -> Any:
 
 
 def test_latent_attention() -> None:
-    """Files of absorbed models store the head widths in separate keys."""
+    """A GGUF of an absorbed MLA model stores the head dimensions under separate keys."""
     assert latent().latent == LatentConfig(64, 32, 16, 24)
     assert latent().attention_scale[0] == pytest.approx(48**-0.5)
     old = latent(attention__key_length_mla=0, attention__key_length=40, attention__value_length=20)
@@ -123,7 +124,9 @@ def test_latent_attention() -> None:
 
 
 def test_yarn_of_deepseek() -> None:
-    """Files store a tenth of mscale_all_dim, which equals mscale; scores are multiplied by the square of the result."""
+    """A GGUF stores a tenth of mscale_all_dim, which equals mscale. Attention scores are multiplied by the square of
+    the result.
+    """
     yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 40.0, "rope__scaling__original_context_length": 64}
     found = latent(rope__scaling__yarn_log_multiplier=0.0707, **yarn).rope
     assert magnitude(found) == pytest.approx(1.0)
@@ -142,7 +145,7 @@ def sharing(architecture: str, layers: int, own: int, **changes: Any) -> Any:
 def test_the_last_layers_share_keys_and_values_of_the_last_of_their_kind() -> None:
     assert sharing("gemma4", 9, 5).kv_layer == (0, 1, 2, 3, 4, 2, 4, 4, 2)
     assert sharing("gemma4", 9, 9).kv_layer == tuple(range(9))
-    assert sharing("gemma3", 9, 5).kv_layer == tuple(range(9))  # only some architectures read the key
+    assert sharing("gemma3", 9, 5).kv_layer == tuple(range(9))  # only some architectures have this key
     assert len(set(sliding("gemma3n", 30, attention__sliding_window=512).kv_layer)) == 20
     message = r"^gemma4\.attention\.shared_kv_layers: layer 2 has 8 .*, found none of its kind in the first 2 layers$"
     with pytest.raises(ModelError, match=message):
@@ -153,7 +156,7 @@ def test_the_last_layers_share_keys_and_values_of_the_last_of_their_kind() -> No
 
 
 def test_gates_of_gemma3n_are_sparse_where_the_file_says() -> None:
-    """A share of 0 is stored as the deviation minus infinity, so that no value is below it."""
+    """A layer without sparsity is stored with the scale minus infinity, so that no value is below the threshold."""
     found = sliding("gemma3n", 3, activation_sparsity_scale=[1.5, 0.0, -math.inf])
     assert found.sparsity == (1.5, 0.0, None)
     assert sliding("gemma3n", 12).sparsity == (TOP_TWENTIETH,) * 10 + (None, None)
@@ -199,7 +202,7 @@ def test_layers_that_guess_further_tokens_are_left_out() -> None:
 
 
 def test_layer_norms_with_the_key_of_rms_norms() -> None:
-    """Files of Phi MoE have these keys."""
+    """A GGUF of Phi MoE has these keys."""
     assert sliding("phimoe").eps == 1e-5
     assert sliding("phimoe").norm == "layer"
 
@@ -212,7 +215,7 @@ def test_rows_are_in_the_order_of_their_names() -> None:
 
 @pytest.mark.parametrize("name", ["dream", "llada", "llada-moe", "rnd1"])
 def test_diffusion_models_see_later_rows(name: str) -> None:
-    """As in llama.cpp, the file's key is ignored."""
+    """Attention is bidirectional. llama.cpp ignores the GGUF's key, and so do we."""
     metadata = dict(KIT[next(each for each in KIT if each.startswith(f"{name}-"))].loaded()[0])
     for key in (True, False):
         metadata[f"{name}.attention.causal"] = key

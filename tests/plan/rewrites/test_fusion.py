@@ -1,4 +1,4 @@
-"""Fusion is a rewrite: a fused plan computes the same bits on the reference backend, and declares the same reads."""
+"""Fusion rewrites a plan. The fused plan gives the same bits on the reference backend, and declares the same reads."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_values_are_made_before_they_are_read_and_layers_begin_where_they_did(na
         made |= {value.index for value in op.outputs}
     assert len(fused.starts) == len(plan.starts)
     for old, new in zip(plan.starts, fused.starts, strict=True):
-        # An operation that moved into an earlier one precedes its layer's start.
+        # An operation that was fused into an earlier operation now runs before its layer starts.
         before = {id(op) for op in flattened(fused.operations[:new])}
         assert {id(op) for op in plan.operations[:old]} - before == set()
 
@@ -95,7 +95,7 @@ X = 32
 
 
 def kinds(build: Built, keep: Callable[[Plan], list[Value]] = lambda plan: []) -> list[str]:
-    """Return the names of the operations after the embedding, with all passes applied."""
+    """Return the names of the operations after the embedding, with all fusion passes applied."""
     r = Recorder()
     plan = r.finish(build(r, r.embed(matrix(8, X))))
     return [type(op).__name__ for op in fuse(plan, PASSES, keep(plan)).operations[1:]]
@@ -224,7 +224,7 @@ def test_heads_are_prepared_with_the_append_unless_rotated_keys_are_kept() -> No
 
 
 def test_queries_of_a_later_layer_stay_out_of_the_append_that_they_read() -> None:
-    """Only the first attention over a cache layer is fused with its append."""
+    """Only the first attention over a KV cache layer is fused with the append."""
 
     def shared(r: Recorder, x: Value) -> Value:
         rope = Rope("neox", 8, (1.0, 0.5, 0.25, 0.125))

@@ -1,4 +1,4 @@
-"""Splitting a plan loses no operation, every value arrives in time, and running the stages gives the same bits."""
+"""A split plan has all operations, every value arrives before it is read, and running the parts gives the same bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ LIMITS = Limits(16, 16, 2, 2 * BLOCK)
 
 
 def by_layer(plan: Plan, places: Sequence[Hashable]) -> list[Hashable]:
-    """Return `places` with each cache layer's operations in one place, as well as layers that are read together."""
+    """Return `places`, changed so that all operations on a KV cache layer, or on layers read together, are in one
+    place.
+    """
     found, layers = list(places), dict[int, Hashable]()
     first = {layer: op.state[0] for op in plan.operations for layer in op.state if len(op.state) > 1}
     for number, op in enumerate(plan.operations):
@@ -30,13 +32,13 @@ def by_layer(plan: Plan, places: Sequence[Hashable]) -> list[Hashable]:
 
 
 def in_order(plan: Plan, count: int) -> list[Hashable]:
-    """Assign operations to `count` consecutive places, as machines of a pipeline."""
+    """Assign operations to `count` consecutive places, as in a pipeline of machines."""
     size = len(plan.operations)
     return by_layer(plan, [number * count // size for number in range(size)])
 
 
 def in_turn(plan: Plan, count: int, period: int) -> list[Hashable]:
-    """Alternate between `count` places, with `period` operations each."""
+    """Assign operations to `count` places in turn, `period` operations at a time."""
     return by_layer(plan, [number // period % count for number in range(len(plan.operations))])
 
 
@@ -52,7 +54,7 @@ def splits(plan: Plan) -> list[list[Hashable]]:
 @pytest.mark.parametrize("passes", [(), (fuse_additions, fuse_linears, fuse_heads)], ids=["plain", "fused"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_stages_in_turn_have_the_bits_of_the_whole_plan(name: str, passes: Sequence[Pass]) -> None:
-    """It holds also if the plan of each place is fused afterwards."""
+    """Running the parts gives the bits of the whole plan, even if each place's plan is fused afterwards."""
     plan = tiny_plan(name)
     rows = np.arange(9, dtype=np.int32)
     blocks, text = np.array([[0, 1]], np.int32), [*range(3, 12), 0]
@@ -112,7 +114,7 @@ def test_every_operation_goes_where_it_belongs_and_every_value_is_there_in_time(
 
 
 def crossings(plan: Plan, places: Sequence[Hashable]) -> Counter[int]:
-    """Return how often each value is sent."""
+    """Return how many times each value is sent."""
     sides = split(plan, places).plans.values()
     return Counter(
         value.index for side in sides for op in side.operations if isinstance(op, Send) for value in op.values
@@ -127,7 +129,7 @@ def test_between_two_places_a_value_crosses_once(name: str) -> None:
 
 
 def test_a_value_passes_through_the_places_between_its_maker_and_its_reader() -> None:
-    """Place 0 makes the embedding; place 1 norms it and passes it to place 2, which adds to it."""
+    """Place 0 computes the embedding. Place 1 normalizes it, and passes it on to place 2, which adds to it."""
     plan = tiny_plan("llama plain")
     embedding = plan.operations[0].outputs[0]
     places = by_layer(plan, [0, 1, *[2] * (len(plan.operations) - 2)])

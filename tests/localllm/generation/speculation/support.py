@@ -1,4 +1,4 @@
-"""Helpers for tests of speculation: models that are tables, given drafts and costs, and a clock."""
+"""Helpers for tests of speculative decoding: models defined by functions, given drafts and costs, and a clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from localllm.sampling.sampler import Sampler
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
 Guessing = Callable[[list[int], Sampler], DraftToken]
 
-# Seconds of a pass of 1 to 16 rows, measured on two cores with the 1B geometry in Q4_0.
+# Seconds of a forward pass of 1 to 16 tokens, measured on two cores with the 1B geometry in Q4_0.
 MEASURED = dict(enumerate((24.6, 24.7, 25.7, 47.7, 54, 54, 61.5, 63, 70, 70, 74, 77, 81, 85, 87, 89.4), 1))
 GREEDY = SamplingOptions(temperature=0)
 
@@ -43,7 +43,7 @@ class Clock:
 
 
 class ToldDrafter:
-    """Drafts the tokens of `guess(text)`."""
+    """A drafter that drafts the tokens of `guess(text)`."""
 
     def __init__(self, guess: Guessing) -> None:
         self._guess = guess
@@ -64,7 +64,9 @@ class ToldDrafter:
 
 
 class Table:
-    """The executable of a model that is a function of the tokens so far; a pass takes `costs[rows]` of `clock`."""
+    """The executable of a model whose logits are a function of the tokens so far. A step of n tokens advances `clock`
+    by `costs(n)`.
+    """
 
     def __init__(self, logits: Logits, clock: Clock, costs: Callable[[int], float]) -> None:
         self._logits, self._clock, self._costs = logits, clock, costs
@@ -83,14 +85,14 @@ class Table:
 def table_engine(
     logits: Logits, clock: Clock | None = None, costs: Callable[[int], float] = lambda rows: 1.0
 ) -> Engine:
-    """Return an engine of such a model, without weights and without a cache."""
+    """Return an engine of a `Table` model, without weights and without a KV cache."""
     limits = Limits(rows=64, logit_rows=64, blocks=64, positions=2048)
     table = cast(Executable, Table(logits, clock or Clock(), costs))
     return Engine(table, BlockPool(limits.blocks, BLOCK), limits)
 
 
 class Free(Costs):
-    """A pass costs the same for any number of rows, so all drafts are verified."""
+    """A cost model in which a forward pass costs the same for any number of tokens, so all drafts are verified."""
 
     def __init__(self, seconds: float = 1.0) -> None:
         super().__init__({1: seconds, 16: seconds})
@@ -114,7 +116,7 @@ class Told(Drafts):
 
 
 class Reckless(Judge):
-    """Always drafts, at any cost."""
+    """A policy that always drafts, at any cost."""
 
     def __init__(self) -> None:
         super().__init__(draft.PRIORS)
@@ -129,7 +131,7 @@ class Reckless(Judge):
 
 
 class _Given:
-    """Replaces a model's `Speculation`; its drafts are given."""
+    """Replaces the `Speculation` of a model, to use given drafts."""
 
     def __init__(self, make: Callable[[], Drafts | None]) -> None:
         self._make = make
@@ -140,7 +142,7 @@ class _Given:
 
 @contextmanager
 def drafting_by(model: Model, drafts: Drafts | None) -> Iterator[Model]:
-    """Within the block, `drafts` drafts the answers of an open model."""
+    """Within the block, `drafts` supplies the drafts for an open model."""
     before = model.speculation
     model.draft_with(cast(Speculation, _Given(lambda: drafts)))
     try:

@@ -1,4 +1,4 @@
-"""Drafts for an answer under a grammar: with any drafts, the grammar allows every token."""
+"""Drafts for an answer that a grammar constrains: for any drafts, the grammar allows every token of the answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tests.localllm.generation.support import Stepped, Watched
 
 
 class Steps:
-    """A constraint: every token is 1 to 3 more than the one before, modulo the vocabulary; any token may start."""
+    """A grammar in which every token is 1 to 3 more than the previous token, modulo the vocabulary. Any token may
+    start.
+    """
 
     finished = False
 
@@ -60,7 +62,7 @@ def plain(options: SamplingOptions, count: int) -> list[int]:
 
 
 def drafted(options: SamplingOptions, guess: Guessing, count: int) -> tuple[list[int], Watched]:
-    """Return the answer with all drafts verified, and the engine used."""
+    """Return the answer with all drafts verified, and the engine that verified them."""
     engine = Watched(table_engine(table(1)))
     with Stepped(engine, Told(guess, 3)) as it:
         _, answer = it.ask(Request(PROMPT, options, count, constraint=Steps))
@@ -83,7 +85,7 @@ def test_answers_are_those_without_drafts(options: SamplingOptions, drafter: str
 
 
 def test_what_the_grammar_forbids_is_not_verified() -> None:
-    """Drafts of three: the first is allowed, the second often, the third never."""
+    """Of three draft tokens, the grammar allows the first, often the second, and never the third."""
 
     def guess(text: list[int], sampler: Sampler) -> DraftToken:
         return DraftToken((text[-1] + (2, 3 + len(text) % 2, V // 2)[len(text) % 3]) % V, 0)
@@ -96,7 +98,7 @@ def test_what_the_grammar_forbids_is_not_verified() -> None:
 
 
 class Nothing(Steps):
-    """Allows a token whose logit is -inf, or no token."""
+    """A grammar that allows only a token whose logit is -inf, or no token."""
 
     def __init__(self, *tokens: int) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""A draft model in a batch: one step for all answers, its cache follows them, and the tokens do not change."""
+"""A draft model in a batch: one step drafts for all answers, its KV cache follows them, and the tokens do not
+change.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ from tests.localllm.generation.test_scheduler import Free, each_alone
 from tests.models.kit import KIT
 
 GREEDY = SamplingOptions(temperature=0.0)
-FREE = {1: 10.0, 16: 10.0}  # seconds: far more than a real round takes
+FREE = {1: 10.0, 16: 10.0}  # seconds, far more than a real round of drafting takes
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a token worth the time in FREE, not its time on this machine."""
+    """Value a token at the decode times in FREE, not at this machine's decode time."""
     monkeypatch.setattr(RequestState, "pace", 1.0)
 
 
@@ -41,7 +43,7 @@ def demo() -> Iterator[localllm.Model]:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[localllm.Model]:
-    """The demo's draft model."""
+    """Provide the bundled draft model."""
     with localllm.load("draft", backend="cpu", threads=1, sequences=3) as model:
         yield model
 
@@ -53,7 +55,7 @@ def same_tokens(model: localllm.Model) -> Mapping:
 def drafting(
     model: localllm.Model, by: localllm.Model, costs: dict[int, float] | None = None, step: float = 1e-9
 ) -> tuple[Drafts, Watched]:
-    """Return drafts by a model whose passes take `step` seconds, and its engine."""
+    """Return drafts by a model whose forward passes take `step` seconds, and its engine."""
     engine, verifying = Watched(by.engine), Free(costs or FREE)
     drafter = DraftModel(engine, same_tokens(model), Fixed({1: step, 16: step}), verifying, 7)
     return Drafts(verifying, 7, drafter, repeats=False), engine
@@ -87,7 +89,7 @@ def test_tokens_are_those_without_it_alone_and_in_company(demo: localllm.Model, 
 
 @pytest.mark.parametrize("family", ["qwen35-mtp", "gpt-oss-moe", "qwen4exp-8of40"])
 def test_states_and_windows_keep_the_promise(family: str, tmp_path: Path) -> None:
-    """The model drafts for itself: greedy drafts are right, and sampled ones often are."""
+    """The model is its own draft model. Greedy drafts are right, and sampled drafts often are."""
     path = KIT[family].write(tmp_path / "model.gguf")
     opened = {"backend": "cpu", "threads": 1, "ctx_size": 256, "sequences": 3}
     with localllm.load(path, **opened) as model, localllm.load(path, **opened) as twin:  # type: ignore[arg-type]
@@ -143,7 +145,7 @@ def test_it_reads_no_prompt_for_an_answer_that_soon_ends(demo: localllm.Model, s
 
 
 def test_it_rests_after_rounds_that_lose(demo: localllm.Model, small: localllm.Model) -> None:
-    """Real rounds take longer than the microsecond that they save per token."""
+    """Real rounds of drafting take longer than the microsecond that they save per token."""
     drafts, engine = drafting(demo, small, {1: 1e-6, 16: 1e-6}, step=1e-12)
     with Stepped(demo, drafts) as it:
         _, answer = it.ask(Request([1, 2, 3], SamplingOptions(temperature=3.0, seed=1), 200, ignore_eos=True))
@@ -166,7 +168,8 @@ def test_a_full_cache_of_the_draft_model_ends_drafting_only(demo: localllm.Model
 
 
 def test_preempted_and_cancelled_requests_leave_its_cache(small: localllm.Model) -> None:
-    with localllm.load("demo", backend="cpu", threads=1, ctx_size=256, sequences=1) as model:  # room for one sequence
+    # The KV cache has room for one sequence.
+    with localllm.load("demo", backend="cpu", threads=1, ctx_size=256, sequences=1) as model:
         requests = [Request([9 + number] * 60, GREEDY, 80, ignore_eos=True) for number in range(4)]
         expected = each_alone(model, requests)
         drafts, _ = drafting(model, small)
@@ -205,7 +208,7 @@ def test_repetitions_come_first_and_the_model_drafts_for_the_rest(demo: localllm
             it.ask(Request(prompt, GREEDY, 50, ignore_eos=True))[0] for prompt in ([*phrase * 3, *phrase[:4]], [1, 2])
         )
         it.turn()
-        again.tokens[-1] = 9  # the usual continuation of the phrase
+        again.tokens[-1] = 9  # the token that usually continues the phrase
         drafts.begin(again)
         drafts.propose([again, new], Limits(rows=64, logit_rows=64, blocks=8, positions=400))
         assert again.drafts[0].token == 10

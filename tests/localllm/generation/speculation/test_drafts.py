@@ -1,4 +1,4 @@
-"""Which drafted tokens a batch verifies: by hand, with given costs of rows."""
+"""Which draft tokens a batch verifies, worked out by hand with given costs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model() -> Iterator[localllm.Model]:
 
 
 def writing(model: localllm.Model, drafts: Drafts, prompts: list[list[int]], most: int = 50) -> list[RequestState]:
-    """Requests for which a step drafts."""
+    """Return requests for which a step drafts."""
     it = Stepped(model, drafts)
     found = [it.ask(Request(prompt, GREEDY, most, ignore_eos=True))[0] for prompt in prompts]
     for one in found:
@@ -75,7 +75,9 @@ def test_drafts_end_where_the_answer_or_the_context_does(model: localllm.Model) 
 
 
 def test_rows_are_verified_while_they_cost_less_than_they_save(model: localllm.Model) -> None:
-    """Rows are free up to four, then cost as much as a step of one row, which is the most that one token can save."""
+    """Forward passes of up to four tokens cost the same. Each further token costs as much as a step, which is the most
+    that a draft token can save.
+    """
     rows = {1: 1.0, 4: 1.0, 5: 2.5, 64: 62.0}
     drafts = Drafts(Fixed(rows), 15)
     [one] = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]])
@@ -83,7 +85,7 @@ def test_rows_are_verified_while_they_cost_less_than_they_save(model: localllm.M
     assert one.verified == 3
     pair = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]] * 2)
     drafts.propose(pair, LIMITS)
-    assert [one.verified for one in pair] == [1, 1]  # both compete for two free rows
+    assert [one.verified for one in pair] == [1, 1]  # both compete for two tokens without cost
 
 
 def test_nothing_is_verified_where_every_row_costs_a_step(model: localllm.Model) -> None:
@@ -111,7 +113,7 @@ def test_guesses_that_fail_are_drafted_less(model: localllm.Model) -> None:
         drafts.judge(one)
         assert one.outcome == []
     drafts.propose([one], LIMITS)
-    assert len(one.drafts) == 1  # two in a row are very unlikely
+    assert len(one.drafts) == 1  # two right draft tokens in sequence are very unlikely
 
 
 def test_costs_are_learnt_from_steps_of_answers_alone(model: localllm.Model) -> None:
@@ -124,7 +126,7 @@ def test_costs_are_learnt_from_steps_of_answers_alone(model: localllm.Model) -> 
 
 
 class Rising:
-    """A constraint: every token is 1 to 3 more than the one before, modulo 40; nothing may follow 200."""
+    """A grammar in which every token is 1 to 3 more than the previous token, modulo 40. No token may follow 200."""
 
     def __init__(self, width: int, most: int) -> None:
         self._width, self._left, self._last = width, most, 0
@@ -152,7 +154,7 @@ class Rising:
 
 
 def test_what_a_grammar_forbids_is_not_verified(model: localllm.Model) -> None:
-    """Every third drafted token is not allowed; the tokens equal those without drafts."""
+    """The grammar forbids every third draft token. The answer's tokens are the same as without drafts."""
     prompt = list(range(5, 45))
 
     def guess(text: list[int], sampler: Sampler) -> DraftToken:
@@ -184,7 +186,7 @@ def test_what_a_grammar_forbids_is_not_verified(model: localllm.Model) -> None:
 
 
 def test_guesses_count_where_only_the_largest_logits_are_looked_at(model: localllm.Model) -> None:
-    """Nothing is verified, so a step returns few logits; acceptance statistics are updated anyway."""
+    """Nothing is verified, so a step returns few logits. Acceptance statistics are updated anyway."""
     drafts = Drafts(Fixed({1: 1.0, 64: 64.0}), 15)
     with Stepped(model, drafts) as it:
         it.ask(Request([*PHRASE * 6], GREEDY, 60, ignore_eos=True))
@@ -200,7 +202,7 @@ def test_usage_counts_what_was_verified_and_what_was_right(model: localllm.Model
         _, answer = it.ask(request)
         it.finish()
     usage = answer.result().usage
-    steps = engine.stepped[1:]  # without the prompt
+    steps = engine.stepped[1:]  # without the prompt's step
     assert usage.drafted == sum(len(rows.tokens) - 1 for step in steps for rows in step)
     assert usage.accepted == 100 - 1 - len(steps)
     assert 0 < usage.accepted <= usage.drafted

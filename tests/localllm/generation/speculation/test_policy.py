@@ -25,7 +25,7 @@ SHAPES = {"measured": MEASURED, "free": EVERY_ROW, "no gain": NO_GAIN}
 
 
 def best_fixed(likelihood: float, step: float, costs: dict[int, float]) -> float:
-    """Return the speedup of the best fixed number of drafted tokens, if it were known."""
+    """Return the speedup of the best fixed number of draft tokens, as if that number were known in advance."""
     return max(
         sum(likelihood**i for i in range(k + 1)) / (costs[k + 1] + k * step) * costs[1] for k in range(len(costs))
     )
@@ -33,7 +33,7 @@ def best_fixed(likelihood: float, step: float, costs: dict[int, float]) -> float
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of the loop and of the draft model: only passes take time."""
+    """Provide the clock of the loop and the draft model. Only forward passes take time."""
     found = Clock()
     monkeypatch.setattr(core, "perf_counter", found)
     monkeypatch.setattr(draft_model, "perf_counter", found)
@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def says(text: list[int], right: list[bool] | None = None) -> Logits:
-    """Return a model that continues with `text`, except for other tokens at positions that are not `right`."""
+    """Return a model that continues with `text`, but with a wrong token at each position that is not `right`."""
 
     def logits(seen: list[int]) -> np.ndarray:
         wrong = right is not None and not right[len(seen)]
@@ -54,7 +54,7 @@ def speedup(
     clock: Clock, likelihood: float, step: float, costs: dict[int, float],
     known: dict[int, float] | None = None, tokens: int = 512,
 ) -> float:  # fmt: skip
-    """Return the speedup with a draft model of this acceptance rate, whose passes take `step`."""
+    """Return the speedup with a draft model of this acceptance rate, whose forward passes take `step`."""
     random = np.random.RandomState(1)
     text = random.randint(0, V, tokens + 40).tolist()
     right = (random.random_sample(len(text)) < likelihood).tolist()
@@ -72,7 +72,7 @@ def speedup(
 @pytest.mark.parametrize("likelihood", [0, 0.2, 0.4, 0.6, 0.8, 0.95, 1])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_answer_is_nearly_as_fast_as_were_all_known_before(clock: Clock, likelihood: float, shape: str) -> None:
-    """It is never slower than 0.97 of plain decoding."""
+    """The decode speed is never below 0.97 of plain decoding."""
     gained = speedup(clock, likelihood, 2.0, SHAPES[shape])
     assert gained > 0.97
     assert gained > 0.9 * best_fixed(likelihood, 2.0, SHAPES[shape])
@@ -83,7 +83,7 @@ def test_a_draft_as_slow_as_the_model_is_left_alone(clock: Clock) -> None:
 
 
 def test_passes_that_cost_more_than_was_measured_are_noticed(clock: Clock) -> None:
-    """The costs measured when the model was opened were wrong."""
+    """The costs that were measured when the model was opened are wrong here."""
     assert speedup(clock, 0.5, 0.01, NO_GAIN, {1: 20.0, 16: 21.0}) > 0.93
 
 
@@ -97,7 +97,7 @@ def test_repeated_text_is_guessed_from_itself(clock: Clock) -> None:
     usage = answer.result().usage
     assert 239 * MEASURED[1] / usage.decode_seconds > 2.5
     assert usage.accepted > 0.9 * usage.drafted
-    assert usage.accepted + usage.decode_passes == 239  # one token per pass, plus accepted drafts
+    assert usage.accepted + usage.decode_passes == 239  # one token per forward pass, plus the accepted drafts
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_costs_between_those_measured_lie_between_them() -> None:
 
 
 def test_costs_follow_what_passes_take() -> None:
-    """The costs of one row and of several rows are independent; a pass that paused for a minute hardly counts."""
+    """The costs of one token and of several tokens are independent. A forward pass that took a minute hardly counts."""
     costs = Costs({1: 10.0, 16: 40.0})
     for _ in range(100):
         costs.observe(8, 60.0)
@@ -131,13 +131,15 @@ def test_acceptance_is_learned_class_by_class() -> None:
     assert acceptance.expect(0) > 0.95
     assert acceptance.expect(1) < 0.05
     assert acceptance.mean == pytest.approx(0.5, abs=0.1)
-    for _ in range(100):  # the text has changed
+    for _ in range(100):  # now the text is of another kind
         acceptance.observe(0, 0.0)
     assert acceptance.expect(0) < 0.1
 
 
 def test_a_step_in_the_costs_is_looked_over() -> None:
-    """Three rows are cheap, four are not, sixteen are again: worthwhile for drafts that are certain."""
+    """Three tokens are cheap, four are not, and sixteen are again. So long drafts are worthwhile if they are
+    certain.
+    """
     costs = Costs({1: 10.0, 3: 10.0, 4: 30.0, 16: 31.0})
     assert outlook(costs, 10.0, 2, 1.0, 0.99, 0.1, 15) > 0
     assert outlook(costs, 10.0, 2, 1.0, 0.6, 0.1, 15) == 0

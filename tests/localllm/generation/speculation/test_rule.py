@@ -1,4 +1,4 @@
-"""With any drafts, good or bad, and a seed, the tokens and the random numbers are those without drafts."""
+"""For any drafts, good or bad, and any seed, the tokens and the random numbers are the same as without drafts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.sampling.sampler import Sampler
 from tests.localllm.generation.speculation.support import GREEDY, Guessing, Logits, Told, table_engine
 from tests.localllm.generation.support import Stepped, Watched
 
-# Every sampler has an effect; the vocabulary is small, so that drafts are often right.
+# Every sampler has an effect. The vocabulary is small, so that drafts are often right.
 ALL_ON = SamplingOptions(
     seed=5, temperature=0.9, dynatemp_range=0.3, top_k=6, top_p=0.97, min_p=0.02, typical_p=0.98, top_n_sigma=2.5,
     xtc_probability=0.5, xtc_threshold=0.15, repeat_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1,
@@ -38,13 +38,13 @@ PROMPT = [1, 2, 1]
 
 
 def table(seed: int, spread: float = 1.5) -> Logits:
-    """Return a model: logits (V,) that depend on the last two tokens."""
+    """Return a model whose logits (V,) depend on the last two tokens."""
     logits = np.random.RandomState(seed).standard_normal((V, V, V)).astype(np.float32) * spread
     return lambda tokens: logits[tokens[-2:][0], tokens[-1]]
 
 
 def likeliest(logits: Logits) -> Guessing:
-    """Return the most likely tokens, as a draft model would."""
+    """Return the most likely tokens, as from a draft model."""
     return lambda text, sampler: DraftToken(int(logits(text).argmax()), 0)
 
 
@@ -57,7 +57,7 @@ DRAFTERS: dict[str, Guessing] = {
 
 
 def plain(options: SamplingOptions, count: int) -> tuple[list[int], Sampler]:
-    """Return the answer by the definition, one token after another, and the sampler afterwards."""
+    """Return the answer by the definition, one token after another, and the sampler in its final state."""
     text, sampler = list(PROMPT), Sampler(options)
     for token in PROMPT:
         sampler.accept(token)
@@ -70,7 +70,7 @@ def plain(options: SamplingOptions, count: int) -> tuple[list[int], Sampler]:
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_tokens_and_random_numbers_are_those_without_drafts(options: SamplingOptions, drafter: str) -> None:
-    """After a rejected draft everything is as if it had not existed."""
+    """After a rejected draft, all state is as if the draft had not existed."""
     accepted = drafted = 0
     for seed in range(8):
         options = replace(options, seed=seed)
@@ -84,7 +84,7 @@ def test_tokens_and_random_numbers_are_those_without_drafts(options: SamplingOpt
         row = table(3)(PROMPT)
         assert [one.sampler.sample(row) for _ in range(5)] == [truth.sample(row) for _ in range(5)]
     assert drafted > 200
-    if not options.greedy:  # a greedy text soon repeats itself
+    if not options.greedy:  # greedy text soon repeats itself
         assert accepted < drafted
         assert accepted or drafter == "hostile"
 
@@ -101,11 +101,11 @@ def test_right_drafts_all_stand(options: SamplingOptions) -> None:
     usage = answer.result().usage
     assert answer.tokens == expected
     assert usage.drafted == usage.accepted == 39 - usage.decode_passes
-    assert usage.decode_passes == 5  # of 39 tokens, 8 at a time
+    assert usage.decode_passes == 5  # for 39 tokens, 8 at a time
 
 
 def test_a_draft_is_not_believed() -> None:
-    """Validates the tests above: without verification, the tokens of an unlike draft differ."""
+    """Check that the tests above can fail: without verification, the tokens of a different draft model differ."""
     expected, _ = plain(PLAIN, 40)
     text = list(PROMPT)
     for _ in range(40):

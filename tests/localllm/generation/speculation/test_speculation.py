@@ -1,4 +1,4 @@
-"""Speculation on real models: the same answers as without it, with any drafts, and for every kind of end."""
+"""Speculative decoding on real models gives the same answers as plain decoding, for any drafts and any end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def demo() -> Iterator[localllm.Model]:
 
 @pytest.fixture(scope="module")
 def drafted() -> Iterator[localllm.Model]:
-    """The draft model in the box; all its drafts are verified."""
+    """Provide the bundled model with its draft model. All drafts are verified."""
     with localllm.load("demo", ctx_size=160, threads=1, model_draft="draft", spec="draft") as model:
         eager(model)
         yield model
@@ -58,7 +58,7 @@ def drafted() -> Iterator[localllm.Model]:
 
 @pytest.fixture(scope="module")
 def repeating() -> Iterator[localllm.Model]:
-    """N-gram drafts; all of them are verified."""
+    """Provide the bundled model with n-gram drafts. All drafts are verified."""
     with localllm.load("demo", ctx_size=160, threads=1, spec="ngram") as model:
         eager(model)
         yield model
@@ -76,7 +76,7 @@ def seen(reply: localllm.Reply) -> tuple[Any, ...]:
     return pieces, reply.end.reason, reply.end.stop, reply.usage.answer_tokens, reply.end.cached_tokens
 
 
-# Drafts after a text, given the model's continuation.
+# Draft token after a text, given the model's continuation and the size of the vocabulary.
 HOSTILE: dict[str, Callable[[list[int], list[int], int], int]] = {
     "always wrong": lambda text, truth, size: (truth[len(text)] + 1) % size if len(text) < len(truth) else 0,
     "always right": lambda text, truth, size: truth[len(text)] if len(text) < len(truth) else 0,
@@ -91,7 +91,7 @@ HOSTILE: dict[str, Callable[[list[int], list[int], int], int]] = {
 
 @contextmanager
 def sources(kind: str, truth: list[int], demo: localllm.Model, drafted: localllm.Model) -> Iterator[localllm.Model]:
-    """A model with drafts of this kind; all of them are verified."""
+    """Provide a model with drafts of this kind. All drafts are verified."""
     if kind == "its draft":
         yield drafted
     else:
@@ -108,7 +108,7 @@ def sources(kind: str, truth: list[int], demo: localllm.Model, drafted: localllm
 def test_answers_are_the_same(
     demo: localllm.Model, drafted: localllm.Model, kind: str, options: dict[str, Any]
 ) -> None:
-    """All logits that tokens are sampled from are equal to the bit, otherwise the texts would diverge."""
+    """The logits from which tokens are sampled are equal bit for bit. Otherwise the texts would diverge."""
     demo.new_core(SchedulerLimits())
     plain = demo.generate(PROMPT, max_tokens=100, **options)
     expected = seen(plain)
@@ -118,7 +118,7 @@ def test_answers_are_the_same(
         reply = model.generate(PROMPT, max_tokens=100, **options)
         assert seen(reply) == expected
         assert reply.usage.drafting
-        if kind != "the end of the answer" or "grammar" not in options:  # which forbids it except at the end
+        if kind != "the end of the answer" or "grammar" not in options:  # a grammar forbids the end token until the end
             assert reply.usage.drafted > 0
 
 
@@ -161,7 +161,7 @@ def test_logits_of_a_checked_row_are_those_of_a_single_one(demo: localllm.Model)
 
 @pytest.mark.parametrize("kind", ["its draft", "always right", "right, then wrong"])
 def test_however_an_answer_ends_it_ends_the_same(demo: localllm.Model, drafted: localllm.Model, kind: str) -> None:
-    """It ends by the token limit, a stop string, a full context, the model's end token, or a reader who stops."""
+    """An answer ends by the token limit, a stop string, a full context, the end token, or a reader who stops."""
     ids = demo.tokenize(PROMPT)
     whole = demo.generate(ids, max_tokens=300, ignore_eos=True, **GREEDY)
     assert whole.end.reason == "context"
@@ -184,7 +184,7 @@ def test_however_an_answer_ends_it_ends_the_same(demo: localllm.Model, drafted: 
 
 
 def test_a_cancelled_answer_has_what_was_verified(drafted: localllm.Model, demo: localllm.Model) -> None:
-    """It has the tokens of the finished step, and no more."""
+    """The answer has the tokens of the finished step and no more."""
     expected, cancel = demo.generate(PROMPT, ignore_eos=True, **GREEDY).tokens, threading.Event()
     reply = drafted.generate(PROMPT, cancel=cancel, ignore_eos=True, **GREEDY)
     for _ in range(5):
@@ -196,14 +196,16 @@ def test_a_cancelled_answer_has_what_was_verified(drafted: localllm.Model, demo:
 
 
 def test_an_end_that_was_guessed_ends_the_answer(tiny: localllm.Model) -> None:
-    """A model that always ends: its end token is accepted within a pass, and nothing after it is shown."""
+    """The model generates its end token at once. A drafted end token is accepted, and later tokens are not shown."""
     with drafting_by(tiny, Told(lambda text, _: DraftToken(END, 0))) as model:
         reply = model.generate([1, 70], logit_bias={END: 50.0}, **GREEDY)
         assert (reply.tokens, reply.text, reply.end.reason) == ([], "", "end")
 
 
 def test_turns_go_on_from_what_the_cache_holds(drafted: localllm.Model, demo: localllm.Model) -> None:
-    """The second of three turns starts in the middle of the first: draft and model both rewind to the divergence."""
+    """The second of three turns starts in the middle of the first. The draft model and the model both rewind to the
+    divergence.
+    """
     for model in (drafted, demo):
         model.new_core(SchedulerLimits())
     prompt = demo.tokenize(PROMPT)
@@ -219,7 +221,7 @@ def test_turns_go_on_from_what_the_cache_holds(drafted: localllm.Model, demo: lo
 
 
 def test_a_draft_of_another_vocabulary(tmp_path: Path, demo: localllm.Model) -> None:
-    """Bytes and letters of one model are tokens of the other: slow, but right."""
+    """Bytes and letters of one model are tokens of the other. Drafting is slow but correct."""
     path = write_model(tmp_path / "m.gguf", context=256)
     with localllm.load("demo", ctx_size=128, threads=1, model_draft=path, spec="draft") as model:
         eager(model)
@@ -230,7 +232,7 @@ def test_a_draft_of_another_vocabulary(tmp_path: Path, demo: localllm.Model) -> 
 
 
 def test_a_damaged_draft_guesses_nothing(demo: localllm.Model) -> None:
-    """Its logits are NaN."""
+    """The logits of the draft model are NaN."""
     with localllm.load("demo", ctx_size=160, threads=1, model_draft="draft", spec="draft") as model:
         eager(model)
         assert model.draft is not None
@@ -271,7 +273,7 @@ def test_options_that_contradict(options: dict[str, Any], says: str) -> None:
 
 
 def test_more_drafted_tokens_than_a_pass_takes_are_clamped_with_a_note() -> None:
-    """16 is llama-server's default, which its users may state explicitly."""
+    """16 is the default of llama-server, which its users may state explicitly."""
     with pytest.warns(UserWarning, match="draft_max=16: at most 15 tokens are drafted"):
         model = localllm.load("demo", ctx_size=64, spec="ngram", draft_max=16)
     model.close()
@@ -328,14 +330,16 @@ def test_usage_counts_what_was_guessed(demo: localllm.Model) -> None:
     right = HOSTILE["always right"]
     with drafting_by(demo, Told(lambda text, _: DraftToken(right(text, truth, demo.vocabulary), 0))) as model:
         usage = model.generate(ids, max_tokens=33, **GREEDY).usage
-    assert (usage.drafted, usage.accepted, usage.rounds) == (30, 30, 2)  # 32 tokens after the first: 16 and 16
+    # 32 tokens after the first, in two rounds of 16.
+    assert (usage.drafted, usage.accepted, usage.rounds) == (30, 30, 2)
     assert (usage.decode_steps, usage.decode_passes) == (32, 2)
     assert usage.mean_accepted == 15
-    assert usage.speedup == pytest.approx(32 / usage.decode_seconds)  # a pass of one row takes one second here
+    # A forward pass of one token takes one second here.
+    assert usage.speedup == pytest.approx(32 / usage.decode_seconds)
 
 
 def test_a_draft_model_guesses_what_it_would_say(demo: localllm.Model) -> None:
-    """The model as its own draft is always right, also across turns."""
+    """A model that is its own draft model is always right, also across turns."""
     with pytest.warns(UserWarning, match="it is the model itself"):
         model = localllm.load("demo", ctx_size=160, threads=1, model_draft="demo", spec="draft")
     with model:

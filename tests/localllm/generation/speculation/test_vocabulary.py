@@ -1,4 +1,4 @@
-"""A draft may have another vocabulary: tokens are matched by their bytes, and others converted as text."""
+"""A draft model with another vocabulary: tokens with equal bytes are matched, and others are converted as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.tokenizer import Tokenizer
 
 
 def spm(*words: str, end: str = "</s>") -> Tokenizer:
-    """Return a vocabulary of control tokens, all bytes, then `words`."""
+    """Return a vocabulary of special tokens, all bytes, and then `words`."""
     tokens = ["<unk>", "<s>", end, *(f"<0x{b:02X}>" for b in range(256)), *words]
     kinds = [2, 3, 3, *[6] * 256, *[1] * len(words)]
     return Tokenizer.from_metadata(
@@ -46,17 +46,17 @@ def test_equal_vocabularies_are_equal() -> None:
 
 
 def test_tokens_are_the_same_by_their_bytes() -> None:
-    """Tokens have another order, with others in between; a byte token and a letter with equal text stay distinct."""
+    """Tokens have another order, with others in between. A byte token and a letter with equal text stay distinct."""
     ours, theirs = spm("a", "ab", "▁c"), spm("▁c", "x", "a", end="<end>")
     mapping = match_vocabularies(model(ours), model(theirs))
     ids, other = {w: 259 + i for i, w in enumerate(("a", "ab", "▁c"))}, {"▁c": 259, "x": 260, "a": 261}
     assert mapping.target_of[other["▁c"]] == ids["▁c"]
     assert mapping.target_of[other["a"]] == 3 + ord("a")  # the first of two tokens with these bytes
-    assert mapping.target_of[2] == 2  # both end the text
+    assert mapping.target_of[2] == 2  # both are end-of-text tokens
     assert mapping.to_draft(ids["▁c"]) == (other["▁c"],)
     logits = mapping.logits(np.ones(262, np.float32))
     assert logits[ids["▁c"]] == 1
-    assert logits[ids["ab"]] == -np.inf  # the draft has no such token
+    assert logits[ids["ab"]] == -np.inf  # the draft model's vocabulary lacks this token
 
 
 def test_what_the_draft_does_not_have_is_spelled_to_it() -> None:
